@@ -1,0 +1,19 @@
+"""Arrays without a library in their interface: DType, Device, Layout, Spec, Storage, NDArray and the Backend protocol."""
+
+from __future__ import annotations
+
+from graphwright.array.backend import Backend, MissingKernel, backend
+from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.dtype import (
+    DTYPES, DType, bfloat16, bool_, dtype, float16, float32, float64, int8, int16, int32, int64, promote, result_type,
+    uint8,
+)  # fmt: skip
+from graphwright.array.layout import Layout
+from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_numpy
+from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
+from graphwright.array.storage import Storage
+
+__all__ = ["CPU", "DTYPES", "Backend", "DType", "Device", "DeviceUnavailable", "Dim", "Layout", "MissingKernel", "NDArray",
+           "ReadOnlyArray", "Spec", "Storage", "UnboundDim", "backend", "bfloat16", "bool_", "broadcast_shapes", "dtype",
+           "empty", "float16", "float32", "float64", "from_numpy", "int8", "int16", "int32", "int64", "promote",
+           "result_type", "uint8"]  # fmt: skip

@@ -1,0 +1,80 @@
+"""Backend: what a device must offer. Everything above `array/` speaks to these eight calls and to no library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from graphwright.array.device import Device
+from graphwright.errors import ComputeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from graphwright.array.dtype import DType
+    from graphwright.array.ndarray import NDArray
+    from graphwright.array.spec import Spec
+    from graphwright.array.storage import Storage
+
+Attrs = Mapping[str, Any]
+Call = Callable[[], object]
+
+
+class MissingKernel(ComputeError):
+    """A backend has no kernel of this name."""
+
+
+class Backend(Protocol):
+    """A device's memory and kernels.
+
+    A kernel is found by the op's name and bound to its operands once; the bound call takes no argument, allocates
+    nothing and may be run any number of times. Eager code binds and runs at once, a plan keeps the bound calls.
+    """
+
+    device: Device
+
+    def allocate(self, nbytes: int) -> Storage:
+        """A block of bytes, aligned to 64."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
+        """An uninitialised array with memory of its own."""
+        ...
+
+    def wrap(self, array: NDArray) -> Any:
+        """The backend's handle on the memory of an array."""
+        ...
+
+    def copy(self, target: NDArray, source: NDArray) -> None:
+        """Write `source` into `target`: same shape, any dtype or layout."""
+        ...
+
+    def to_host(self, array: NDArray) -> np.ndarray:
+        """The elements as numpy (bfloat16 as uint16), shared where possible."""
+        ...
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """Scratch that a kernel wants beside its outputs."""
+        ...
+
+    def bind(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs,
+             work: Sequence[NDArray]) -> list[Call]:  # fmt: skip
+        """The calls that compute `outs` from `ins`. Raises: MissingKernel."""
+        ...
+
+    def kernels(self) -> frozenset[str]:
+        """Names of the kernels there are."""
+        ...
+
+
+_backends: dict[str, Backend] = {}
+
+
+def backend(device: Device) -> Backend:
+    """The backend of a device; loaded at its first use, so that looking at a model imports no torch."""
+    found = _backends.get(device.kind)
+    if found is None:
+        from graphwright.array.cpu import CpuBackend
+
+        found = _backends[device.kind] = CpuBackend()
+    return found

@@ -1,0 +1,110 @@
+"""The CPU backend: ATen's `out=` calls on torch views of our memory. One file a kernel family, named as in `ops/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphwright.array.backend import Attrs, Call, MissingKernel
+from graphwright.array.cpu import attention, elementwise, index, linear, loss, norm, reduce, update
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
+from graphwright.array.device import CPU
+from graphwright.array.dtype import DType
+from graphwright.array.ndarray import NDArray
+from graphwright.array.spec import Spec
+from graphwright.array.storage import Storage
+
+__all__ = ["CpuBackend", "attention", "elementwise", "index", "linear", "loss", "norm", "reduce", "update"]
+
+_ALIGN = 64
+
+
+class CpuBackend:
+    """Memory from torch's CPU allocator (64-byte aligned), kernels from ATen."""
+
+    device = CPU
+
+    def allocate(self, nbytes: int) -> Storage:
+        """A block of bytes, aligned to 64."""
+        return Storage(torch.empty(nbytes, dtype=torch.uint8), nbytes, CPU)
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
+        """An uninitialised array with memory of its own."""
+        tensor = torch.empty(shape, dtype=TORCH_DTYPE[dtype])
+        return NDArray(Storage(tensor, tensor.nbytes, CPU), dtype, shape, impl=tensor)
+
+    def wrap(self, array: NDArray) -> torch.Tensor:
+        """A torch view of the array's memory."""
+        flat = array.storage.views.get(array.dtype)
+        if flat is None:
+            flat = array.storage.views[array.dtype] = self._flat(array.storage, array.dtype)
+        return torch.as_strided(flat, array.shape, array.strides, array.offset)
+
+    @staticmethod
+    def _flat(storage: Storage, dtype: DType) -> torch.Tensor:
+        memory = storage.memory
+        if not isinstance(memory, torch.Tensor):
+            if storage.nbytes == 0:
+                return torch.empty(0, dtype=torch_dtype(dtype))
+            view = memoryview(memory).cast("B") if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
+            host = np.frombuffer(view, np.uint8)
+            if host.ctypes.data % dtype.itemsize:  # an odd header length in the file: vector loads want alignment
+                host = host.copy()
+            if not host.flags.writeable:  # torch has no read-only tensors; Storage.readonly guards the writes
+                host = _writable_alias(host)
+            memory = torch.from_numpy(host)
+        return memory.reshape(-1).view(torch_dtype(dtype))
+
+    def copy(self, target: NDArray, source: NDArray) -> None:
+        """Write `source` into `target`, converting dtype (round to nearest even)."""
+        target.impl.copy_(source.impl)
+
+    def to_host(self, array: NDArray) -> np.ndarray:
+        """The elements as numpy, sharing memory."""
+        tensor = array.impl
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        return tensor.numpy()
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """Scratch that a kernel wants beside its outputs."""
+        row = KERNELS.get(name)
+        return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
+
+    def bind(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs,
+             work: Sequence[NDArray] = ()) -> list[Call]:  # fmt: skip
+        """The calls that compute `outs` from `ins`."""
+        row = KERNELS.get(name)
+        if row is None:
+            raise MissingKernel("the CPU backend has no kernel of this name", where=name)
+        calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
+        return calls if isinstance(calls, list) else [calls]
+
+    def kernels(self) -> frozenset[str]:
+        """Names of the kernels there are."""
+        return frozenset(KERNELS)
+
+
+class _Alias:
+    """numpy's array interface over the address of a read-only buffer, keeping the buffer alive."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.keep = host
+        self.__array_interface__: dict[str, Any] = {**host.__array_interface__, "data": (host.ctypes.data, False)}
+
+
+def _writable_alias(host: np.ndarray) -> np.ndarray:
+    return np.asarray(_Alias(host))
+
+
+def tensor_allocations(run: Call) -> list[int]:
+    """Bytes of each CPU tensor allocation that `run()` makes, in order: the test hook behind "no allocation per step"."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    events = seen.profiler.kineto_results.events()
+    return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]

@@ -1,0 +1,202 @@
+"""Rotary embedding and scaled dot-product attention, forward and backward, one batch element at a time.
+
+A batch element's score matrix stays in cache; grouped query heads read their key head through a stride, not a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.norm import statistic
+from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.spec import Spec
+
+
+@kernel("rope_table", work=lambda o, i, a: [Spec(o[0].shape, float32)])
+def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """cos and sin of position · frequency, in float32, times the attention factor."""
+    positions, frequencies = ins[0], ins[1]
+    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=torch.float32)
+    calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
+    for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
+        calls += [partial(function, angle, out=out)]
+        if attrs["scale"] != 1.0:
+            calls += [partial(out.mul_, scale)]
+    return calls
+
+
+@kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
+def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Pairs (a, b), half an axis apart, turned by the angle: (a·cos - b·sin, b·cos + a·sin)."""
+    x, out, other = ins[0], outs[0], work[0]
+    cos, sin = (t.unsqueeze(1) for t in ins[1:3])  # [B, 1, T, d/2], the same for all heads
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    out_a, out_b = out[..., :half], out[..., half : 2 * half]
+    calls: list[Call] = [
+        partial(torch.mul, a, cos, out=out_a),
+        partial(torch.mul, b, sin, out=other),
+        partial(out_a.sub_, other),
+        partial(torch.mul, b, cos, out=out_b),
+        partial(torch.mul, a, sin, out=other),
+        partial(out_b.add_, other),
+    ]
+    if 2 * half < x.shape[-1]:
+        calls.append(partial(out[..., 2 * half :].copy_, x[..., 2 * half :]))
+    return calls
+
+
+class _Visible:
+    """Which keys a query may read, as a mask of those it may not: [Tq, Tk], or [B, Tq, Tk] with padding.
+
+    Query i sees key j iff j <= start + i, with a window w also j > start + i - w, and the key is not padding.
+    """
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, extra: dict[str, torch.Tensor], attrs: Attrs,
+                 work: Sequence[torch.Tensor]) -> None:  # fmt: skip
+        self.calls: list[Call] = []
+        queries, keys = q.shape[-2], k.shape[-2]
+        self.padding = extra.get("key_mask")
+        self.any = attrs["causal"] or self.padding is not None
+        self.mask, self.blind = work[0], work[1]
+        if not self.any:
+            return
+        self.base = work[2]
+        column = torch.arange(keys)
+        if not attrs["causal"]:
+            self.calls.append(self.base.zero_)
+            return
+        first = torch.arange(queries).unsqueeze(1)
+        start, row = extra.get("q_start"), work[3]
+        if start is None:
+            row = first + (keys - queries)
+        else:
+            self.calls.append(partial(torch.add, first, start, out=row))
+        self.calls.append(partial(torch.gt, column, row, out=self.base))
+        if attrs["window"] is not None:
+            edge, outside = work[4], work[5]
+            width = torch.tensor(attrs["window"])
+            self.calls += [
+                partial(torch.sub, row, width, out=edge),
+                partial(torch.le, column, edge, out=outside),
+                partial(torch.logical_or, self.base, outside, out=self.base),
+            ]
+
+    def of(self, batch: int) -> list[Call]:
+        """Calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
+        if self.padding is None:
+            return []
+        return [
+            partial(torch.logical_not, self.padding[batch], out=self.blind[1]),
+            partial(torch.logical_or, self.base, self.blind[1], out=self.mask),
+            partial(torch.all, self.mask, 1, True, out=self.blind[0]),
+        ]
+
+    def softmax(self, scores: torch.Tensor) -> list[Call]:
+        """Calls that turn scores [H, Tq, Tk] into probabilities in place; a query without a key gets zeros."""
+        calls: list[Call] = []
+        if self.any:
+            mask = self.base if self.padding is None else self.mask
+            calls.append(partial(scores.masked_fill_, mask, float("-inf")))
+        calls.append(partial(torch.ops.aten._softmax.out, scores, -1, False, out=scores))
+        if self.padding is not None:
+            calls.append(partial(scores.masked_fill_, self.blind[0], 0.0))
+        return calls
+
+
+def _mask_work(ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    queries, keys = ins[0].shape[-2], ins[1].shape[-2]
+    plane = Spec((queries, keys), bool_)
+    return [plane, Spec((queries, 1), bool_), Spec((1, keys), bool_), plane, Spec((queries, 1), int64),
+            Spec((queries, 1), int64), plane]  # fmt: skip
+
+
+def _visible(ins: Tensors, attrs: Attrs, work: Tensors) -> _Visible:
+    extra = dict(zip(attrs["optional"], ins[3:], strict=False))
+    mask, blind, padded, base, row, edge, outside = work
+    return _Visible(ins[0], ins[1], extra, attrs, [mask, (blind, padded), base, row, edge, outside])  # type: ignore[list-item]  # a pair
+
+
+def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    q, k = ins[0], ins[1]
+    plane = (q.shape[1], q.shape[2], k.shape[2])
+    wide = [Spec(plane, statistic(q.dtype))]
+    return _mask_work(ins, attrs) + wide + ([Spec(plane, q.dtype)] if q.dtype.is_low else [])
+
+
+def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
+    """[H, T, D] as [groups, H / groups · T, D]: the query heads that share a key head, stacked."""
+    return t.view(groups, -1, t.shape[-1])
+
+
+def _probabilities(q: torch.Tensor, k: torch.Tensor, scale: float, wide: torch.Tensor, low: torch.Tensor | None,
+                   visible: _Visible) -> list[Call]:  # fmt: skip
+    """Calls for softmax(scale · q kᵀ) of one batch element, into `low` if there is one, else `wide`."""
+    scores = (wide if low is None else low).view(k.shape[0], -1, k.shape[1])
+    calls: list[Call] = [partial(torch.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)]
+    if low is not None:
+        calls.append(partial(wide.copy_, low))
+    calls += visible.softmax(wide)
+    if low is not None:
+        calls.append(partial(low.copy_, wide))
+    return calls
+
+
+@kernel("sdpa", work=_score_work)
+def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """softmax(scale · q kᵀ, masked) v; q must be contiguous, k and v may be strided."""
+    q, k, v, out = ins[0], ins[1], ins[2], outs[0]
+    visible = _visible(ins, attrs, work[:7])
+    wide, low = work[7], work[8] if len(work) > 8 else None
+    probabilities = (wide if low is None else low).view(k.shape[1], -1, k.shape[2])
+    calls = list(visible.calls)
+    for b in range(q.shape[0]):
+        calls += visible.of(b)
+        calls += _probabilities(_grouped(q[b], k.shape[1]), k[b], attrs["scale"], wide, low, visible)
+        calls.append(partial(torch.bmm, probabilities, v[b], out=_grouped(out[b], k.shape[1])))
+    return calls
+
+
+def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    q = ins[0]
+    scores = _score_work(outs, ins, attrs)
+    rows = Spec((q.shape[1], q.shape[2], 1), q.dtype)
+    return [*scores, scores[-1], Spec((*q.shape[1:3], ins[2].shape[-1]), q.dtype), rows]
+
+
+@kernel("sdpa_backward", work=_backward_work)
+def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """dq, dk, dv from q, k, v, extras, the output and its gradient; probabilities are computed again.
+
+    Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
+    """
+    *ins, out, grad = ins
+    q, k, v = ins[:3]
+    dq, dk, dv = outs
+    visible = _visible(ins, attrs, work[:7])
+    *scores, ds, product, row = work[7:]
+    wide, low = scores[0], scores[1] if len(scores) > 1 else None
+    groups, scale = k.shape[1], attrs["scale"]
+    p = wide if low is None else low
+    pg, dsg = p.view(groups, -1, k.shape[2]), ds.view(groups, -1, k.shape[2])
+    calls = list(visible.calls)
+    for b in range(q.shape[0]):
+        qb, gb, dqb = (_grouped(t[b], groups) for t in (q, grad, dq))
+        calls += visible.of(b)
+        calls += _probabilities(qb, k[b], scale, wide, low, visible)
+        calls += [
+            partial(torch.mul, grad[b], out[b], out=product),
+            partial(torch.sum, product, [-1], True, out=row),
+            partial(torch.bmm, pg.transpose(1, 2), gb, out=dv[b]),
+            partial(torch.bmm, gb, v[b].transpose(1, 2), out=dsg),
+            partial(ds.sub_, row),
+            partial(ds.mul_, p),
+            partial(torch.baddbmm, dqb, dsg, k[b], beta=0, alpha=scale, out=dqb),
+            partial(torch.baddbmm, dk[b], dsg.transpose(1, 2), qb, beta=0, alpha=scale, out=dk[b]),
+        ]
+    return calls

@@ -1,0 +1,67 @@
+"""Matrix products. Operands are brought to 2-D or to batches of strided matrices once, when they are bound."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, kernel
+
+
+def _rows(t: torch.Tensor) -> torch.Tensor | None:
+    """[..., K] as [N, K] without a copy, or None."""
+    try:
+        return t.view(-1, t.shape[-1])
+    except RuntimeError:
+        return None
+
+
+def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
+    """Calls for out[i...] = a[i...] @ b[i...], all with equal leading axes, strided in any way, copying nothing.
+
+    The last leading axis goes to one batched GEMM, those before it are unrolled.
+    """
+    if a.dim() == 2:
+        return [partial(torch.mm, a, b, out=out)]
+    calls: list[Call] = []
+    for index in product(*(range(n) for n in out.shape[:-3])):
+        calls.append(partial(torch.bmm, a[index], b[index], out=out[index]))
+    return calls
+
+
+@kernel("matmul")
+def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """a @ b with numpy's rules for ranks and batches."""
+    a, b, out = ins[0], ins[1], outs[0]
+    if 0 in (*a.shape, *b.shape):
+        return [out.zero_]
+    if a.dim() == 1:
+        a, out = a.unsqueeze(0), out.unsqueeze(-2) if b.dim() > 1 else out.unsqueeze(-1)
+    if b.dim() == 1:
+        b, out = b.unsqueeze(1), out.unsqueeze(-1)
+    if b.dim() == 2 and a.dim() > 2:
+        rows, target = _rows(a), _rows(out)
+        if rows is not None and target is not None:
+            return [partial(torch.mm, rows, b, out=target)]
+    batch = out.shape[:-2]
+    return bmm_calls(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), out)
+
+
+@kernel("linear")
+def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """x · wᵀ (+ b), w as [out, in]."""
+    x, w, out = ins[0], ins[1], outs[0]
+    if 0 in x.shape or 0 in w.shape:
+        fill = partial(out.copy_, ins[2].expand(out.shape)) if len(ins) > 2 and out.numel() else out.zero_
+        return [fill]
+    rows, target = _rows(x), _rows(out)
+    if rows is None or target is None:  # an input whose leading axes do not merge: one product per leading index
+        batch = out.shape[:-2]
+        calls = bmm_calls(x, w.t().expand(*batch, *w.t().shape), out)
+        return [*calls, partial(out.add_, ins[2])] if len(ins) > 2 else calls
+    if len(ins) > 2:
+        return [partial(torch.addmm, ins[2], rows, w.t(), out=target)]
+    return [partial(torch.mm, rows, w.t(), out=target)]

@@ -1,0 +1,34 @@
+"""Kernels that update carried state: the KV cache and the optimizer. In place when the output is the operand itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, kernel
+
+
+def _carry(outs: Tensors, ins: Tensors) -> list[Call]:
+    """Copies for the outputs that are not the operand's own memory."""
+    return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
+
+
+@kernel("kv_append")
+def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """The cache [B, H, M, D] with the new rows [B, H, T, D] at the given positions."""
+    cache, rows, positions = ins
+    return [*_carry(outs, [cache]), partial(outs[0].index_copy_, 2, positions, rows)]
+
+
+@kernel("adamw")
+def adamw(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """One AdamW step of one parameter; ATen's fused kernel, decay decoupled."""
+    param, grad, m, v, step, lr = ins
+    calls = _carry(outs, [param, m, v])
+    calls.append(partial(
+        torch._fused_adamw_, [outs[0]], [grad], [outs[1]], [outs[2]], [], [step], lr=lr, beta1=attrs["beta1"],
+        beta2=attrs["beta2"], weight_decay=attrs["weight_decay"], eps=attrs["eps"], amsgrad=False, maximize=False,
+    ))  # fmt: skip
+    return calls

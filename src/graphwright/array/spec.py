@@ -1,0 +1,93 @@
+"""Spec: the shape and dtype of a value before it exists. A dimension is an int, or a name for one that a run decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from graphwright.array.dtype import DType, dtype
+from graphwright.errors import ShapeError, UsageError
+
+Dim = int | str
+
+
+class UnboundDim(UsageError):
+    """A named dimension is needed as a number, and no input has said it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape (ints and names such as `"B"`) and dtype.
+
+    >>> Spec(("B", 8), float32)
+    f32[B, 8]
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: DType
+
+    @property
+    def symbolic(self) -> bool:
+        """True while a dimension is a name."""
+        return any(isinstance(d, str) for d in self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements. Raises: UnboundDim while a dimension is a name."""
+        if self.symbolic:
+            raise UnboundDim("the number of elements is not known", got=repr(self), fix="compile or run with real inputs")
+        return prod(self.shape)  # type: ignore[arg-type]  # all ints, checked above
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a contiguous array of this spec."""
+        return self.size * self.dtype.itemsize
+
+    def bind(self, dims: Mapping[str, int]) -> Spec:
+        """Put numbers for names; names not in `dims` stay."""
+        if not self.symbolic:
+            return self
+        return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
+
+    def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
+        """True if `shape` fits; names seen for the first time are entered into `dims`."""
+        if len(shape) != len(self.shape):
+            return False
+        return all(dims.setdefault(want, have) == have if isinstance(want, str) else want == have
+                   for want, have in zip(self.shape, shape, strict=True))  # fmt: skip
+
+    def to_json(self) -> list:
+        """`[dtype name, [dims]]`."""
+        return [self.dtype.name, list(self.shape)]
+
+    @staticmethod
+    def from_json(data: list) -> Spec:
+        """Inverse of `to_json`."""
+        return Spec(tuple(data[1]), dtype(data[0]))
+
+    def __repr__(self) -> str:
+        short = {"float": "f", "int": "i", "uint": "u"}.get(self.dtype.kind, "")
+        name = "bool" if not short else f"{'b' if self.dtype.name == 'bfloat16' else ''}{short}{8 * self.dtype.itemsize}"
+        return f"{name}[{', '.join(map(str, self.shape))}]"
+
+
+def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape that operands of an elementwise op meet in; a name equals only itself.
+
+    Raises: ShapeError naming the axis that does not fit.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(-rank, 0):
+        size: Dim = 1
+        for shape in shapes:
+            here = shape[axis] if -axis <= len(shape) else 1
+            if here == 1 or here == size:
+                continue
+            if size != 1:
+                raise ShapeError("shapes do not broadcast", where=f"axis {axis}", expected=size, got=here,
+                                 fix="reshape or expand one operand: " + " and ".join(map(str, shapes)))  # fmt: skip
+            size = here
+        result.append(size)
+    return tuple(result)

@@ -1,0 +1,50 @@
+"""Storage: one block of memory, who owns it, and how often it was written.
+
+Invariant: every array refers to a Storage, never to another array; a Storage outlives all its views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphwright.array.device import Device
+
+
+class Storage:
+    """A block of bytes: owned by a backend, borrowed from a caller, or mapped from a file.
+
+    Attributes:
+        nbytes: length in bytes.
+        device: where it lies.
+        readonly: writes are refused (a mapped file, a borrowed read-only buffer).
+        version: rises with every write; caches of what was computed from the block compare it.
+        views: typed flat views that a backend made of the block, by DType; the backend's own cache.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "_open", "device", "nbytes", "readonly", "version", "views")
+
+    def __init__(self, memory: Any, nbytes: int, device: Device, *, readonly: bool = False) -> None:
+        self._memory, self._open = memory, None
+        self.nbytes, self.device, self.readonly = nbytes, device, readonly
+        self.version = 0
+        self.views: dict[Any, Any] = {}
+
+    @classmethod
+    def mapped(cls, touch: Callable[[], memoryview], nbytes: int, device: Device) -> Storage:
+        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises."""
+        storage = cls(None, nbytes, device, readonly=True)
+        storage._open = touch
+        return storage
+
+    @property
+    def memory(self) -> Any:
+        """The block itself: a buffer, or what the backend allocated. A mapped one is opened here."""
+        if self._open is not None:
+            self._memory, self._open = self._open(), None
+        return self._memory
+
+    @property
+    def touched(self) -> bool:
+        """False while a mapped block has not been opened."""
+        return self._open is None

@@ -1,0 +1,18 @@
+"""Tensors, the tape behind them, backward, and the protocol by which tensor code is traced."""
+
+from __future__ import annotations
+
+from graphwright.autograd.create import arange, full, ones, tensor, zeros
+from graphwright.autograd.engine import (
+    GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable, backward, grad, unbroadcast,
+)  # fmt: skip
+from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
+from graphwright.autograd.recorder import Recorder, Symbol, TraceError
+from graphwright.autograd.recorder import active as active_recorder
+from graphwright.autograd.recorder import scope, scoped
+from graphwright.autograd.tensor import Parameter, Tensor, Variable, update
+
+__all__ = ["GradShapeRequired", "GraphFreed", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter",
+           "Recorder", "Symbol", "Tensor", "TraceError", "Variable", "active_recorder", "arange", "autocast_dtype",
+           "autocast_to", "backward", "enable_grad", "full", "grad", "grad_enabled", "no_grad", "ones", "scope", "scoped", "tensor",
+           "unbroadcast", "update", "zeros"]  # fmt: skip

@@ -1,0 +1,233 @@
+"""Backward: reverse creation order, one vjp per operation, gradients of a fan-in summed in the order they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from heapq import heappop, heappush
+from typing import Any
+
+from graphwright.array import NDArray, Spec
+from graphwright.autograd.apply import TapeNode
+from graphwright.autograd.modes import enable_grad, no_grad
+from graphwright.autograd.recorder import active, scoped
+from graphwright.autograd.tensor import Tensor
+from graphwright.errors import ComputeError, ShapeError, UsageError
+from graphwright.ops import call, compute, get
+
+
+class GradShapeRequired(UsageError):
+    """Backward from a tensor of several elements needs a gradient to start from."""
+
+
+class GraphFreed(ComputeError):
+    """The saved values of this tape were used by an earlier backward."""
+
+
+class NoTape(UsageError):
+    """The tensor does not depend on anything that requires a gradient."""
+
+
+class NotDifferentiable(UsageError):
+    """A gradient was asked for through an op that has none."""
+
+
+class ModifiedSinceForward(ComputeError):
+    """A value that backward needs was overwritten after the forward pass."""
+
+
+def backward(root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = False) -> None:
+    """See `Tensor.backward`."""
+    _run([root], [grad], None, retain_graph, create_graph=False)
+
+
+def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+         grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+         create_graph: bool = False, allow_unused: bool = False) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of outputs with respect to inputs, leaving every `.grad` alone.
+
+    Args:
+        grad_outputs: one per output; may be None for outputs of one element.
+        retain_graph: keep saved values; as `create_graph` by default.
+        create_graph: tape the backward itself, for second derivatives.
+        allow_unused: give None for an input that no output depends on, instead of raising NoTape.
+    """
+    roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
+    keep = create_graph if retain_graph is None else retain_graph
+    found = _run(roots, seeds, wanted, keep, create_graph)
+    for tensor, result in zip(wanted, found, strict=True):
+        if result is None and not allow_unused:
+            raise NoTape("an input does not reach the outputs", where=tensor.name or None, got=tensor.spec,
+                         fix="allow_unused=True gives None for it")  # fmt: skip
+    return tuple(found)
+
+
+def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
+    if not root.requires_grad:
+        raise NoTape("nothing to differentiate: no operand required a gradient, or it ran under no_grad()", got=root.spec,
+                     fix="requires_grad=True on what you want gradients of")  # fmt: skip
+    if grad is None:
+        if root.size != 1:
+            raise GradShapeRequired("several elements need a gradient to start from", expected=root.spec,
+                                    fix="backward(grad) with a tensor of that spec, or sum() first")  # fmt: skip
+        return call("full_like", root.detach(), value=1.0)
+    if grad.spec != root.spec:
+        raise ShapeError("the gradient must have the tensor's spec", expected=root.spec, got=grad.spec)
+    return grad
+
+
+def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Sum over the axes along which `shape` was broadcast to the shape of `grad`."""
+    if grad.shape == shape:
+        return grad
+    lead = grad.ndim - len(shape)
+    axes = tuple(range(lead)) + tuple(
+        lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1
+    )
+    grad = call("sum", grad, axes=axes, keepdims=False)
+    return grad if grad.shape == shape else call("reshape", grad, shape=shape)
+
+
+class _Pass:
+    """One backward pass: gradients that wait for their node, and what the leaves have received."""
+
+    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool) -> None:
+        self.waiting: dict[TapeNode, list[Tensor | None]] = {}
+        self.queue: list[tuple[int, TapeNode]] = []
+        self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
+        self.create_graph = create_graph
+        self.at = {(t.node, t.port): i for i, t in enumerate(wanted) if t.node is not None} if wanted else {}
+        self.results: list[Tensor | None] = [None] * len(wanted or ())
+
+    def send(self, edge: Any, grad: Tensor) -> None:
+        """Add a gradient to a leaf or to one result of a node."""
+        if isinstance(edge, Tensor):
+            known = self.leaves.get(id(edge))
+            self.leaves[id(edge)] = (edge, grad if known is None else known[1] + grad)
+            return
+        node, port = edge
+        slots = self.waiting.get(node)
+        if slots is None:
+            slots = self.waiting[node] = [None] * len(node.out_specs)
+            heappush(self.queue, (-node.seq, node))
+        slots[port] = grad if slots[port] is None else slots[port] + grad  # type: ignore[operator]  # not None
+
+    def step(self) -> TapeNode:
+        """Differentiate the youngest waiting node."""
+        node = heappop(self.queue)[1]
+        grads = self.waiting.pop(node)
+        for port, g in enumerate(grads):
+            if g is not None and (place := self.at.get((node, port))) is not None:
+                self.results[place] = g
+        for edge, g in zip(node.edges, _vjp(node, grads, self.create_graph), strict=True):
+            if g is not None:
+                self.send(edge, g)
+        return node
+
+
+def _run(roots: Sequence[Tensor], seeds: Sequence[Tensor | None], wanted: Sequence[Tensor] | None, retain: bool,
+         create_graph: bool) -> list[Tensor | None]:  # fmt: skip
+    with enable_grad() if create_graph else no_grad():
+        state = _Pass(wanted, create_graph)
+        used: list[TapeNode] = []
+        started = [(root, _seed(root, seed)) for root, seed in zip(roots, seeds, strict=True)]
+        for root, seed in started:
+            state.send(root if root.node is None else (root.node, root.port), seed)
+        while state.queue:
+            used.append(state.step())
+        if wanted is None:
+            given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
+            for leaf, g in state.leaves.values():
+                _accumulate(leaf, g, given)
+        else:
+            for i, tensor in enumerate(wanted):
+                if tensor.node is None and id(tensor) in state.leaves:
+                    state.results[i] = state.leaves[id(tensor)][1]
+    if not retain:
+        for node in used:
+            node.ins = node.outs = None
+    return state.results
+
+
+def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list[Tensor | None]:
+    """Gradients of a node's operands, checked against what the engine asked for."""
+    op = node.op
+    needs = tuple(edge is not None for edge in node.edges)
+    if op.vjp is None:
+        raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
+    ins, outs = _unpack(node, create_graph)
+    upstream = grads[0] if len(grads) == 1 else tuple(grads)
+    with scoped("grad", node.path) if node.path else nullcontext():
+        result = op.vjp(upstream, ins, outs, node.attrs, needs)
+    if len(result) != len(needs):
+        raise ComputeError("a vjp must give one gradient per operand", where=op.name, expected=len(needs),
+                           got=len(result))  # fmt: skip
+    final: list[Tensor | None] = []
+    for g, need, spec in zip(result, needs, node.in_specs, strict=True):
+        if not need or g is None:
+            if need and spec.dtype.is_float:
+                raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
+            final.append(None)
+            continue
+        g = unbroadcast(g, spec.shape)  # type: ignore[arg-type]  # tape specs are bound
+        if g.spec != spec:
+            raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
+        final.append(g)
+    return final
+
+
+def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
+    """Saved operands and results as tensors, on the tape again if the backward is taped; specs of the others."""
+    if node.ins is None or node.outs is None:
+        raise GraphFreed("backward ran through this graph before", where=node.op.name,
+                         fix="backward(retain_graph=True) the first time")  # fmt: skip
+    versions = iter(node.versions)
+    ins: list[Tensor | Spec] = []
+    for data, edge, spec in zip(node.ins, node.edges, node.in_specs, strict=True):
+        _unchanged(data, next(versions), node)
+        if data is None:
+            ins.append(spec)
+        elif create_graph and isinstance(edge, Tensor):
+            ins.append(edge)
+        else:
+            ins.append(_on_tape(data, edge if create_graph else None))
+    outs: list[Tensor | Spec] = []
+    for port, (data, spec) in enumerate(zip(node.outs, node.out_specs, strict=True)):
+        _unchanged(data, next(versions), node)
+        outs.append(spec if data is None else _on_tape(data, (node, port) if create_graph else None))
+    return ins, outs
+
+
+def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
+    tensor = Tensor(data)
+    if edge is not None:
+        tensor.node, tensor.port = edge
+        tensor.requires_grad = True
+    return tensor
+
+
+def _unchanged(data: Any, version: int | None, node: TapeNode) -> None:
+    if isinstance(data, NDArray) and data.storage.version != version:
+        raise ModifiedSinceForward("a value saved for backward was overwritten", where=node.op.name, got=data.spec,
+                                   fix="write to a clone(), or after backward()")  # fmt: skip
+
+
+def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
+    """Add to a leaf's gradient; the first one is kept as it is when nobody else holds its memory."""
+    recorder = active.get()
+    if recorder is not None:
+        recorder.received(leaf)
+    if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
+        compute(get("add"), [leaf.grad.data, g.data], {}, [leaf.grad.data])
+        return
+    if leaf.grad is not None:
+        leaf.grad = leaf.grad + g
+        return
+    g = g.detach() if not g.requires_grad or g.node is None else g
+    if isinstance(g.data, NDArray):
+        if id(g.data.storage) in given or not g.data.contiguous:
+            g = Tensor(g.data.copy())
+        given.add(id(g.data.storage))  # type: ignore[union-attr]  # an NDArray, as above
+    leaf.grad = g

@@ -1,0 +1,76 @@
+"""The protocol by which a layer above turns tensor code into a graph. Autograd knows the protocol and nothing behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from graphwright.array import Spec
+from graphwright.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor, Variable
+    from graphwright.ops import Op
+
+
+class TraceError(UsageError):
+    """Traced code asked for a number that only a run can know."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symbol:
+    """A value that a recorder will give a run: its spec, and the recorder's own handle."""
+
+    spec: Spec
+    handle: Any
+    recorder: Recorder
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape."""
+        return self.spec.shape  # type: ignore[return-value]  # tracing works on bound specs
+
+    @property
+    def dtype(self) -> Any:
+        """DType."""
+        return self.spec.dtype
+
+
+class Recorder(Protocol):
+    """Takes down operations instead of running them."""
+
+    def record(self, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+        """Take down one operation; inputs may be symbols, variables or constants."""
+        ...
+
+    def assign(self, variable: Variable, value: Tensor) -> None:
+        """Take down that a variable holds `value` from here on, and after the step."""
+        ...
+
+    def path(self, symbol: Symbol) -> str:
+        """The name under which a symbol's node stands in the graph."""
+        ...
+
+    def received(self, leaf: Tensor) -> None:
+        """Told before a leaf's gradient is set, so that tracing leaves no trace on it."""
+        ...
+
+
+scope: ContextVar[tuple[str, ...]] = ContextVar("graphwright_scope", default=())
+"""Path segments under which recorded nodes are named; modules and backward extend it."""
+
+
+@contextmanager
+def scoped(*segments: str) -> Iterator[None]:
+    """Name what is recorded inside under further path segments."""
+    token = scope.set((*scope.get(), *segments))
+    try:
+        yield
+    finally:
+        scope.reset(token)
+
+
+active: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)

@@ -1,0 +1,137 @@
+"""Rotary embedding and scaled dot-product attention with grouped heads, causal window and padding."""
+
+from __future__ import annotations
+
+from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import equal_dim, one_dtype
+
+
+@op("rope_table")
+class RopeTable:
+    """cos and sin of positions [B, T] (int64) times frequencies [d/2] (float32), times `scale`: two of [B, T, d/2].
+
+    Kept in float32 whatever the model computes in, as angles of far positions need its digits.
+    """
+
+    arity, attrs = 2, {"scale": 1.0}
+    vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
+
+    def infer(positions, frequencies, scale):
+        if positions.dtype is not int64 or frequencies.dtype is not float32:
+            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {frequencies}")
+        table = Spec((*positions.shape, frequencies.shape[0]), float32)
+        return table, table
+
+    def sample(rng):
+        return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
+
+
+@op("rope")
+class Rope:
+    """Turn the pairs (x[i], x[i + d/2]) of x [B, H, T, D] by the angle of their position: rotate-half.
+
+    (a, b) -> (a·cos - b·sin, b·cos + a·sin), cos and sin [B, T, d/2], d ≤ D; entries past d pass. The gradient is the
+    turn by the negative angle (Su et al. 2021, eq. 34).
+    """
+
+    arity, saves, traits = 3, Saves(inputs=(1, 2)), Traits(amp="inner")
+
+    def infer(x, cos, sin):
+        one_dtype(x, cos, sin)
+        if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
+            raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
+        if cos.shape[:2] != (x.shape[0], x.shape[2]) and cos.shape[0] != 1:
+            raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
+        return x
+
+    def vjp(g, ins, outs, attrs, needs):
+        return call("rope", g, ins[1], -ins[2]), None, None
+
+    def cost(ins, outs, attrs):
+        return Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    def sample(rng):
+        angle = rng.uniform(-3, 3, (2, 4, 2))
+        import numpy as np
+
+        return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
+
+
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...]) -> None:
+    one_dtype(q, k, v)
+    if any(len(t.shape) != 4 for t in (q, k, v)):
+        raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+    equal_dim(q.shape[0], k.shape[0], "batch of k")
+    equal_dim(q.shape[3], k.shape[3], "head_dim of k")
+    for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
+        equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
+    if q.shape[1] % k.shape[1]:
+        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{k.shape[1]}", got=q.shape[1])
+    if len(extra) != len(optional):
+        raise ShapeError("operands do not match `optional`", expected=optional, got=extra)
+    for name, spec in zip(optional, extra, strict=True):
+        want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
+        if spec != want:
+            raise ShapeError(f"{name} has another spec", expected=want, got=spec)
+
+
+def _flops(q: Spec, k: Spec, v: Spec) -> int:
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])  # type: ignore[operator]  # bound
+
+
+_ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}
+
+
+@op("sdpa")
+class Sdpa:
+    """softmax(scale · q kᵀ over visible keys) v: [B, H, Tq, Dv]; query head h reads key head h // (H / G).
+
+    Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false = padding), `q_start` int64 (the place of
+    the first query among the keys; Tk - Tq without it). Query i sees key j iff j ≤ q_start + i, with a window w also
+    j > q_start + i - w: w keys, the query's own included. A query that sees no key gives 0.
+    """
+
+    arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
+    traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
+
+    def infer(q, k, v, *extra, scale, causal, window, optional):
+        _check(q, k, v, extra, optional)
+        return Spec((*q.shape[:3], v.shape[3]), q.dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        grads = call("sdpa_backward", *ins, outs[0], g, **attrs)
+        return (*grads, *(None for _ in ins[3:]))
+
+    def cost(ins, outs, attrs):
+        return Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    def sample(rng):
+        q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
+        return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+
+
+@op("sdpa_backward")
+class SdpaBackward:
+    """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
+
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1))
+    vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
+
+    def infer(q, k, v, *rest, scale, causal, window, optional):
+        *extra, out, grad = rest
+        _check(q, k, v, tuple(extra), optional)
+        want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
+        if out != want or grad != want:
+            raise ShapeError("result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}")
+        return q, k, v
+
+    def cost(ins, outs, attrs):
+        return Cost(5 * _flops(*ins[:3]) // 2, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    def sample(rng):
+        (q, k, v), attrs = Sdpa.sample(rng)
+        return [q, k, v, rng.normal(size=(2, 4, 4, 5)), rng.normal(size=(2, 4, 4, 5))], attrs

@@ -1,0 +1,64 @@
+"""Running a row: on arrays here, on anything else (tensors, builder nodes) by the operand's own `__gw_op__`.
+
+This is the one door to an op. A vjp, a module and a user write `ops.tanh(x)`; what happens depends on what x is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphwright.array.backend import backend
+from graphwright.array.device import CPU
+from graphwright.array.ndarray import NDArray, empty
+from graphwright.ops.registry import Attrs, Op, get
+
+
+def call(name: str, *operands: Any, **attrs: Any) -> Any:
+    """Run an op on operands of any kind; one result, or a tuple of results."""
+    row = get(name)
+    for operand in operands:
+        handler = getattr(type(operand), "__gw_op__", None)
+        if handler is not None:
+            return handler(row, operands, row.complete(attrs))
+    results = compute(row, operands, row.complete(attrs))
+    return results[0] if len(results) == 1 else results
+
+
+def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None = None) -> tuple[NDArray, ...]:
+    """Run an op on arrays; attributes are complete.
+
+    Args:
+        outs: arrays to write, of exactly the inferred specs; fresh ones (or views of the operand) by default.
+    Raises: ShapeError, DTypeError, UsageError before any kernel runs.
+    """
+    specs = row.specs([a.spec for a in ins], attrs)
+    device = ins[0].device if ins else CPU
+    if row.view is not None and outs is None:
+        layout = row.view(ins[0].layout, attrs)
+        if layout is not None:
+            return (ins[0].view(layout),)
+    if row.view is not None:  # a view that must copy, or that was asked into given memory
+        source = contiguous(ins[0])
+        layout = row.view(source.layout, attrs)
+        assert layout is not None, f"{row.name}: no view of a contiguous array"
+        target = empty(specs[0].shape, specs[0].dtype, device) if outs is None else outs[0]  # type: ignore[arg-type]  # bound
+        return (target.copy_from(source.view(layout)),)
+    ins = list(ins)
+    for place in row.traits.contiguous:
+        ins[place] = contiguous(ins[place])
+    if outs is None:
+        outs = [empty(s.shape, s.dtype, device) for s in specs]  # type: ignore[arg-type]  # specs of arrays are bound
+    else:
+        for out in outs:
+            out.writable()
+    kernels = backend(device)
+    work = [empty(s.shape, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]  # type: ignore[arg-type]
+    for run in kernels.bind(row.name, outs, ins, attrs, work):
+        run()
+    return tuple(outs)
+
+
+def contiguous(array: NDArray) -> NDArray:
+    """The array itself if its elements lie in row-major order, else a copy that does."""
+    return array if array.contiguous else array.copy()

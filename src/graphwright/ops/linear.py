@@ -1,0 +1,104 @@
+"""Matrix products: matmul with numpy's rules, and the linear map of a checkpoint (weights [out, in])."""
+
+from __future__ import annotations
+
+from graphwright.array.spec import Spec, broadcast_shapes
+from graphwright.errors import ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import equal_dim, floating, one_dtype
+
+
+def _swap(t):
+    rank = len(t.shape)
+    return call("permute", t, axes=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def _rows(t):
+    """[..., K] as [N, K]."""
+    return t if len(t.shape) == 2 else call("flatten", t, start=0, end=len(t.shape) - 2)
+
+
+@op("matmul")
+class Matmul:
+    """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed back over broadcast axes."""
+
+    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(amp="low")
+
+    def infer(a, b):
+        one_dtype(a, b)
+        floating(a)
+        if not a.shape or not b.shape:
+            raise ShapeError("matmul takes ranks of at least 1")
+        equal_dim(a.shape[-1], b.shape[-2 if len(b.shape) > 1 else 0], "contraction")
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        rows = a.shape[-2:-1] if len(a.shape) > 1 else ()
+        columns = b.shape[-1:] if len(b.shape) > 1 else ()
+        return Spec((*batch, *rows, *columns), a.dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        a, b = ins
+        if len(a.shape) == 1 and len(b.shape) == 1:
+            return g * b if needs[0] else None, g * a if needs[1] else None
+        row, column = len(a.shape) == 1, len(b.shape) == 1
+        a2 = call("reshape", a, shape=(1, *a.shape)) if row else a
+        b2 = call("reshape", b, shape=(*b.shape, 1)) if column else b
+        g2 = call("reshape", g, shape=(*g.shape[:-1], 1, g.shape[-1])) if row else g
+        g2 = call("reshape", g2, shape=(*g2.shape, 1)) if column else g2
+        da = db = None
+        if needs[0]:
+            da = call("matmul", g2, _swap(b2))
+            if row:
+                da = call("reshape", da, shape=(*da.shape[:-2], da.shape[-1]))
+        if needs[1]:
+            if len(b2.shape) == 2 and len(a2.shape) > 2:  # one product over all rows, no batch of partial sums
+                db = call("matmul", _swap(_rows(a2)), _rows(g2))
+            else:
+                db = call("matmul", _swap(a2), g2)
+            if column:
+                db = call("reshape", db, shape=db.shape[:-1])
+        return da, db
+
+    def cost(ins, outs, attrs):
+        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    def sample(rng):
+        shapes = [((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 2)), ((2, 1, 3, 4), (3, 4, 2)), ((4,), (4, 3)), ((2, 3, 4), (4,)),
+                  ((4,), (4,)), ((2, 3, 4), (4, 5))][rng.integers(7)]  # fmt: skip
+        return [rng.normal(size=s) for s in shapes], {}
+
+
+@op("linear")
+class Linear:
+    """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
+
+    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low")
+
+    def infer(x, w, b=None):
+        one_dtype(x, w, *([] if b is None else [b]))
+        floating(x)
+        if not x.shape or len(w.shape) != 2:
+            raise ShapeError("linear takes x [..., in] and w [out, in]", got=f"{x}, {w}")
+        equal_dim(w.shape[1], x.shape[-1], "in")
+        if b is not None and b.shape != w.shape[:1]:
+            raise ShapeError("the bias has another size", where="axis out", expected=w.shape[:1], got=b)
+        return Spec((*x.shape[:-1], w.shape[0]), x.dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        x, w = ins[:2]
+        dx = call("matmul", g, w) if needs[0] else None
+        if len(x.shape) == 1:
+            dw = call("reshape", g, shape=(*g.shape, 1)) * x if needs[1] else None
+        else:
+            dw = call("matmul", _swap(_rows(g)), _rows(x)) if needs[1] else None
+        if len(ins) == 2:
+            return dx, dw
+        db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[2] else None
+        return dx, dw, db
+
+    def cost(ins, outs, attrs):
+        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    def sample(rng):
+        x = rng.normal(size=[(2, 3, 4), (5, 4), (4,)][rng.integers(3)])
+        return [x, rng.normal(size=(3, 4)), rng.normal(size=(3,))][: rng.integers(2, 4)], {}

@@ -1,0 +1,79 @@
+"""Losses on raw scores."""
+
+from __future__ import annotations
+
+from graphwright.array.dtype import float32
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import floating
+
+
+@op("cross_entropy")
+class CrossEntropy:
+    """-log softmax(scores)[target] per row, and log Σ exp per row; scores [..., K], targets int64 [...].
+
+    Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or wider. The gradient is
+    g·(softmax(scores) - one_hot(target)); probabilities are not kept, only log Σ exp.
+    """
+
+    arity, attrs = 2, {"ignore_index": -100}
+    saves = Saves(inputs=(0, 1), outputs=(1,))
+    traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1,))
+
+    def infer(scores, targets, ignore_index):
+        floating(scores)
+        if targets.dtype.name != "int64":
+            raise DTypeError("targets must be class ids", expected="int64", got=targets)
+        if targets.shape != scores.shape[:-1]:
+            raise ShapeError("one target per row of scores", expected=scores.shape[:-1], got=targets)
+        row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
+        return row, row
+
+    def vjp(g, ins, outs, attrs, needs):
+        loss_grad, lse_grad = g
+        grad = None
+        if loss_grad is not None:
+            grad = call("cross_entropy_backward", ins[0], ins[1], outs[1], loss_grad, **attrs)
+        if lse_grad is not None:
+            soft = call("softmax", ins[0]) * call("reshape", lse_grad, shape=(*lse_grad.shape, 1))
+            grad = soft if grad is None else grad + soft
+        return grad, None
+
+    def cost(ins, outs, attrs):
+        return Cost(6 * ins[0].size, ins[0].nbytes + ins[1].nbytes, outs[0].nbytes)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 3, 5)) * 3, rng.integers(0, 5, (2, 3))], {}
+
+
+@op("cross_entropy_backward")
+class CrossEntropyBackward:
+    """g·(softmax(scores) - one_hot(target)) from scores, targets, log Σ exp and the gradient per row."""
+
+    arity, attrs = 4, {"ignore_index": -100}
+    saves = Saves(inputs=(0, 1, 2, 3))
+    traits = Traits(contiguous=(0, 1, 2, 3))
+
+    def infer(scores, targets, lse, g, ignore_index):
+        return scores
+
+    def vjp(g, ins, outs, attrs, needs):
+        # d/dscores of grad·(p - onehot) is grad·(p ⊙ g - p·Σ(p ⊙ g)); lse moves with scores and is taken with them
+        scores, targets, _, grad = ins
+        p = call("softmax", scores)
+        column = call("reshape", grad, shape=(*grad.shape, 1))
+        pg = p * g
+        d_scores = column * (pg - p * call("sum", pg, axes=(-1,), keepdims=True)) if needs[0] else None
+        d_grad = None
+        if needs[3]:
+            unit = call("cross_entropy_backward", scores, targets, ins[2], call("full_like", grad, value=1.0), **attrs)
+            d_grad = call("sum", unit * g, axes=(-1,), keepdims=False)
+        return d_scores, None, None, d_grad
+
+    def sample(rng):
+        import numpy as np
+
+        scores = rng.normal(size=(4, 5))
+        return [scores, rng.integers(0, 5, 4), np.log(np.exp(scores).sum(-1)), rng.normal(size=4)], {}

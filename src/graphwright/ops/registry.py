@@ -1,0 +1,171 @@
+"""The rule tables: what an op is stands in one row of each, and nowhere else.
+
+An op is written as a class whose attributes are the cells; `@op(name)` checks them and enters a frozen row. A cell may
+be None only with a reason in `why`. `test_ops_total.py` proves that the tables are total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphwright.array.layout import Layout
+from graphwright.array.spec import Spec
+from graphwright.errors import GraphwrightError, UsageError
+
+Attrs = Mapping[str, Any]
+Infer = Callable[..., "Spec | tuple[Spec, ...]"]
+
+
+class UnknownOp(UsageError, KeyError):
+    """No op of this name is registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of an op takes: floating-point operations, bytes read, bytes written."""
+
+    flops: int
+    read: int
+    write: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """Operands and results that a vjp reads; nothing else is kept alive for it."""
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the planner and the passes may know of an op without asking for its name.
+
+    Attributes:
+        inplace: pairs (output, input): the output may take the memory of that input.
+        contiguous: places of operands that must be row-major (negative from the end); a copy is put before those that are
+            not.
+        nary: takes any number of operands, summed in port order: a junction.
+        amp: casting class: `low` and `f32` under autocast; `promote` and `inner` (follow the first operand) always; `keep`.
+        fixed: places of operands that no casting class touches: ids, masks, conditions.
+        elementwise: one iteration space, every output element from the operands' elements at its place.
+        update: carries state forward; never folded, merged or run twice.
+    """
+
+    inplace: tuple[tuple[int, int], ...] = ()
+    contiguous: tuple[int, ...] = ()
+    nary: bool = False
+    amp: str = "keep"
+    fixed: tuple[int, ...] = ()
+    elementwise: bool = False
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row of every table.
+
+    Attributes:
+        name: of the op and of its kernel in a backend.
+        doc: what it computes.
+        arity: how many operands, or (least, most); most None for any number.
+        attrs: names of the attributes with their defaults; `...` marks one that must be given.
+        infer: specs of the operands and the attributes -> spec or specs of the results.
+        view: layout of the operand and attributes -> layout of the result over the same memory, or None when it must
+            copy; the cell is None for ops that compute.
+        vjp: gradients of the results -> gradients of the operands, written with tensor operations.
+        saves: what the vjp reads.
+        cost: specs of operands and results -> Cost.
+        traits: see Traits.
+        sample: seeded generator -> operands (numpy) and attributes for the tests.
+        why: the reason for each cell that is None.
+    """
+
+    name: str
+    doc: str
+    arity: int | tuple[int, int | None]
+    attrs: Attrs
+    infer: Infer
+    view: Callable[[Layout, Attrs], Layout | None] | None
+    vjp: Callable[..., tuple] | None
+    saves: Saves
+    cost: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Cost]
+    traits: Traits
+    sample: Callable[..., Any]
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
+        """Attributes with defaults filled in. Raises: UsageError for one unknown or missing."""
+        unknown = attrs.keys() - self.attrs.keys()
+        merged = {**self.attrs, **attrs}
+        missing = [name for name, value in merged.items() if value is ...]
+        if unknown or missing:
+            raise UsageError(f"op {self.name!r} does not take these attributes", where=where,
+                             expected=", ".join(self.attrs) or "none", got=", ".join(attrs) or "none")  # fmt: skip
+        return merged
+
+    def specs(self, ins: Sequence[Spec], attrs: Attrs, where: str | None = None) -> tuple[Spec, ...]:
+        """Specs of the results. Raises: ShapeError or DTypeError naming op and place; UsageError for a wrong arity."""
+        low, high = self.arity if isinstance(self.arity, tuple) else (self.arity, self.arity)
+        if len(ins) < low or (high is not None and len(ins) > high):
+            wanted = f"{low}" if high == low else f"{low} to {'any number' if high is None else high}"
+            raise UsageError(f"op {self.name!r} takes another number of operands", where=where, expected=wanted,
+                             got=len(ins))  # fmt: skip
+        try:
+            result = self.infer(*ins, **attrs)
+        except GraphwrightError as error:
+            place = self.name if where is None else f"{where} ({self.name})"
+            error.where = place if error.where is None else f"{place}, {error.where}"
+            if error.got is None:
+                error.got = ", ".join(map(repr, ins))
+            raise
+        return (result,) if isinstance(result, Spec) else tuple(result)
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(name: str) -> Callable[[type], type]:
+    """Register the class below as the row of an op. Raises: UsageError for a name taken or a cell left out."""
+
+    def enter(row: type) -> type:
+        if name in OPS:
+            raise UsageError("this op is registered already", where=name)
+        cells = {cell: getattr(row, cell) for cell in Op.__slots__ if hasattr(row, cell)}
+        why = cells.get("why", {})
+        cells.setdefault("attrs", {})
+        cells.setdefault("view", None)
+        cells.setdefault("saves", Saves())
+        cells.setdefault("traits", Traits())
+        cells.setdefault("cost", elementwise_cost)
+        absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
+        unexplained = [c for c in ("vjp", "sample") if c in cells and cells[c] is None and c not in why]
+        if absent or unexplained or not row.__doc__:
+            raise UsageError("a row needs every cell, or None with a reason in `why`, and a docstring", where=name,
+                             got=", ".join(absent + unexplained) or "no docstring")  # fmt: skip
+        OPS[name] = Op(name=name, doc=row.__doc__, **cells)
+        return row
+
+    return enter
+
+
+def get(name: str) -> Op:
+    """The row of an op. Raises: UnknownOp naming the nearest ones."""
+    found = OPS.get(name)
+    if found is None:
+        from difflib import get_close_matches
+
+        raise UnknownOp("no such op", where=name, expected=", ".join(get_close_matches(name, OPS)) or ", ".join(OPS))
+    return found
+
+
+def elementwise_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
+    """One operation per output element."""
+    return Cost(sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+
+def free_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
+    """A view: nothing is computed or moved."""
+    return Cost(0, 0, 0)

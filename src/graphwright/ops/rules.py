@@ -1,0 +1,59 @@
+"""Shape and dtype rules that several rows share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array.dtype import bool_
+from graphwright.array.spec import Dim, Spec, broadcast_shapes
+from graphwright.errors import DTypeError, ShapeError
+
+
+def same(x: Spec, **attrs: Any) -> Spec:
+    """The spec of the operand."""
+    return x
+
+
+def floating(x: Spec, **attrs: Any) -> Spec:
+    """The spec of the operand, which must be floating."""
+    if not x.dtype.is_float:
+        raise DTypeError("takes floating operands", expected="a floating dtype", got=x)
+    return x
+
+
+def broadcast(*ins: Spec, **attrs: Any) -> Spec:
+    """Operands of one dtype, broadcast together."""
+    one_dtype(*ins)
+    return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
+
+
+def comparison(*ins: Spec, **attrs: Any) -> Spec:
+    """Operands of one dtype, broadcast together, to bool."""
+    return Spec(broadcast(*ins).shape, bool_)
+
+
+def one_dtype(*ins: Spec) -> None:
+    """Raises: DTypeError unless all operands share a dtype."""
+    if any(i.dtype is not ins[0].dtype for i in ins):
+        raise DTypeError("operands differ in dtype", expected=ins[0].dtype.name, got=", ".join(map(repr, ins)),
+                         fix="cast one of them")  # fmt: skip
+
+
+def equal_dim(a: Dim, b: Dim, axis: str) -> None:
+    """Raises: ShapeError unless two dimensions agree."""
+    if a != b:
+        raise ShapeError("sizes differ", where=f"axis {axis}", expected=a, got=b)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A possibly negative axis as 0..rank-1. Raises: ShapeError."""
+    if not -rank <= axis < rank:
+        raise ShapeError("no such axis", expected=f"-{rank}..{rank - 1}", got=axis)
+    return axis % rank
+
+
+def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """Reduction axes, sorted, as 0..rank-1; None means all."""
+    if axes is None:
+        return tuple(range(rank))
+    return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))

@@ -1,0 +1,212 @@
+"""Views (reshape, permute, expand, slice, ...) and their transposes. A view costs nothing where strides allow it."""
+
+from __future__ import annotations
+
+from math import prod
+
+from graphwright.array import layout as lay
+from graphwright.array.spec import Dim, Spec
+from graphwright.errors import ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Traits, free_cost, op
+from graphwright.ops.rules import axis_of, one_dtype
+
+
+def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
+    have, want = list(x.shape), list(shape)
+    for dim in [d for d in have if isinstance(d, str) and d in want]:  # names on both sides cancel
+        have.remove(dim)
+        want.remove(dim)
+    if any(isinstance(d, str) for d in have + want) or prod(have) != prod(want):  # type: ignore[arg-type]  # ints here
+        raise ShapeError("another number of elements", expected=x, got=shape)
+
+
+@op("reshape")
+class Reshape:
+    """The same elements, row by row, under another shape."""
+
+    arity, attrs, cost = 1, {"shape": ...}, free_cost
+
+    def infer(x, shape):
+        _fits(x, shape)
+        return Spec(tuple(shape), x.dtype)
+
+    def view(layout, attrs):
+        return lay.reshape(layout, attrs["shape"])
+
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("reshape", g, shape=ins[0].shape),)
+
+    def sample(rng):
+        return [rng.normal(size=(4, 6))], {"shape": (2, 3, 4)}
+
+
+@op("unflatten")
+class Unflatten:
+    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may be named sizes."""
+
+    arity, attrs, cost = 1, {"axis": ..., "sizes": ...}, free_cost
+
+    def infer(x, axis, sizes):
+        at = axis_of(axis, len(x.shape))
+        if x.shape[at] != prod(sizes):
+            raise ShapeError("the axis does not split so", where=f"axis {at}", expected=x.shape[at], got=sizes)
+        return Spec((*x.shape[:at], *sizes, *x.shape[at + 1 :]), x.dtype)
+
+    def view(layout, attrs):
+        at = axis_of(attrs["axis"], len(layout.shape))
+        return lay.reshape(layout, (*layout.shape[:at], *attrs["sizes"], *layout.shape[at + 1 :]))
+
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(ins[0].shape))
+        return (call("flatten", g, start=at, end=at + len(attrs["sizes"]) - 1),)
+
+    def sample(rng):
+        return [rng.normal(size=(3, 6))], {"axis": 1, "sizes": (2, 3)}
+
+
+@op("flatten")
+class Flatten:
+    """Join axes start..end (both included) into one."""
+
+    arity, attrs, cost = 1, {"start": ..., "end": ...}, free_cost
+
+    def infer(x, start, end):
+        a, b = axis_of(start, len(x.shape)), axis_of(end, len(x.shape))
+        joined = x.shape[a : b + 1]
+        named = [d for d in joined if isinstance(d, str)]
+        if a > b or (named and prod(d for d in joined if isinstance(d, int)) != 1) or len(named) > 1:
+            raise ShapeError("these axes do not join into one known size", expected="start <= end, sizes known", got=x)
+        size = named[0] if named else prod(joined)  # type: ignore[arg-type]  # ints here
+        return Spec((*x.shape[:a], size, *x.shape[b + 1 :]), x.dtype)
+
+    def view(layout, attrs):
+        a, b = (axis_of(attrs[k], len(layout.shape)) for k in ("start", "end"))
+        joined = prod(layout.shape[a : b + 1])
+        return lay.reshape(layout, (*layout.shape[:a], joined, *layout.shape[b + 1 :]))
+
+    def vjp(g, ins, outs, attrs, needs):
+        a, b = (axis_of(attrs[k], len(ins[0].shape)) for k in ("start", "end"))
+        return (call("unflatten", g, axis=a, sizes=ins[0].shape[a : b + 1]),)
+
+    def sample(rng):
+        return [rng.normal(size=(3, 2, 2))], {"start": 1, "end": 2}
+
+
+@op("permute")
+class Permute:
+    """Axes in another order."""
+
+    arity, attrs, cost = 1, {"axes": ...}, free_cost
+
+    def infer(x, axes):
+        if sorted(axes) != list(range(len(x.shape))):
+            raise ShapeError("not an order of the axes", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
+        return Spec(tuple(x.shape[a] for a in axes), x.dtype)
+
+    def view(layout, attrs):
+        return lay.permute(layout, attrs["axes"])
+
+    def vjp(g, ins, outs, attrs, needs):
+        inverse = [0] * len(attrs["axes"])
+        for to, came in enumerate(attrs["axes"]):
+            inverse[came] = to
+        return (call("permute", g, axes=tuple(inverse)),)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 3, 4))], {"axes": (2, 0, 1)}
+
+
+@op("expand")
+class Expand:
+    """Broadcast to a shape; the gradient is summed back by the engine."""
+
+    arity, attrs, cost = 1, {"shape": ...}, free_cost
+
+    def infer(x, shape):
+        lead = len(shape) - len(x.shape)
+        if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
+            raise ShapeError("does not broadcast to this shape", expected=shape, got=x)
+        return Spec(tuple(shape), x.dtype)
+
+    def view(layout, attrs):
+        return lay.expand(layout, attrs["shape"])
+
+    def vjp(g, ins, outs, attrs, needs):
+        return (g,)  # of the broadcast shape: the engine reduces it
+
+    def sample(rng):
+        return [rng.normal(size=(3, 1))], {"shape": (2, 3, 4)}
+
+
+@op("slice")
+class Slice:
+    """Entries start, start + step, ... (`size` of them) of one axis."""
+
+    arity, attrs, cost = 1, {"axis": ..., "start": ..., "size": ..., "step": 1}, free_cost
+
+    def infer(x, axis, start, size, step):
+        at = axis_of(axis, len(x.shape))
+        full = x.shape[at]
+        if isinstance(full, str) or size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
+            raise ShapeError("the slice leaves the axis", where=f"axis {at}", expected=full,
+                             got=f"{size} from {start}, step {step}")  # fmt: skip
+        return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
+
+    def view(layout, attrs):
+        at = axis_of(attrs["axis"], len(layout.shape))
+        return lay.narrow(layout, at, attrs["start"], attrs["size"], attrs["step"])
+
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(ins[0].shape))
+        return (call("pad_slice", g, axis=at, start=attrs["start"], step=attrs["step"], size=ins[0].shape[at]),)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 7))], {"axis": 1, "start": 1, "size": 3, "step": 2}
+
+
+@op("pad_slice")
+class PadSlice:
+    """Zeros of `size` along an axis with x at start, start + step, ...: the transpose of `slice`."""
+
+    arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
+
+    def infer(x, axis, start, step, size):
+        at = axis_of(axis, len(x.shape))
+        if x.shape[at] and start + (x.shape[at] - 1) * step >= size:
+            raise ShapeError("does not fit into the padded axis", where=f"axis {at}", expected=size, got=x)
+        return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(g.shape))
+        return (call("slice", g, axis=at, start=attrs["start"], step=attrs["step"], size=ins[0].shape[at]),)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 3))], {"axis": 1, "start": 1, "step": 2, "size": 7}
+
+
+@op("concat")
+class Concat:
+    """Operands behind one another along an axis."""
+
+    arity, attrs, traits = (1, None), {"axis": ...}, Traits(amp="promote")
+
+    def infer(*ins, axis):
+        one_dtype(*ins)
+        at = axis_of(axis, len(ins[0].shape))
+        rests = {(*i.shape[:at], *i.shape[at + 1 :]) for i in ins}
+        if len(rests) > 1 or any(isinstance(i.shape[at], str) for i in ins):
+            raise ShapeError("operands differ beside the joined axis", where=f"axis {at}", got=", ".join(map(repr, ins)))
+        return Spec((*ins[0].shape[:at], sum(i.shape[at] for i in ins), *ins[0].shape[at + 1 :]), ins[0].dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(g.shape))
+        grads, start = [], 0
+        for part, need in zip(ins, needs, strict=True):
+            size = part.shape[at]
+            grads.append(call("slice", g, axis=at, start=start, size=size) if need else None)
+            start += size
+        return tuple(grads)
+
+    def sample(rng):
+        return [rng.normal(size=(2, n)) for n in (3, 1, 2)], {"axis": 1}
