@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
 from graphwright.autograd.engine import (
     GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable, backward, grad, unbroadcast,
@@ -13,6 +14,6 @@ from graphwright.autograd.recorder import scope, scoped
 from graphwright.autograd.tensor import Parameter, Tensor, Variable, update
 
 __all__ = ["GradShapeRequired", "GraphFreed", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter",
-           "Recorder", "Symbol", "Tensor", "TraceError", "Variable", "active_recorder", "arange", "autocast_dtype",
+           "Recorder", "Symbol", "Tensor", "TraceError", "Variable", "active_recorder", "arange", "as_tensor", "autocast_dtype",
            "autocast_to", "backward", "enable_grad", "full", "grad", "grad_enabled", "no_grad", "ones", "scope", "scoped", "tensor",
            "unbroadcast", "update", "zeros"]  # fmt: skip

@@ -1,0 +1,326 @@
+"""The primitive edits: frozen values with `check -> invert -> apply`. Every change of a program is a list of these.
+
+Test property: for any edit that passes `check`, apply and then the inverse give the same hash and the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from graphwright.array import NDArray, Spec
+from graphwright.autograd import Variable
+from graphwright.errors import ShapeError, UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import get
+from graphwright.program.errors import PortTaken
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.kinds import KINDS, STORED
+from graphwright.program.program import Value
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+
+class Edit(Protocol):
+    """One change. `invert` is asked for before `apply`, while what is about to go still exists."""
+
+    def check(self, p: Program) -> None:
+        """Raise the reason why the edit cannot be made; change nothing."""
+        ...
+
+    def invert(self, p: Program) -> Edit:
+        """The edit that takes this one back."""
+        ...
+
+    def apply(self, p: Program) -> None:
+        """Make the change."""
+        ...
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        """Nodes whose operands or attributes change; asked for after `apply`."""
+        ...
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        """Paths, ports and keys beside handles; asked for before `apply`."""
+        ...
+
+
+def _value(p: Program, value: Value) -> dict[str, Any]:
+    return {"path": p.path(value), "port": value.port, "handle": _handle(value.node)}
+
+
+def _handle(handle: NodeId | EdgeId) -> list[int]:
+    return [handle.index, handle.generation]
+
+
+@dataclass(frozen=True, slots=True)
+class AddNode:
+    """Put a node in, unconnected; `node` is the handle it gets. Params, consts and states bring their variable."""
+
+    node: NodeId
+    op: str
+    attrs: Mapping[str, Any]
+    name: str
+    specs: tuple[Spec, ...]
+    seq: int
+    variable: Variable | None = None
+
+    def check(self, p: Program) -> None:
+        p.check_name(self.name)
+        if self.op not in KINDS:
+            get(self.op).complete(self.attrs, self.name)
+        if self.op in STORED and self.variable is None and self.attrs["key"] not in p.weights:
+            raise UsageError("a new param, const or state needs a value", where=self.name, fix="e.param(name, array)")
+
+    def invert(self, p: Program) -> Edit:
+        return RemoveNode(self.node)
+
+    def apply(self, p: Program) -> None:
+        if self.variable is not None:
+            p.weights.add(self.attrs["key"], self.variable)
+        node = p.insert_node(self.op, self.attrs, self.name, self.specs, self.seq, self.node)
+        assert node == self.node, "handles are issued in a fixed order"
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return (self.node,)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        record = {"edit": "AddNode", "handle": _handle(self.node), "op": self.op, "attrs": encode_attrs(self.attrs),
+                  "path": self.name, "specs": [s.to_json() for s in self.specs], "seq": self.seq}  # fmt: skip
+        if self.variable is not None:
+            record["payload"] = payload_json(self.variable.data)  # type: ignore[arg-type]  # variables hold arrays
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveNode:
+    """Take an unconnected node out."""
+
+    node: NodeId
+
+    def check(self, p: Program) -> None:
+        path = p.path(p.node(self.node))
+        if p.graph.in_degree(self.node) or p.graph.out_degree(self.node):
+            raise UsageError("a node is removed after its edges", where=path, fix="e.remove(node) removes both")
+        if any(v.node == self.node for v in p.outputs()):
+            raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
+
+    def invert(self, p: Program) -> Edit:
+        n, attrs = self.node, p.attrs(self.node)
+        variable = p.weights[attrs["key"]] if p.op(n) in STORED and not self._shared(p) else None
+        return AddNode(n, p.op(n), attrs, p.path(n), p.specs(n), p.seq(n), variable)
+
+    def _shared(self, p: Program) -> bool:
+        """True if another node reads the same variable."""
+        key = p.key(self.node)
+        return any(p.key(other) == key for kind in STORED for other in p.of_kind(kind) if other != self.node)
+
+    def apply(self, p: Program) -> None:
+        if p.op(self.node) in STORED and not self._shared(p):
+            p.weights.drop(p.key(self.node))
+        p.delete_node(self.node)
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return ()
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "RemoveNode", "handle": _handle(self.node), "path": p.path(self.node)}
+
+
+@dataclass(frozen=True, slots=True)
+class AddEdge:
+    """Connect a value to a port; `edge` is the handle it gets."""
+
+    edge: EdgeId
+    src: Value
+    dst: NodeId
+    port: int
+
+    def check(self, p: Program) -> None:
+        p.value(self.src)
+        if self.src.port >= len(p.specs(self.src.node)):
+            raise ShapeError("the node has no such result", where=p.path(self.src), expected=len(p.specs(self.src.node)),
+                             got=self.src.port)  # fmt: skip
+        if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
+            raise PortTaken("a port takes exactly one edge, and has it", where=f"{p.path(self.dst)}, port {self.port}",
+                            fix="e.rewire(edge, new_src) replaces what it reads")  # fmt: skip
+
+    def invert(self, p: Program) -> Edit:
+        return RemoveEdge(self.edge)
+
+    def apply(self, p: Program) -> None:
+        edge = p.insert_edge(self.src, self.dst, self.port, self.edge)
+        assert edge == self.edge, "handles are issued in a fixed order"
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return (self.dst,)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "AddEdge", "handle": _handle(self.edge), "src": _value(p, self.src), "dst": p.path(self.dst),
+                "port": self.port}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveEdge:
+    """Remove one edge; the others keep their port order."""
+
+    edge: EdgeId
+
+    def check(self, p: Program) -> None:
+        p.graph.endpoints(self.edge)  # raises StaleHandle
+
+    def invert(self, p: Program) -> Edit:
+        return AddEdge(self.edge, p.edge_value(self.edge), p.graph.target(self.edge), p.edge_port(self.edge))
+
+    def apply(self, p: Program) -> None:
+        p.delete_edge(self.edge)
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return ()
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        dst = p.graph.target(self.edge)
+        return {"edit": "RemoveEdge", "handle": _handle(self.edge), "src": _value(p, p.edge_value(self.edge)),
+                "dst": p.path(dst), "port": p.edge_port(self.edge)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rewire:
+    """Let an edge start at another value; handle and port stay."""
+
+    edge: EdgeId
+    src: Value
+
+    def check(self, p: Program) -> None:
+        p.value(self.src)
+        p.graph.endpoints(self.edge)
+
+    def invert(self, p: Program) -> Edit:
+        return Rewire(self.edge, p.edge_value(self.edge))
+
+    def apply(self, p: Program) -> None:
+        p.move_edge(self.edge, self.src)
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return (p.graph.target(self.edge),)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "Rewire", "handle": _handle(self.edge), "dst": p.path(p.graph.target(self.edge)),
+                "port": p.edge_port(self.edge), "src": _value(p, self.src)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SetAttr:
+    """Change attributes of a node; `attrs` holds all of them."""
+
+    node: NodeId
+    attrs: Mapping[str, Any]
+
+    def check(self, p: Program) -> None:
+        op = p.op(p.node(self.node))
+        if op not in KINDS:
+            get(op).complete(self.attrs, p.path(self.node))
+
+    def invert(self, p: Program) -> Edit:
+        return SetAttr(self.node, p.attrs(self.node))
+
+    def apply(self, p: Program) -> None:
+        p.update_node(self.node, attrs=dict(self.attrs))
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return (self.node,)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "SetAttr", "path": p.path(self.node), "attrs": encode_attrs(self.attrs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Give a node another name; its checkpoint key stays."""
+
+    node: NodeId
+    name: str
+
+    def check(self, p: Program) -> None:
+        p.node(self.node)
+        p.check_name(self.name)
+
+    def invert(self, p: Program) -> Edit:
+        return Rename(self.node, p.path(self.node))
+
+    def apply(self, p: Program) -> None:
+        p.update_node(self.node, name=self.name)
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return (self.node,)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "Rename", "path": p.path(self.node), "name": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class SetWeight:
+    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written."""
+
+    key: str
+    array: NDArray
+
+    def check(self, p: Program) -> None:
+        p.weights[self.key]
+
+    def invert(self, p: Program) -> Edit:
+        return SetWeight(self.key, p.weights.array(self.key))
+
+    def apply(self, p: Program) -> None:
+        p.weights.set(self.key, self.array)
+        p.weights[self.key].shared = True  # the journal holds both arrays
+        for node in self.touches(p):
+            p.update_node(node, specs=(self.array.spec,))
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return tuple(n for kind in STORED for n in p.of_kind(kind) if p.key(n) == self.key)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "SetWeight", "key": self.key, "payload": payload_json(self.array)}
+
+
+@dataclass(frozen=True, slots=True)
+class SetOutputs:
+    """Declare the results of the program, by name and in order."""
+
+    outputs: tuple[tuple[str, Value], ...]
+
+    def check(self, p: Program) -> None:
+        for _, value in self.outputs:
+            p.value(value)
+
+    def invert(self, p: Program) -> Edit:
+        return SetOutputs(tuple(zip(p.output_names(), p.outputs(), strict=True)))
+
+    def apply(self, p: Program) -> None:
+        p.set_outputs(dict(self.outputs))
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return ()
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "SetOutputs", "outputs": [[name, _value(p, value)] for name, value in self.outputs]}
+
+
+PRIMITIVES: dict[str, type] = {
+    c.__name__: c for c in (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, SetOutputs)
+}
+
+
+def payload_json(array: NDArray) -> dict[str, Any]:
+    """An array in a journal line: its spec and its BLAKE2b-128; the bytes lie in `history.safetensors` by that digest.
+
+    A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
+    """
+    from hashlib import blake2b
+
+    if array.storage.readonly:
+        return {"spec": array.spec.to_json(), "source": True}
+    return {"spec": array.spec.to_json(), "blake2b": blake2b(array.tobytes(), digest_size=16).hexdigest()}

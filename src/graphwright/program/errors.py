@@ -1,0 +1,70 @@
+"""What can be wrong with a graph of ops, or with a change of one."""
+
+from __future__ import annotations
+
+from graphwright.errors import GraphwrightError, UsageError
+
+
+class UnknownNode(UsageError, KeyError):
+    """No node of this name or handle."""
+
+
+class NameTaken(UsageError):
+    """A node of this name exists."""
+
+
+class BadName(UsageError):
+    """A name that cannot be a dotted path."""
+
+
+class PortTaken(UsageError):
+    """A port takes exactly one edge, and has it."""
+
+
+class PortEmpty(UsageError):
+    """A port would be left without its edge."""
+
+
+class NotAJunction(UsageError):
+    """Edges are added and cut at junctions only."""
+
+
+class ForeignNode(UsageError):
+    """A node of another program."""
+
+
+class InvalidProgram(UsageError):
+    """The program is open for repair and cannot run; `findings` says why."""
+
+
+class FeedError(UsageError):
+    """Missing, unknown or misshapen inputs of a run; all are listed."""
+
+
+class BoundaryMismatch(UsageError):
+    """A subprogram does not fit where it is put."""
+
+
+class NotConvex(UsageError):
+    """A path leaves the selection and comes back."""
+
+
+class NotUndoable(UsageError):
+    """There is nothing to undo, or the bytes to undo it with are gone."""
+
+
+class ReplayConflict(UsageError):
+    """A journal entry does not fit the program it is replayed on."""
+
+
+class SpecMismatch(UsageError):
+    """Shapes or dtypes do not fit along edges; `mismatches` lists every one."""
+
+    def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
+        self.mismatches = mismatches
+        first = mismatches[0]
+        what = first.what if len(mismatches) == 1 else "\n".join(
+            f"{m.where}: {m.what} (expected {m.expected}, got {m.got})" for m in mismatches
+        )  # fmt: skip
+        super().__init__(what, where=first.where if len(mismatches) == 1 else f"{len(mismatches)} places",
+                         expected=first.expected, got=first.got, fix=fix or first.fix)  # fmt: skip

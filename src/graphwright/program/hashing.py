@@ -1,0 +1,119 @@
+"""Hashes of a program: kept up to date node by node, so that hashing after an edit costs the edit and not the graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b, sha256
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import DType, Spec
+from graphwright.graph import NodeId
+from graphwright.program.kinds import CONST, PARAM, STATE
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+_MODULUS = 1 << 256
+
+
+def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes as JSON values: dtypes by name, specs and tuples as lists."""
+    return {name: _encode(value) for name, value in attrs.items()}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, DType):
+        return {"dtype": value.name}
+    if isinstance(value, Spec):
+        return {"spec": value.to_json()}
+    if isinstance(value, tuple | list):
+        return [_encode(v) for v in value]
+    if isinstance(value, float) and value != value:
+        return {"float": "nan"}
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return {"float": "inf" if value > 0 else "-inf"}
+    return value
+
+
+def decode_attrs(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `encode_attrs`; lists become tuples."""
+    return {name: _decode(value) for name, value in data.items()}
+
+
+def _decode(value: Any) -> Any:
+    from graphwright.array import dtype
+
+    if isinstance(value, dict):
+        if "dtype" in value:
+            return dtype(value["dtype"])
+        if "spec" in value:
+            return Spec.from_json(value["spec"])
+        return float(value["float"])
+    return tuple(_decode(v) for v in value) if isinstance(value, list) else value
+
+
+class StructureHash:
+    """Sum modulo 2²⁵⁶ of one digest per node, so that a changed node is subtracted and added again.
+
+    A node's digest covers its name, op, attributes, specs and, in port order, the names and ports of what it reads.
+    Handles, port numbers and creation numbers do not enter: two programs that compute the same by the same names agree.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._digests: dict[NodeId, int] = {}
+        self._dirty: set[NodeId] = set()
+        self._sum = 0
+        self._structure: str | None = None
+
+    def touch(self, node: NodeId) -> None:
+        """Note that a node changed."""
+        self._dirty.add(node)
+        self._structure = None
+
+    def touch_outputs(self) -> None:
+        """Note that the outputs changed."""
+        self._structure = None
+
+    def forget(self, node: NodeId) -> None:
+        """Note that a node is about to go."""
+        self._sum = (self._sum - self._digests.pop(node, 0)) % _MODULUS
+        self._dirty.discard(node)
+        self._structure = None
+
+    def _digest(self, node: NodeId) -> int:
+        p = self._program
+        record = [p.path(node), p.op(node), encode_attrs(p.attrs(node)), [s.to_json() for s in p.specs(node)],
+                  [[p.path(v.node), v.port] for v in p.operands(node)]]  # fmt: skip
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
+
+    def structure(self) -> str:
+        """sha256 of the structure."""
+        if self._structure is None:
+            for node in self._dirty:
+                fresh = self._digest(node)
+                self._sum = (self._sum - self._digests.get(node, 0) + fresh) % _MODULUS
+                self._digests[node] = fresh
+            self._dirty.clear()
+            p = self._program
+            outputs = [[name, p.path(v.node), v.port] for name, v in zip(p.output_names(), p.outputs(), strict=True)]
+            text = json.dumps([f"{self._sum:064x}", outputs], separators=(",", ":"))
+            self._structure = sha256(text.encode()).hexdigest()
+        return self._structure
+
+    def full(self, *, mapped_by_reference: bool = False) -> str:
+        """sha256 of structure and weights.
+
+        Args:
+            mapped_by_reference: leave out the bytes of weights that still lie untouched in an opened file, so that no
+                payload is read; the journal uses it to name states relative to the source.
+        """
+        state = sha256(self.structure().encode())
+        p = self._program
+        keys = sorted({p.key(n) for kind in (PARAM, CONST, STATE) for n in p.of_kind(kind)})
+        for key in keys:
+            mapped = mapped_by_reference and p.weights.array(key).storage.readonly
+            state.update(f"\n{key} {'source' if mapped else p.weights.digest(key)}".encode())
+        return state.hexdigest()

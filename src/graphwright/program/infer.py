@@ -1,0 +1,104 @@
+"""Spec inference: forward from what changed until specs stop changing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from graphwright.array import Spec
+from graphwright.errors import GraphwrightError
+from graphwright.graph import NodeId
+from graphwright.ops import get
+from graphwright.program.errors import PortEmpty, SpecMismatch
+from graphwright.program.kinds import SOURCES, WRITE
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+
+def check_ports(p: Program, node: NodeId) -> None:
+    """Raises: PortEmpty unless the ports of an op are filled from 0 without a gap; a junction may have any."""
+    op = p.op(node)
+    if op in SOURCES or p.is_junction(node):
+        return
+    ports = [p.edge_port(e) for e in p.in_edges(node)]
+    least = 2 if op == WRITE else _least(op)
+    gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
+    if gap < len(ports) or len(ports) < least:
+        raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}",
+                        fix="e.rewire(edge, new_src) instead of e.cut(edge): only edges into junctions can be cut")  # fmt: skip
+
+
+def _least(op: str) -> int:
+    arity = get(op).arity
+    return arity if isinstance(arity, int) else arity[0]
+
+
+def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
+    """Specs of a node from those of its operands (`specs` overrides the stored ones).
+
+    Raises: ShapeError or DTypeError naming the node.
+    """
+    op = p.op(node)
+    if op in SOURCES:
+        return p.specs(node)
+    operands = p.operands(node)
+    ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
+    if op == WRITE:
+        if ins[0] != ins[1]:
+            raise SpecMismatch([_mismatch(p, node, ins)])
+        return ()
+    if not ins and p.is_junction(node):
+        return p.specs(node)  # without an edge it is zero of the spec it had
+    return get(op).specs(ins, p.attrs(node), p.path(node))
+
+
+def _mismatch(p: Program, node: NodeId, ins: list[Spec]) -> GraphwrightError:
+    return GraphwrightError("a state is written with another spec than it has", where=p.path(node), expected=ins[0],
+                            got=ins[1])  # fmt: skip
+
+
+def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]]) -> int:
+    """Bring specs up to date downstream of the touched nodes; old ones go into `before`. Returns nodes visited.
+
+    Raises: SpecMismatch with every mismatch found; the specs of a mismatched node and what follows are left.
+    """
+    key = p.order_labels.key
+    heap = [(key(n), n) for n in set(touched) if n in p.graph]
+    heapify(heap)
+    seen: set[NodeId] = set()
+    wrong: list[GraphwrightError] = []
+    while heap:
+        node = heappop(heap)[1]
+        if node in seen:
+            continue
+        seen.add(node)
+        try:
+            fresh = infer_node(p, node)
+        except GraphwrightError as error:
+            wrong.append(error)
+            continue
+        if fresh != p.specs(node):
+            before.setdefault(node, p.specs(node))
+            p.update_node(node, specs=fresh)
+        elif node not in before and p.op(node) not in SOURCES:
+            continue
+        for reader in p.graph.successors(node):
+            if reader not in seen:
+                heappush(heap, (key(reader), reader))
+    if wrong:
+        raise SpecMismatch(wrong)
+    return len(seen)
+
+
+def bound_specs(p: Program, order: Iterable[NodeId], dims: Mapping[str, int]) -> dict[NodeId, tuple[Spec, ...]]:
+    """Specs of all nodes with numbers for named sizes. Raises: SpecMismatch."""
+    result: dict[NodeId, tuple[Spec, ...]] = {}
+    for node in order:
+        stored = p.specs(node)
+        if not any(s.symbolic for s in stored):
+            result[node] = stored
+        else:
+            result[node] = tuple(s.bind(dims) for s in stored)
+    return result

@@ -1,0 +1,126 @@
+"""The journal: every committed edit, undo and redo, as an append-only hash chain that can be read, verified and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.graph.chain import link, verify
+
+if TYPE_CHECKING:
+    from graphwright.program.edits import Edit
+
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What takes an entry back and forth again; lives in memory, and in `history.safetensors` of a saved program.
+
+    Attributes:
+        forward, inverse: primitive edits in the order to apply them.
+        specs: specs that inference changed: node -> (before, after).
+    """
+
+    forward: tuple[Edit, ...]
+    inverse: tuple[Edit, ...]
+    specs: dict[NodeId, tuple[tuple[Spec, ...], tuple[Spec, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal.
+
+    Attributes:
+        seq: place in the journal, from 0.
+        time: UTC, ISO 8601.
+        why, author, tool, line: given by the caller; line is file:line of the user's code.
+        base_version: version that the edit was made on.
+        edits: JSON forms of the primitives.
+        before, after: hashes of the program, untouched weights of an opened file counted by reference.
+        undoes, redoes: seq of the entry that this one takes back or makes again.
+        warnings: what was allowed but probably not meant.
+        prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
+    """
+
+    seq: int
+    time: str
+    why: str
+    author: str
+    tool: str | None
+    line: str | None
+    base_version: int
+    edits: tuple[dict[str, Any], ...]
+    before: str
+    after: str
+    undoes: int | None
+    redoes: int | None
+    warnings: tuple[str, ...]
+    prev: str
+    hash: str
+    undo: Undo | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as it stands in `journal.jsonl`."""
+        return {name: _plain(getattr(self, name)) for name in _FIELDS}
+
+    @staticmethod
+    def from_json(data: dict[str, Any], undo: Undo | None = None) -> Entry:
+        """Inverse of `to_json`."""
+        values = {name: data[name] for name in _FIELDS}
+        return Entry(**{**values, "edits": tuple(values["edits"]), "warnings": tuple(values["warnings"])}, undo=undo)
+
+    def __str__(self) -> str:
+        kind = f" (undoes {self.undoes})" if self.undoes is not None else ""
+        kind += f" (redoes {self.redoes})" if self.redoes is not None else ""
+        return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} edits  {self.why}{kind}"
+
+
+_FIELDS = ("seq", "time", "why", "author", "tool", "line", "base_version", "edits", "before", "after", "undoes", "redoes",
+           "warnings", "prev", "hash")  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Journal(Sequence[Entry]):
+    """Entries in order; `hash` is that of the last one and stands for the whole history."""
+
+    def __init__(self, entries: Sequence[Entry] = (), genesis: str = GENESIS) -> None:
+        self._entries = list(entries)
+        self.genesis = genesis
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the last entry; of an empty journal the genesis."""
+        return self._entries[-1].hash if self._entries else self.genesis
+
+    def append(self, *, undo: Undo | None, **facts: Any) -> Entry:
+        """Add an entry made of facts; seq, time, prev and hash are filled in here."""
+        body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries),
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds")}  # fmt: skip
+        body = {name: _plain(body[name]) for name in _FIELDS if name in body}
+        entry = Entry.from_json(link(self.hash, body), undo)
+        self._entries.append(entry)
+        return entry
+
+    def verify(self) -> None:
+        """Raises: JournalCorrupt naming the first line whose hash does not follow from the line before."""
+        verify([entry.to_json() for entry in self._entries], self.genesis)
+
+    def __repr__(self) -> str:
+        return "\n".join(["Journal:", *(str(e) for e in self._entries)]) if self._entries else "Journal (empty)"

@@ -1,0 +1,405 @@
+"""Program: a graph of op nodes and its weights. The one representation of a model, built, imported, traced or evolved.
+
+Invariant: outside an open edit every port has its edge, every spec is the one its op infers, and there is no cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphwright.array import Spec
+from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder
+from graphwright.ops import OPS, get
+from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
+from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
+from graphwright.program.weights import Weights
+
+if TYPE_CHECKING:
+    from graphwright.program.journal import Entry, Journal
+    from graphwright.program.selection import Selection
+    from graphwright.program.transaction import Transaction
+
+
+class Value(NamedTuple):
+    """One result of a node: what an edge carries."""
+
+    node: NodeId
+    port: int = 0
+
+
+_NODE_COLUMNS = {"op": object, "attrs": object, "name": object, "specs": object, "seq": "i8", "next_port": "i4"}
+_EDGE_COLUMNS = {"src_port": "i4", "dst_port": "i4"}
+
+
+class Program:
+    """A directed graph of operations that is edited while it runs.
+
+    Attributes:
+        graph: nodes and edges; read it freely, change it through `edit` only.
+        weights: variables by checkpoint key.
+        version: rises with every committed edit; a plan belongs to one version.
+        journal: every edit that was made, undone and redone.
+    """
+
+    compiler: Callable[..., Any] | None = None
+    """Set by the layer that plans, so that `program.compile(...)` needs no import upwards."""
+
+    def __init__(self, name: str = "program") -> None:
+        from graphwright.program.hashing import StructureHash
+        from graphwright.program.history import History
+        from graphwright.program.journal import Journal
+
+        self.name = name
+        self.graph = Graph(node_columns=_NODE_COLUMNS, edge_columns=_EDGE_COLUMNS, block=8)
+        self.order_labels = OnlineOrder(self.graph)
+        self.weights = Weights()
+        self.version = 0
+        self.journal: Journal = Journal()
+        self.valid = True
+        self._names: dict[str, NodeId] = {}
+        self._outputs: dict[str, Value] = {}
+        self._kinds: dict[str, dict[NodeId, None]] = {}
+        self._seq = 0
+        self._graveyard: dict[NodeId | EdgeId, Any] = {}
+        self._rewired: dict[EdgeId, list[Any]] = {}
+        self._structure = StructureHash(self)
+        self.history = History(self)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    def node(self, ref: NodeId | Value | str) -> NodeId:
+        """The handle of a node given by handle, value or name.
+
+        Raises: UnknownNode naming the nearest names; StaleHandle for a deleted node.
+        """
+        if isinstance(ref, str):
+            found = self._names.get(ref)
+            if found is None:
+                near = get_close_matches(ref, self._names, 3, 0.5)
+                raise UnknownNode("no node of this name", where=ref, fix=f"did you mean {', '.join(near)}?" if near else None)
+            return found
+        node = ref.node if isinstance(ref, Value) else ref
+        if not isinstance(node, NodeId):
+            raise ForeignNode("not a node of this program", got=repr(ref), expected="a NodeId, a Value or a name")
+        self.graph.node(node, "seq")  # raises StaleHandle
+        return node
+
+    def value(self, ref: NodeId | Value | str) -> Value:
+        """A result of a node: of a Value itself, of a handle or name the first one."""
+        return Value(self.node(ref), ref.port if isinstance(ref, Value) else 0)
+
+    def path(self, ref: NodeId | EdgeId | Value) -> str:
+        """The dotted name of a node; of an edge `source -> target`."""
+        if isinstance(ref, EdgeId):
+            src, dst = self.graph.endpoints(ref)
+            return f"{self.path(src)} -> {self.path(dst)}"
+        return self.graph.node(ref.node if isinstance(ref, Value) else ref, "name")
+
+    def op(self, node: NodeId) -> str:
+        """The op of a node, or its kind if it is a source or a write."""
+        return self.graph.node(node, "op")
+
+    def attrs(self, node: NodeId) -> Mapping[str, Any]:
+        """The attributes of a node."""
+        return self.graph.node(node, "attrs")
+
+    def specs(self, node: NodeId) -> tuple[Spec, ...]:
+        """Specs of all results of a node."""
+        return self.graph.node(node, "specs")
+
+    def spec(self, ref: NodeId | Value | str) -> Spec:
+        """Spec of one result."""
+        node, port = self.value(ref)
+        return self.specs(node)[port]
+
+    def seq(self, node: NodeId) -> int:
+        """Creation number."""
+        return self.graph.node(node, "seq")
+
+    def nodes(self) -> tuple[NodeId, ...]:
+        """All nodes, oldest slot first."""
+        return tuple(self.graph.nodes())
+
+    def of_kind(self, kind: str) -> tuple[NodeId, ...]:
+        """Nodes of one op or kind, in order of creation."""
+        return tuple(self._kinds.get(kind, ()))
+
+    def inputs(self) -> tuple[NodeId, ...]:
+        """Input nodes, in order of creation."""
+        return self.of_kind(INPUT)
+
+    def params(self) -> tuple[NodeId, ...]:
+        """Param nodes, in order of creation; tied weights are one node with several readers."""
+        return self.of_kind(PARAM)
+
+    def states(self) -> tuple[NodeId, ...]:
+        """State nodes, in order of creation."""
+        return self.of_kind(STATE)
+
+    def writes(self) -> tuple[NodeId, ...]:
+        """Nodes that end a step by writing a state or a param."""
+        return self.of_kind(WRITE)
+
+    def junctions(self) -> tuple[NodeId, ...]:
+        """Nodes that take any number of edges, in topological order."""
+        return tuple(sorted(self.of_kind("junction"), key=self.order_labels.key))
+
+    def is_junction(self, node: NodeId) -> bool:
+        """True if edges into the node may be added and cut."""
+        op = OPS.get(self.op(node))
+        return op is not None and op.traits.nary
+
+    def outputs(self) -> tuple[Value, ...]:
+        """The program's results, in order of declaration."""
+        return tuple(self._outputs.values())
+
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the results, in order of declaration."""
+        return tuple(self._outputs)
+
+    def output(self, name: str) -> Value:
+        """A result by its name. Raises: UnknownNode."""
+        if name not in self._outputs:
+            raise UnknownNode("no output of this name", where=name, expected=", ".join(self._outputs))
+        return self._outputs[name]
+
+    def key(self, node: NodeId) -> str:
+        """Checkpoint key of a param, const or state node. Raises: UnknownNode for other nodes."""
+        if self.op(node) not in STORED:
+            raise UnknownNode("only params, consts and states have a key", where=self.path(node), got=self.op(node))
+        return self.attrs(node)["key"]
+
+    def in_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
+        """Edges into a node, by port."""
+        edges, graph = self.graph.in_edges(self.node(ref)), self.graph
+        return tuple(sorted(edges, key=lambda e: graph.edge(e, "dst_port"))) if len(edges) > 1 else tuple(edges)
+
+    def out_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
+        """Edges out of a node, by creation of the reader and its port."""
+        graph = self.graph
+        return tuple(sorted(graph.out_edges(self.node(ref)),
+                            key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port"))))  # fmt: skip
+
+    def edge_value(self, edge: EdgeId) -> Value:
+        """What an edge carries."""
+        return Value(self.graph.source(edge), self.graph.edge(edge, "src_port"))
+
+    def edge_port(self, edge: EdgeId) -> int:
+        """The port of its target that an edge enters."""
+        return self.graph.edge(edge, "dst_port")
+
+    def operands(self, node: NodeId) -> list[Value]:
+        """What a node reads, by port."""
+        graph = self.graph
+        return [Value(graph.source(e), graph.edge(e, "src_port")) for e in self.in_edges(node)]
+
+    def consumers(self, ref: NodeId | Value | str) -> tuple[NodeId, ...]:
+        """Nodes that read a value (of a node: any of its results), each once."""
+        node = self.node(ref)
+        edges = self.out_edges(node)
+        if isinstance(ref, Value):
+            edges = tuple(e for e in edges if self.graph.edge(e, "src_port") == ref.port)
+        return tuple(dict.fromkeys(self.graph.target(e) for e in edges))
+
+    def producers(self, ref: NodeId | str) -> tuple[NodeId, ...]:
+        """Nodes that a node reads, each once, by port."""
+        return tuple(dict.fromkeys(v.node for v in self.operands(self.node(ref))))
+
+    def order(self) -> list[NodeId]:
+        """All nodes so that each comes after what it reads; deterministic."""
+        return sorted(self.graph.nodes(), key=self.order_labels.key)
+
+    def reachable(self, roots: Sequence[Value | NodeId]) -> set[NodeId]:
+        """The roots and everything they depend on."""
+        stack = [r.node if isinstance(r, Value) else r for r in roots]
+        seen = set(stack)
+        while stack:
+            for before in self.graph.predecessors(stack.pop()):
+                if before not in seen:
+                    seen.add(before)
+                    stack.append(before)
+        return seen
+
+    def select(self, pattern: str = "**", **filters: Any) -> Selection:
+        """Nodes by path pattern and filters; see `Selection`."""
+        from graphwright.program.selection import Selection
+
+        return Selection.of(self, pattern, **filters)
+
+    def hash(self) -> str:
+        """sha256 over structure and the bytes of all weights; equal programs have equal hashes."""
+        return self._structure.full()
+
+    def structure_hash(self) -> str:
+        """sha256 over structure alone: names, ops, attributes, specs, edges, outputs."""
+        return self._structure.structure()
+
+    def state_hash(self) -> str:
+        """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
+        return self._structure.full(mapped_by_reference=True)
+
+    # -- editing ----------------------------------------------------------------------------------------------------------
+    def edit(self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True) -> Transaction:
+        """Open an edit: `with program.edit("drop a branch") as e: ...` is one undo step.
+
+        Args:
+            why: what the journal says.
+            author: `human`, `gate`, `evolution` or `pass`.
+            tool: name of the program that edits, if one does.
+            check: False admits a broken state (`program.valid` is False then), so that it can be repaired.
+        Raises: on exit PortEmpty or SpecMismatch; with any error the program is as before, bit for bit.
+        """
+        from graphwright.program.transaction import Transaction
+
+        return Transaction(self, why, author, tool, check)
+
+    def undo(self, n: int = 1) -> None:
+        """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable."""
+        for _ in range(n):
+            self.history.step(back=True)
+
+    def redo(self, n: int = 1) -> None:
+        """Make the last `n` undone edits again. Raises: NotUndoable."""
+        for _ in range(n):
+            self.history.step(back=False)
+
+    def mark(self, name: str) -> None:
+        """Name the present state for `rollback`."""
+        self.history.mark(name)
+
+    def rollback(self, name: str) -> int:
+        """Undo to a mark; returns the number of entries undone."""
+        return self.history.rollback(name)
+
+    def blame(self, ref: NodeId | Value | EdgeId | str) -> list[Entry]:
+        """Journal entries that made or changed a node, an edge, a path or a checkpoint key; also of deleted ones."""
+        if isinstance(ref, str):
+            return self.history.blame(self._names.get(ref), ref)
+        return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
+
+    def on_edit(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
+        """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it."""
+        self.history.listeners.append(listener)
+        return lambda: self.history.listeners.remove(listener)
+
+    def __len__(self) -> int:
+        return self.graph.node_count
+
+    def __repr__(self) -> str:
+        return (f"Program({self.name!r}, {len(self)} nodes, {self.graph.edge_count} edges, "
+                f"{len(self.params())} params, version {self.version})")  # fmt: skip
+
+    # -- changing: the ground that edits, the builder and the tracer stand on --------------------------------------------
+    def free_name(self, wanted: str) -> str:
+        """`wanted`, or the first `wanted_2`, `wanted_3`, ... that no node has."""
+        if wanted not in self._names:
+            return wanted
+        n = 2
+        while f"{wanted}_{n}" in self._names:
+            n += 1
+        return f"{wanted}_{n}"
+
+    def check_name(self, name: str) -> None:
+        """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
+        if not name or len(name) > 4096 or any(not s for s in name.split(".")) or any(ord(c) < 32 for c in name):
+            raise BadName("a name is a dotted path without empty segments or control characters", got=repr(name[:80]))
+        if name in self._names:
+            raise NameTaken("a node of this name exists", where=name, fix="name= another, or e.rename the old one")
+
+    def insert_node(self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
+                    seq: int | None = None, handle: NodeId | None = None) -> NodeId:  # fmt: skip
+        """Put a node in, unconnected. With `handle`, revive the node that had it."""
+        if handle is not None and handle in self._graveyard:
+            node = self.graph.restore_node(self._graveyard.pop(handle))
+        else:
+            number = self._seq if seq is None else seq
+            node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
+            self.order_labels.insert(node)
+            self._seq = max(self._seq, number + 1)
+        self._names[name] = node
+        self._kinds.setdefault(op, {})[node] = None
+        self._structure.touch(node)
+        return node
+
+    def delete_node(self, node: NodeId) -> None:
+        """Take an unconnected node out; its handle can be revived."""
+        name, op = self.path(node), self.op(node)
+        self._structure.forget(node)
+        del self._names[name]
+        del self._kinds[op][node]
+        self._graveyard[node] = self.graph.remove_node(node)
+
+    def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
+        """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
+        if port is None:
+            port = self.graph.node(dst, "next_port")
+        self.order_labels.add_edge(src.node, dst)
+        if handle is not None and handle in self._graveyard:
+            edge = self.graph.restore_edge(self._graveyard.pop(handle))
+        else:
+            edge = self.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
+        if port >= self.graph.node(dst, "next_port"):
+            self.graph.set_node(dst, next_port=port + 1)
+        self._structure.touch(dst)
+        return edge
+
+    def delete_edge(self, edge: EdgeId) -> None:
+        """Take an edge out; its handle can be revived."""
+        dst = self.graph.target(edge)
+        self._graveyard[edge] = self.graph.remove_edge(edge)
+        self._structure.touch(dst)
+
+    def move_edge(self, edge: EdgeId, src: Value) -> None:
+        """Let an edge start at another value. Raises: CycleError, nothing changed."""
+        dst = self.graph.target(edge)
+        self.order_labels.add_edge(src.node, dst)
+        past = self._rewired.setdefault(edge, [])
+        if past and past[-1].source == src.node:  # going back: the old place in the bucket too
+            self.graph.restore_rewire(past.pop())
+        elif self.graph.source(edge) != src.node:
+            past.append(self.graph.rewire_edge(edge, src=src.node))
+        self.graph.set_edge(edge, src_port=src.port)
+        self._structure.touch(dst)
+
+    def update_node(self, node: NodeId, **columns: Any) -> None:
+        """Change columns of a node: attrs, specs or name."""
+        if "name" in columns:
+            del self._names[self.path(node)]
+            self._names[columns["name"]] = node
+            for edge in self.graph.out_edges(node):
+                self._structure.touch(self.graph.target(edge))
+        self.graph.set_node(node, **columns)
+        self._structure.touch(node)
+
+    def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
+        """Put an op node in with its edges and inferred specs; used while a program is built."""
+        row = get(op)
+        full = row.complete(attrs, name)
+        specs = row.specs([self.specs(v.node)[v.port] for v in operands], full, name)
+        node = self.insert_node(op, full, name, specs)
+        for port, operand in enumerate(operands):
+            self.insert_edge(operand, node, port)
+        return node
+
+    def add_source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
+        """Put an input, param, const or state node in."""
+        assert kind in SOURCES
+        return self.insert_node(kind, attrs, name, (spec,))
+
+    def add_write(self, target: Value, value: Value, name: str) -> NodeId:
+        """Put a write node in: `value` is what the source `target` has in the next step."""
+        node = self.insert_node(WRITE, {}, name, ())
+        self.insert_edge(target, node, 0)
+        self.insert_edge(value, node, 1)
+        return node
+
+    def set_outputs(self, outputs: Mapping[str, Value]) -> None:
+        """Declare the results, by name and in order."""
+        self._outputs = dict(outputs)
+        self._structure.touch_outputs()
+
+    def set_output(self, name: str, value: Value) -> None:
+        """Declare one more result."""
+        self.set_outputs({**self._outputs, name: value})
+

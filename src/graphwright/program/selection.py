@@ -1,0 +1,257 @@
+"""Selection: a set of nodes as a value that is counted and shown before anything is done with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.program.kinds import KINDS
+from graphwright.program.paths import matches
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+    from graphwright.program.transaction import Transaction
+
+
+class EmptySelection(UsageError):
+    """A selection without nodes where some are needed."""
+
+
+class StaleSelection(UsageError):
+    """Nodes of the selection were deleted since it was made."""
+
+
+class CountMismatch(UsageError):
+    """A selection of another size than asserted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Nodes of one program, in topological order, with the query that found them.
+
+    Attributes:
+        program, version: what was selected from, and when.
+        nodes: handles, in topological order.
+        query: pattern and filters, for `refresh` and `why_not`; None for a set made of others.
+    """
+
+    program: Program
+    nodes: tuple[NodeId, ...]
+    version: int
+    query: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def of(p: Program, pattern: str = "**", *, op: str | None = None, kind: str | None = None, dtype: object = None,
+           where: Callable[[NodeId], bool] | None = None, regex: str | None = None) -> Selection:  # fmt: skip
+        """Nodes whose path matches and that pass every filter.
+
+        Args:
+            pattern: dotted path pattern, see `graphwright.program.paths`.
+            op: name of an op or kind (`param`, `input`, ...).
+            kind: `op` for all ops, `source` for inputs, params, consts and states.
+            dtype: of the first result.
+            where: predicate on handles.
+            regex: must be found in the path.
+        """
+        query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
+        tests = _tests(p, query)
+        found = [n for n in p.nodes() if all(test(n) for _, test in tests)]
+        return Selection(p, _ordered(p, found), p.version, query)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+    def names(self) -> list[str]:
+        """Paths of the nodes."""
+        self._alive()
+        return [self.program.path(n) for n in self.nodes]
+
+    def show(self) -> Selection:
+        """Print at most 40 lines: path, op, spec. Returns itself."""
+        print(self)  # noqa: T201  # the one method whose job is to print
+        return self
+
+    def assert_count(self, n: int) -> Selection:
+        """Itself, if it has `n` nodes. Raises: CountMismatch with the first names."""
+        if self.count != n:
+            raise CountMismatch("the selection has another size", expected=n, got=f"{self.count}: {self.names()[:10]}")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self.nodes)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.nodes
+
+    def __str__(self) -> str:
+        self._alive()
+        p = self.program
+        width = max((len(p.path(n)) for n in self.nodes[:39]), default=0)
+        lines = [f"{p.path(n):<{width}}  {p.op(n):<14} {', '.join(map(repr, p.specs(n)))}" for n in self.nodes[:39]]
+        if self.count > 39:
+            lines.append(f"... {self.count - 39} more")
+        return "\n".join(lines) or "(empty selection)"
+
+    # -- sets -----------------------------------------------------------------------------------------------------------
+    def __or__(self, other: Selection) -> Selection:
+        return self._made(set(self.nodes) | set(other.nodes))
+
+    def __and__(self, other: Selection) -> Selection:
+        return self._made(set(self.nodes) & set(other.nodes))
+
+    def __sub__(self, other: Selection) -> Selection:
+        return self._made(set(self.nodes) - set(other.nodes))
+
+    def __invert__(self) -> Selection:
+        return self._made(set(self.program.nodes()) - set(self.nodes))
+
+    def nth(self, i: int) -> Selection:
+        """The i-th node alone."""
+        return self._made({self.nodes[i]})
+
+    def where(self, test: Callable[[NodeId], bool]) -> Selection:
+        """Nodes that pass a test."""
+        return self._made({n for n in self.nodes if test(n)})
+
+    def parents(self, k: int = 1) -> Selection:
+        """Nodes at most `k` edges upstream, the selection itself left out."""
+        return self._grown(k, self.program.graph.predecessors)
+
+    def children(self, k: int = 1) -> Selection:
+        """Nodes at most `k` edges downstream, the selection itself left out."""
+        return self._grown(k, self.program.graph.successors)
+
+    def between(self, other: Selection) -> Selection:
+        """Nodes on a path from this selection to the other, both ends included."""
+        up = self.program.reachable(other.nodes)
+        down = set(self.nodes)
+        stack = list(self.nodes)
+        while stack:
+            for after in self.program.graph.successors(stack.pop()):
+                if after not in down:
+                    down.add(after)
+                    stack.append(after)
+        return self._made(up & down)
+
+    def inner(self) -> Selection:
+        """Nodes that no edge connects with the outside."""
+        return self - self.boundary()
+
+    def boundary(self) -> Selection:
+        """Nodes with an edge from or to the outside."""
+        inside, graph = set(self.nodes), self.program.graph
+        return self.where(lambda n: any(m not in inside for m in (*graph.predecessors(n), *graph.successors(n))))
+
+    def in_edges(self) -> tuple[EdgeId, ...]:
+        """Edges that enter from outside, by target and port."""
+        inside, p = set(self.nodes), self.program
+        return tuple(e for n in self.nodes for e in p.in_edges(n) if p.graph.source(e) not in inside)
+
+    def out_edges(self) -> tuple[EdgeId, ...]:
+        """Edges that leave to the outside, by source."""
+        inside, p = set(self.nodes), self.program
+        return tuple(e for n in self.nodes for e in p.out_edges(n) if p.graph.target(e) not in inside)
+
+    # -- staying true -----------------------------------------------------------------------------------------------------
+    def refresh(self) -> Selection:
+        """The same query on the present program."""
+        if self.query is None:
+            alive = [n for n in self.nodes if n in self.program.graph]
+            return replace(self, nodes=_ordered(self.program, alive), version=self.program.version)
+        return Selection.of(self.program, **self.query)
+
+    def why_not(self, path: str) -> str:
+        """Which filter dropped a node."""
+        node = self.program.node(path)
+        if node in self.nodes:
+            return f"{path} is selected"
+        for name, test in _tests(self.program, self.query or {}):
+            if not test(node):
+                return f"{path} was dropped by {name}"
+        return f"{path} is not among the selected nodes: the set was made of other selections"
+
+    def _alive(self) -> None:
+        lost = [n for n in self.nodes if n not in self.program.graph]
+        if lost:
+            made = [_past_name(self.program, n) for n in lost]
+            raise StaleSelection("selected nodes were deleted", got=", ".join(made[:10]), fix="selection.refresh()")
+
+    # -- verbs ------------------------------------------------------------------------------------------------------------
+    def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
+        """Open an edit on the program, after the selection was checked. Raises: EmptySelection, StaleSelection."""
+        self._needed(allow_empty)
+        return self.program.edit(why)
+
+    def replace(self, subprogram: Program, why: str = "replace a selection") -> dict[str, NodeId]:
+        """Put another program in the selection's place, as one edit."""
+        with self.edit(why) as e:
+            return e.replace(self, subprogram)
+
+    def remove(self, why: str = "remove a selection") -> None:
+        """Remove the nodes, as one edit; what reads them must be junctions."""
+        with self.edit(why) as e:
+            e.remove(self)
+
+    def _needed(self, allow_empty: bool) -> None:
+        self._alive()
+        if not self.nodes and not allow_empty:
+            pattern = (self.query or {}).get("pattern", "")
+            near = get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3)
+            raise EmptySelection("nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None)
+
+    def _made(self, nodes: set[NodeId]) -> Selection:
+        return Selection(self.program, _ordered(self.program, nodes), self.program.version)
+
+    def _grown(self, k: int, step: Callable[[NodeId], tuple[NodeId, ...]]) -> Selection:
+        seen, front = set(self.nodes), set(self.nodes)
+        for _ in range(k):
+            front = {m for n in front for m in step(n)} - seen
+            seen |= front
+        return self._made(seen - set(self.nodes))
+
+
+def _ordered(p: Program, nodes: Any) -> tuple[NodeId, ...]:
+    return tuple(sorted(nodes, key=p.order_labels.key))
+
+
+def _past_name(p: Program, node: NodeId) -> str:
+    for entry in reversed(p.journal):
+        for record in entry.edits:
+            if record.get("handle") == [node.index, node.generation] and "path" in record:
+                return record["path"]
+    return repr(node)
+
+
+def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[NodeId], bool]]]:
+    """Filters of a query as (description, predicate)."""
+    from graphwright.array import dtype as named
+
+    tests: list[tuple[str, Callable[[NodeId], bool]]] = []
+    if (pattern := query.get("pattern")) is not None:
+        tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
+    if (op := query.get("op")) is not None:
+        tests.append((f"op={op!r}", lambda n: p.op(n) == op))
+    if (kind := query.get("kind")) is not None:
+        if kind not in ("op", "source"):
+            raise UsageError("unknown kind", expected="op or source", got=kind)
+        tests.append((f"kind={kind!r}", lambda n: (p.op(n) in KINDS) == (kind == "source")))
+    if (dtype := query.get("dtype")) is not None:
+        wanted = named(dtype)
+        tests.append((f"dtype={wanted.name!r}", lambda n: bool(p.specs(n)) and p.specs(n)[0].dtype is wanted))
+    if (regex := query.get("regex")) is not None:
+        found = re.compile(regex)
+        tests.append((f"regex={regex!r}", lambda n: found.search(p.path(n)) is not None))
+    if (test := query.get("where")) is not None:
+        tests.append(("where=...", test))
+    return tests

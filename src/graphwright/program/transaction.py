@@ -1,0 +1,344 @@
+"""`with program.edit("why") as e`: one transaction is one undo step. The verbs are lists of primitive edits.
+
+Invariant: leaving by an exception, anyone's, restores the program bit for bit; leaving normally commits one entry.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import NDArray, Spec, dtype, float32, from_numpy
+from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId, as_edge, as_node
+from graphwright.ops import get
+from graphwright.program.edits import (
+    AddEdge, AddNode, Edit, RemoveEdge, RemoveNode, Rename, Rewire, SetAttr, SetOutputs, SetWeight,
+)  # fmt: skip
+from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
+from graphwright.program.infer import check_ports, infer
+from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
+from graphwright.program.program import Program, Value
+from graphwright.program.replace import replace
+
+if TYPE_CHECKING:
+    from graphwright.program.selection import Selection
+
+Ref = NodeId | Value | str
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Transaction:
+    """An open edit of a program; made by `Program.edit`.
+
+    Attributes:
+        why, author, tool, line: what the journal entry will say; line is the user's file and line.
+        done: the primitive edits made so far, each with its inverse and its JSON form.
+        warnings: what is allowed but probably not meant.
+    """
+
+    def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool) -> None:
+        self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
+        self.line = _caller()
+        self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
+        self.touched: dict[NodeId, None] = {}
+        self.warnings: list[str] = []
+        self.specs_before: dict[NodeId, tuple[Spec, ...]] = {}
+        self._savepoints: list[tuple[int, dict[NodeId, None]]] = []
+
+    # -- the five steps ---------------------------------------------------------------------------------------------------
+    def do(self, edit: Edit) -> None:
+        """Make one primitive edit. Raises what its check raises, with nothing changed."""
+        p = self.program
+        edit.check(p)
+        record, inverse = edit.to_json(p), edit.invert(p)
+        edit.apply(p)
+        self.done.append((edit, inverse, record))
+        if isinstance(edit, SetWeight):
+            p.history.note(edit.key, edit.array)
+        for node in edit.touches(p):
+            self.touched[node] = None
+
+    def __enter__(self) -> Transaction:
+        p = self.program
+        outer = p.history.open
+        if outer is None:
+            p.history.begin(self)
+            return self
+        # nested: a savepoint of the outer transaction
+        outer._savepoints.append((len(outer.done), dict(outer.touched)))
+        return outer
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        p = self.program
+        current = p.history.open
+        assert current is not None, "an edit is left once"
+        if current is not self:
+            mark, touched = current._savepoints.pop()
+            if kind is not None:
+                current._roll_back(mark)
+                current.touched = touched
+            return
+        if kind is not None:
+            self._roll_back(0)
+            p.history.end(None)
+            return
+        try:
+            self._settle()
+        except BaseException:
+            self._roll_back(0)
+            p.history.end(None)
+            raise
+        p.history.end(self)
+
+    def _settle(self) -> None:
+        """Check ports and bring specs up to date. Raises: PortEmpty, SpecMismatch."""
+        p = self.program
+        alive = [n for n in self.touched if n in p.graph]
+        p.history.collect_trained(self)
+        try:
+            for node in alive:
+                check_ports(p, node)
+            infer(p, alive, self.specs_before)
+            p.valid = True
+        except UsageError:
+            if self.check:
+                raise
+            p.valid = False
+        for node in alive:
+            if p.is_junction(node) and not p.graph.in_degree(node):
+                self.warnings.append(f"{p.path(node)} has no edge left and is zero")
+
+    def _roll_back(self, mark: int) -> None:
+        p = self.program
+        while len(self.done) > mark:
+            self.done.pop()[1].apply(p)
+        if mark == 0:
+            for node, specs in self.specs_before.items():
+                if node in p.graph:
+                    p.update_node(node, specs=specs)
+
+    # -- looking, inside the edit ---------------------------------------------------------------------------------------
+    def spec(self, ref: Ref) -> Spec:
+        """Spec of a value, changes of this edit included."""
+        p = self.program
+        infer(p, [n for n in self.touched if n in p.graph], self.specs_before)
+        return p.spec(ref)
+
+    # -- nodes ------------------------------------------------------------------------------------------------------------
+    def add(self, op: str, *inputs: Ref, name: str | None = None, **attrs: Any) -> NodeId:
+        """Add an op reading `inputs` in order; returns its handle, usable at once.
+
+        Args:
+            op: name of an op, `"junction"` included.
+            inputs: nodes (their first result), values or names.
+            name: dotted path; by default the first input's module with the op's name behind.
+            attrs: attributes of the op.
+        Raises: UnknownOp, ShapeError, DTypeError, NameTaken, BadName.
+        """
+        p = self.program
+        row = get(op)
+        operands = [p.value(i) for i in inputs]
+        label = name if name is not None else p.free_name(self._default_name(op, operands))
+        full = row.complete(attrs, label)
+        for operand in operands:
+            if operand.node in self.touched:
+                self.spec(operand)
+        specs = row.specs([p.spec(v) for v in operands], full, label)
+        node = self._node(op, full, label, specs)
+        for port, operand in enumerate(operands):
+            self._edge(operand, node, port)
+        return node
+
+    def _default_name(self, op: str, operands: Sequence[Value]) -> str:
+        if not operands:
+            return op
+        module = self.program.path(operands[0]).rpartition(".")[0]
+        return f"{module}.{op}" if module else op
+
+    def _node(self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
+              variable: Variable | None = None) -> NodeId:  # fmt: skip
+        p = self.program
+        self.do(AddNode(as_node(p.graph.next_node()), kind, attrs, name, specs, p._seq, variable))
+        return p.node(name)
+
+    def _edge(self, src: Value, dst: NodeId, port: int) -> EdgeId:
+        edge = as_edge(self.program.graph.next_edge())
+        self.do(AddEdge(edge, src, dst, port))
+        return edge
+
+    def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
+        """Add an input; sizes may be names."""
+        return self._node(INPUT, {}, name, (Spec(tuple(shape), _dtype(dtype)),))
+
+    def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
+        """Add a trained tensor with its first value; `key` is its name in a checkpoint, the node's name by default."""
+        array = as_array(value)
+        variable = Parameter(array, trainable and array.dtype.is_float, key or name)
+        return self._node(PARAM, {"key": key or name, "trainable": trainable}, name, (array.spec,), variable)
+
+    def const(self, name: str, value: Any) -> NodeId:
+        """Add a fixed tensor."""
+        array = as_array(value)
+        return self._node(CONST, {"key": name}, name, (array.spec,), Variable(array, name=name))
+
+    def state(self, name: str, value: Any) -> NodeId:
+        """Add a tensor that is carried from step to step, with its first value."""
+        array = as_array(value)
+        return self._node(STATE, {"key": name}, name, (array.spec,), Variable(array, name=name))
+
+    def carry(self, src: Ref, state: Ref) -> NodeId:
+        """Let a state (or param) have the value of `src` in the next step."""
+        p = self.program
+        target, value = p.value(state), p.value(src)
+        if any(p.op(n) == WRITE for n in p.consumers(target)):
+            raise PortTaken("this state is written already", where=p.path(target), fix="e.rewire the write's second edge")
+        node = self._node(WRITE, {}, p.free_name(f"{p.path(target)}.next"), ())
+        self._edge(target, node, 0)
+        self._edge(value, node, 1)
+        return node
+
+    def remove(self, ref: Ref | Selection | Sequence[NodeId]) -> None:
+        """Remove nodes with all their edges; what read them must be rewired or removed in the same edit."""
+        p = self.program
+        nodes = [p.node(ref)] if isinstance(ref, NodeId | Value | str) else list(ref)
+        for node in nodes:
+            for edge in (*p.out_edges(node), *p.in_edges(node)):
+                if edge in p.graph:  # a self-loop or an edge between two removed nodes went with the first
+                    reader = p.graph.target(edge)
+                    self.do(RemoveEdge(edge))
+                    self.touched[reader] = None
+            self.do(RemoveNode(node))
+
+    def set_attr(self, ref: Ref, **attrs: Any) -> None:
+        """Change attributes of a node."""
+        node = self.program.node(ref)
+        self.do(SetAttr(node, {**self.program.attrs(node), **attrs}))
+
+    def rename(self, ref: Ref, name: str) -> None:
+        """Give a node another name; its checkpoint key stays."""
+        self.do(Rename(self.program.node(ref), name))
+
+    def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any]) -> None:
+        """Put another value under a param's key; all readers of tied weights see it.
+
+        Args:
+            ref: the param node, its name, or its checkpoint key.
+            value: an array, or a function of the present value as float32 (or wider) numpy array. It is stored in the
+                param's dtype; another shape changes the param's spec.
+        """
+        p = self.program
+        key = ref if isinstance(ref, str) and ref in p.weights else p.key(p.node(ref))
+        kind = p.weights.array(key).dtype
+        if callable(value):
+            value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
+        self.do(SetWeight(key, as_array(value, kind)))
+
+    def set_outputs(self, **outputs: Ref) -> None:
+        """Declare the program's results."""
+        self.do(SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
+
+    # -- edges ------------------------------------------------------------------------------------------------------------
+    def connect(self, src: Ref, dst: Ref, port: int | None = None, *, delay: int = 0) -> EdgeId:
+        """Add an edge into a junction, or into an empty port; returns its handle.
+
+        Args:
+            src: what the edge carries.
+            dst: the junction (or op) it enters.
+            port: of an op; a junction takes the next one.
+            delay: steps by which the edge's value lags behind, through that many states that start at zero; a cycle
+                may be closed by a delayed edge only.
+        Raises: PortTaken, CycleError with the path.
+        """
+        p = self.program
+        value, target = p.value(src), p.node(dst)
+        for _ in range(delay):
+            spec = self.spec(value)
+            held = self.state(p.free_name(f"{p.path(target)}.held"), np.zeros(spec.shape, spec.dtype.numpy))
+            self.carry(value, held)
+            value = Value(held)
+        if port is None and p.is_junction(target):
+            port = p.graph.node(target, "next_port")
+        elif port is None:
+            taken = {p.edge_port(e) for e in p.in_edges(target)}
+            port = next(i for i in range(len(taken) + 1) if i not in taken)
+            arity = 2 if p.op(target) == WRITE else get(p.op(target)).arity
+            most = arity if isinstance(arity, int) else arity[1]
+            if most is not None and port >= most:
+                raise PortTaken("all ports of the op have their edge", where=p.path(target),
+                                fix="e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect there")  # fmt: skip
+        return self._edge(value, target, port)
+
+    def cut(self, edge: EdgeId) -> None:
+        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit."""
+        dst = self.program.graph.target(edge)
+        self.do(RemoveEdge(edge))
+        self.touched[dst] = None
+
+    def rewire(self, edge: EdgeId, src: Ref) -> None:
+        """Let an edge start at another value; handle and port stay. Raises: CycleError with the path."""
+        self.do(Rewire(edge, self.program.value(src)))
+
+    def insert(self, edge: EdgeId, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
+        """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port and now leaves the new node."""
+        p = self.program
+        source = p.edge_value(edge)
+        if name is None:
+            name = p.free_name(f"{p.path(p.graph.target(edge))}.{op}")
+        node = self.add(op, source, name=name, **attrs)
+        self.rewire(edge, node)
+        return node
+
+    def link(self, src: Ref, junction: Ref, weight: Any, *, name: str | None = None) -> EdgeId:
+        """Connect through a matrix: adds param `weight` [out, in], a linear op, and the edge into the junction."""
+        p = self.program
+        target = p.node(junction)
+        if not p.is_junction(target):
+            raise NotAJunction("a link ends in a junction", where=p.path(target), fix="e.insert(edge, 'junction')")
+        base = name if name is not None else p.free_name(f"{p.path(target)}.link")
+        matrix = self.param(f"{base}.weight", weight)
+        return self.connect(self.add("linear", src, matrix, name=base), target)
+
+    def replace(self, selection: Selection | Sequence[NodeId], subprogram: Program, match: Mapping[str, Ref] | None = None,
+                ) -> dict[str, NodeId]:  # fmt: skip
+        """Put another program where a selection is; see `graphwright.program.replace`."""
+        return replace(self, list(selection), subprogram, match)
+
+
+def _dtype(value: object) -> Any:
+    return dtype(value)
+
+
+def as_array(value: Any, kind: Any = None) -> NDArray:
+    """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
+    if isinstance(value, Tensor):
+        value = value.data
+    if isinstance(value, NDArray):
+        array = value.copy()
+    else:
+        host = np.array(value)
+        if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            host = host.astype(np.float32)
+        array = from_numpy(host)
+    if kind is not None and array.dtype is not kind:
+        from graphwright.array import empty
+
+        array = empty(array.shape, kind).copy_from(array)
+    return array
+
+
+def _caller() -> str | None:
+    """file:line of the first frame outside this package and the standard library's contextlib."""
+    frame = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]  # ends with None at the outermost frame
+    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+__all__ = ["PortEmpty", "Transaction", "as_array"]
