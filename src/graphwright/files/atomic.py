@@ -72,14 +72,14 @@ class AtomicFile:
         """Append all bytes of `data`; returns their number. Raises: UnwritableTarget (disk full, broken disk)."""
         view = flat_bytes(data)
         rest = view
+        whole, self._whole = self._whole, False
         with writing(self.path):
-            self._whole = False
             while rest:
                 taken = again(os.write, self._fd, rest)  # may take fewer than it was given
                 if taken == 0:
                     raise OSError(errno.EIO, "the system wrote no byte and gave no reason")
                 rest = rest[taken:]
-            self._whole = True
+        self._whole = whole
         return len(view)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -27,6 +27,8 @@ def flat_bytes(data: Buffer) -> memoryview:
         view = memoryview(data)
         if view.nbytes == 0:  # cast refuses a zero in the shape
             return memoryview(b"")
+        if view.format.startswith((">", "!")):  # cast does not mind, and every file here is little-endian
+            raise TypeError(f"big-endian format {view.format}")
         return view.cast("B")
     except TypeError as error:
         raise UsageError(

@@ -116,7 +116,7 @@ def _check_free(place: Path, overwrite: bool) -> None:
         return
     if not place.is_dir():
         raise DestinationExists("a file stands where the directory should go", where=place, fix="name another place")
-    if not overwrite and any(os.scandir(place)):
+    if not overwrite and os.listdir(place):
         raise DestinationExists("the directory exists and is not empty", where=place, fix="overwrite=True replaces it")
 
 
