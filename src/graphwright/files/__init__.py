@@ -1,0 +1,26 @@
+"""Files that survive: atomic writing of files and directories, strict JSON, checksums. Standard library only."""
+
+from graphwright.files.atomic import AtomicFile, atomic_write
+from graphwright.files.buffers import Buffer, StrPath, flat_bytes
+from graphwright.files.checksums import blake2b_128, sha256_file
+from graphwright.files.directory import atomic_directory
+from graphwright.files.errors import DestinationExists, FileError, JsonError, UnreadableFile, UnwritableTarget
+from graphwright.files.strict_json import parse_json, read_json
+
+__all__ = [
+    "AtomicFile",
+    "Buffer",
+    "DestinationExists",
+    "FileError",
+    "JsonError",
+    "StrPath",
+    "UnreadableFile",
+    "UnwritableTarget",
+    "atomic_directory",
+    "atomic_write",
+    "blake2b_128",
+    "flat_bytes",
+    "parse_json",
+    "read_json",
+    "sha256_file",
+]

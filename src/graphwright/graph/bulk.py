@@ -1,0 +1,287 @@
+"""Edits of many elements at once. Each equals the loop of single edits in the same order, handles and places included.
+
+Everything is checked before anything is written: handles, duplicates, column kinds and ranges, room. The functions are
+methods of `Graph`. Small batches run in plain Python; only large ones load compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UsageError
+from .buckets import BULK_MIN, NONE, Buckets, kernels
+from .columns import Array, Column
+from .errors import NotUndoable
+from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
+from .records import RemovedEdges, RemovedNodes, RewiredEdges
+from .slots import SlotTable
+from .views import Mask
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+Handles = HandleArray[Any] | Iterable[int] | Array
+"""Handles in any shape: an array of them, a sequence, or packed int64."""
+
+
+def add_nodes(self: Graph, n: int, **columns: Any) -> NodeArray:
+    """Add `n` nodes; a column is one value for all of them or one per node.
+
+    Raises: UsageError for an undeclared column or a wrong length, DTypeError, CapacityError; nothing is added then.
+    """
+    with self._lock:
+        table = self._node_table
+        if n < 0:
+            raise UsageError("a count of nodes is not negative", got=n)
+        rows = _rows(table, columns, n)
+        slots = table.issue_many(n)
+        _write(slots, rows)
+        self.version += 1
+        return NodeArray(table.ids[slots])
+
+
+def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **columns: Any) -> EdgeArray:
+    """Add an edge for each pair of `src` and `dst`; one handle stands for all rows.
+
+    Raises: StaleHandle with the first bad row, UsageError, DTypeError, CapacityError; nothing is added then.
+    """
+    with self._lock:
+        table = self._edge_table
+        sources, targets = np.broadcast_arrays(packed(src), packed(dst))
+        if sources.ndim == 0:
+            sources, targets = sources[None], targets[None]
+        s, t = (self._node_table.slots_of(ids, distinct=False) for ids in (sources, targets))
+        rows = _rows(table, columns, len(s))
+        self._out.room_many(s)
+        self._in.room_many(t)
+        slots = table.issue_many(len(s))
+        _write(slots, rows)
+        self._source.data[slots], self._target.data[slots] = s, t
+        self._out.append_many(s, slots)
+        self._in.append_many(t, slots)
+        self.version += 1
+        return EdgeArray(table.ids[slots])
+
+
+def remove_edges(self: Graph, which: Handles | Mask) -> RemovedEdges:
+    """Remove the edges of an id array, a sequence of handles, or a mask over the live edges (in slot order).
+
+    Raises: StaleHandle with the first bad row, UsageError if an id is given twice; nothing is removed then.
+    """
+    with self._lock:
+        slots = self._edge_table.slots_of(selected(self._edge_table, which), distinct=True)
+        s, t = self._source.data[slots], self._target.data[slots]
+        out_places = self._out.remove_many(s, slots)
+        in_places = self._in.remove_many(t, slots)
+        self.version += 1
+        return _released(self, slots, out_places, in_places)
+
+
+def remove_nodes(self: Graph, which: Handles | Mask) -> RemovedNodes:
+    """Remove nodes and all their edges, node by node as `remove_node` does.
+
+    Raises: StaleHandle with the first bad row, UsageError if an id is given twice; nothing is removed then.
+    """
+    with self._lock:
+        table = self._node_table
+        slots = table.slots_of(selected(table, which), distinct=True)
+        edges = _released(self, *_drained(self, slots))
+        columns = {name: column.take(slots) for name, column in table.columns.items()}
+        nodes = NodeArray(table.ids[slots])
+        table.release_many(slots)
+        self.version += 1
+        return RemovedNodes(nodes, columns, edges)
+
+
+def clear(self: Graph) -> RemovedNodes:
+    """Remove everything, last node first; handles stay dead for ever. Returns the inverse."""
+    with self._lock:
+        return remove_nodes(self, self._node_table.ids[self._node_table.live_slots()[::-1]])
+
+
+def rewire_edges(
+    self: Graph, ids: Handles | Mask, src: Handles | Handle | None = None, dst: Handles | Handle | None = None
+) -> RewiredEdges:
+    """Give edges other sources, targets or both, in order; one handle stands for all rows.
+
+    Raises: StaleHandle with the first bad row, UsageError if an edge is given twice; nothing changes then.
+    """
+    with self._lock:
+        slots = self._edge_table.slots_of(selected(self._edge_table, ids), distinct=True)
+        old = self._source.data[slots], self._target.data[slots]
+        new: list[Array] = []
+        for given, kept in zip((src, dst), old, strict=True):
+            if given is None:
+                new.append(kept)
+            else:
+                rows = packed(given)
+                if rows.ndim and len(rows) != len(slots):
+                    raise UsageError("one new end, or one per edge", expected=len(slots), got=len(rows))
+                new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
+        sides = (self._out, self._source), (self._in, self._target)
+        for (side, _), before, after in zip(sides, old, new, strict=True):
+            side.room_many(after[before != after])
+        places: list[Array] = []
+        for (side, owner), before, after in zip(sides, old, new, strict=True):
+            places.append(side.move_many(before, after, slots))
+            owner.data[slots] = after
+        ids_of = self._node_table.ids
+        ends = [NodeArray(ids_of[end]) for end in (*old, *new)]
+        self.version += 1
+        return RewiredEdges(EdgeArray(self._edge_table.ids[slots]), *ends[:2], *places, *ends[2:])
+
+
+def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
+    """Undo a bulk removal, or redo a bulk insertion; handles, columns and places come back.
+
+    Raises: NotUndoable if later edits have not been undone first, StaleHandle if an end is gone; nothing changes then.
+    """
+    with self._lock:
+        _revive_edges(self, record)
+        self.version += 1
+        return record.edges
+
+
+def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
+    """Undo a bulk removal of nodes, edges included. Raises NotUndoable; nothing changes then."""
+    with self._lock:
+        table, handles = self._node_table, record.nodes.ids[::-1]
+        slots = table.check_revive_many(handles)
+        table.revive_many(slots, handles)
+        try:
+            _revive_edges(self, record.edges)
+        except UsageError:
+            table.release_many(slots[::-1])
+            raise
+        _write(slots[::-1], _rows(table, record.columns, len(slots)))
+        self.version += 1
+        return record.nodes
+
+
+def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
+    """Undo a bulk rewire, places included; returns the record with which this same call redoes it.
+
+    Raises: NotUndoable if later edits have not been undone first; nothing changes then.
+    """
+    with self._lock:
+        back = slice(None, None, -1)
+        slots = self._edge_table.slots_of(record.edges.ids[back], distinct=True)
+        left: list[Array] = []
+        sides = (
+            (self._out, self._source, record.sources, record.new_sources, record.out_places),
+            (self._in, self._target, record.targets, record.new_targets, record.in_places),
+        )
+        for _, owner, _, new, _ in sides:
+            if not np.array_equal(self._node_table.ids[owner.data[slots]], new.ids[back]):
+                raise NotUndoable("an edge was rewired by a later edit")
+        for side, owner, old, _, places in sides:
+            nodes = self._node_table.slots_of(old.ids[back], distinct=False)
+            side.room_many(nodes[places[back] != NONE])
+            before = owner.data[slots]
+            gone, done = side.unmove_many(nodes, slots, places[back], owner)
+            if done < len(slots):
+                _redo(side, owner, before[:done], slots[:done], gone[:done])
+                if left:
+                    _redo(self._out, self._source, record.new_sources.index[back], slots, left[0])
+                raise NotUndoable("a place was taken by a later edit")
+            left.append(gone)
+        self.version += 1
+        new_ends = (record.new_sources[back], record.new_targets[back])
+        return RewiredEdges(record.edges[back], *new_ends, left[0], left[1], record.sources[back], record.targets[back])
+
+
+def packed(handles: Any) -> Ids:
+    """Handles in any shape as packed int64. Raises UsageError for what is no handle."""
+    if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
+        handles = list(handles)
+    ids = np.asarray(handles)
+    if (ids.size and ids.dtype.kind not in "iu") or ids.ndim > 1:
+        raise UsageError("not an array of handles", got=f"{ids.dtype} of shape {ids.shape}")
+    return ids.astype(np.int64, copy=False)
+
+
+def selected(table: SlotTable, which: Any) -> Ids:
+    """The packed handles that ids or a mask select."""
+    if isinstance(which, Mask):
+        return which.ids
+    if isinstance(which, np.ndarray) and which.dtype == bool:
+        if which.shape != (table.live,):
+            raise UsageError("a mask has one flag per live row", expected=(table.live,), got=which.shape)
+        return table.ids[table.live_slots()[which]]
+    return np.atleast_1d(packed(which))
+
+
+def _rows(table: SlotTable, given: Any, count: int) -> list[tuple[Column, Any]]:
+    for name in given:
+        table.column(name)
+    return [(c, c.cast(given.get(name, c.default), count)) for name, c in table.columns.items()]
+
+
+def _write(slots: Array, rows: list[tuple[Column, Any]]) -> None:
+    for column, values in rows:
+        column.put(slots, values)
+
+
+def _released(self: Graph, slots: Array, out_places: Array, in_places: Array) -> RemovedEdges:
+    table, node_ids = self._edge_table, self._node_table.ids
+    record = RemovedEdges(
+        EdgeArray(table.ids[slots]),
+        NodeArray(node_ids[self._source.data[slots]]),
+        NodeArray(node_ids[self._target.data[slots]]),
+        {name: column.take(slots) for name, column in table.columns.items()},
+        out_places,
+        in_places,
+    )
+    table.release_many(slots)
+    return record
+
+
+def _drained(self: Graph, nodes: Array) -> tuple[Array, Array, Array]:
+    """Take all edges of nodes out of both lists; their slots and places in the order of removal."""
+    out, into = self._out, self._in
+    bound = int(out.degrees[nodes].sum()) + int(into.degrees[nodes].sum())
+    if bound < BULK_MIN:
+        found: list[tuple[int, int, int]] = []
+        for node in nodes.tolist():
+            for side in (out, into):
+                while side.degree[node]:
+                    e = side.last(node)
+                    found.append((e, out.remove(self._src[e], e), into.remove(self._dst[e], e)))
+        rows = np.array(found, np.int64).reshape(-1, 3).T
+    else:
+        rows = np.empty((3, bound), np.int64)
+        ends = self._source.data, self._target.data
+        with out.lent() as (out_tables, out_state), into.lent() as (in_tables, in_state):
+            done = kernels().drain(out_tables, out_state, in_tables, in_state, self.block, nodes, ends, rows)
+        rows = rows[:, :done]
+    return rows[0].copy(), rows[1].copy(), rows[2].copy()
+
+
+def _revive_edges(self: Graph, record: RemovedEdges) -> None:
+    table, handles = self._edge_table, record.edges.ids[::-1]
+    slots = table.check_revive_many(handles)
+    s, t = (self._node_table.slots_of(ends.ids[::-1], distinct=False) for ends in (record.sources, record.targets))
+    rows = _rows(table, record.columns, len(slots))
+    self._out.room_many(s)
+    self._in.room_many(t)
+    self._source.data[slots], self._target.data[slots] = s, t
+    done = self._out.restore_many(s, slots, record.out_places[::-1], self._source)
+    fitted = done == len(slots)
+    if fitted:
+        entered = self._in.restore_many(t, slots, record.in_places[::-1], self._target)
+        fitted = entered == len(slots)
+        if not fitted:
+            self._in.remove_many(t[:entered][::-1], slots[:entered][::-1])
+    if not fitted:
+        self._out.remove_many(s[:done][::-1], slots[:done][::-1])
+        raise NotUndoable("a place was taken by a later edit")
+    table.revive_many(slots, handles)
+    _write(slots[::-1], rows)
+
+
+def _redo(side: Buckets, owner: Column, nodes: Array, slots: Array, places: Array) -> None:
+    back = slice(None, None, -1)
+    side.unmove_many(nodes[back], slots[back], places[back], owner)

@@ -1,0 +1,229 @@
+"""An append-only hash chain of JSON entries, one line each: what a journal file is made of.
+
+hash = sha256(previous hash + canonical JSON of the entry). A line is the canonical JSON of {entry, hash, prev}, so each
+byte of a file is covered: `read` and `verify` find one flipped byte with its line. What a chain alone cannot show is a
+cut-off end; compare `head` with a hash kept elsewhere (a receipt) for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from ..errors import UsageError
+from .errors import JournalCorrupt
+
+GENESIS = "0" * 64
+"""What stands before the first entry."""
+MAX_LINE = 64 * 2**20  # bytes
+MAX_DEPTH = 64
+_NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One entry in its chain."""
+
+    entry: Any
+    prev: str
+    hash: str
+
+    @property
+    def line(self) -> str:
+        """The line of a journal file, without its newline."""
+        return f'{{"entry":{canonical_json(self.entry)},"hash":"{self.hash}","prev":"{self.prev}"}}'
+
+
+@dataclass(slots=True)
+class Chain:
+    """Entries and their hashes; grows at the end only.
+
+    >>> chain = Chain()
+    >>> chain.append({"why": "first"}).prev == GENESIS
+    True
+    """
+
+    links: list[Link] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        """Hash of the last entry: it stands for the whole chain."""
+        return self.links[-1].hash if self.links else GENESIS
+
+    def append(self, entry: Any) -> Link:
+        """Add an entry. Raises UsageError if it is no plain JSON value, or too large for a line."""
+        link = Link(entry, self.head, entry_hash(self.head, entry))
+        if len(link.line) >= MAX_LINE:
+            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=len(link.line))
+        self.links.append(link)
+        return link
+
+    def lines(self) -> list[str]:
+        """The lines of the journal file."""
+        return [link.line for link in self.links]
+
+    def verify(self) -> None:
+        """Check all hashes again. Raises JournalCorrupt if an entry was changed in place."""
+        verify(self.lines())
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (link.entry for link in self.links)
+
+
+def canonical_json(value: Any) -> str:
+    """The one text of a JSON value: keys sorted, no spaces, ASCII, shortest floats. Tuples count as lists.
+
+    Raises: UsageError for NaN and infinities, keys that are no strings, other types, nesting beyond 64.
+    """
+    _check(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def entry_hash(prev: str, entry: Any) -> str:
+    """Hash of an entry that follows `prev`."""
+    return hashlib.sha256((prev + canonical_json(entry)).encode()).hexdigest()
+
+
+def verify(lines: Iterable[str | bytes], *, head: str | None = None) -> list[Link]:
+    """Read lines and check every hash; `head`, if given, must be the last one.
+
+    Raises: JournalCorrupt with the first bad line, counted from 1.
+    """
+    links: list[Link] = []
+    for link in _links(lines):
+        links.append(link)
+    _check_head(links, head)
+    return links
+
+
+def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None) -> Chain:
+    """Read and verify a journal file; memory is bounded by its good lines.
+
+    Args:
+        path: a file of JSON lines.
+        recover: return the lines before the first bad one instead of raising.
+        head: hash the last entry must have.
+    Raises: JournalCorrupt, OSError.
+    """
+    chain = Chain()
+    with open(path, "rb") as file:
+        try:
+            for link in _links(_bounded(file)):
+                chain.links.append(link)
+            _check_head(chain.links, head)
+        except JournalCorrupt:
+            if not recover:
+                raise
+    return chain
+
+
+def write(path: str | os.PathLike[str], chain: Chain) -> None:
+    """Write a whole journal: to a temporary name, fsynced, then replaced. Raises OSError."""
+    temporary = f"{os.fspath(path)}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            for link in chain.links:
+                file.write(link.line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def append_to(path: str | os.PathLike[str], link: Link) -> None:
+    """Add one line to the end of a journal file and fsync it. Raises OSError."""
+    with open(path, "ab") as file:
+        file.write(link.line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _links(lines: Iterable[str | bytes]) -> Iterator[Link]:
+    prev = GENESIS
+    for number, text in enumerate(lines, 1):
+        line = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        link = _parse(line, number)
+        if link.prev != prev:
+            raise JournalCorrupt(number, f"follows {link.prev[:12]}, but the line before it is {prev[:12]}")
+        prev = link.hash
+        yield link
+
+
+def _parse(line: bytes, number: int) -> Link:
+    if len(line) >= MAX_LINE:
+        raise JournalCorrupt(number, f"longer than {MAX_LINE} bytes")
+    if _depth(line) > MAX_DEPTH + 1:
+        raise JournalCorrupt(number, f"nested deeper than {MAX_DEPTH}")
+    try:
+        data = json.loads(line)
+        link = Link(data["entry"], data["prev"], data["hash"])
+        same = link.line.encode() == line and len(data) == 3
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise JournalCorrupt(number, f"not a journal line: {error}") from error
+    if not same:
+        raise JournalCorrupt(number, "not in canonical form")
+    if entry_hash(link.prev, link.entry) != link.hash:
+        raise JournalCorrupt(number, "the entry does not have the hash it claims")
+    return link
+
+
+def _bounded(file: IO[bytes]) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        if not line.endswith(b"\n"):
+            too_long = len(line) > MAX_LINE
+            raise JournalCorrupt(number, f"longer than {MAX_LINE} bytes" if too_long else "the last line is torn")
+        yield line[:-1]
+
+
+def _check_head(links: list[Link], head: str | None) -> None:
+    last = links[-1].hash if links else GENESIS
+    if head is not None and last != head:
+        raise JournalCorrupt(len(links), f"ends at {last[:12]}, expected {head[:12]}: lines are missing or added")
+
+
+def _depth(line: bytes) -> int:
+    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+        return 0  # cannot be nested deeper than it has brackets
+    depth = deepest = 0
+    for token in _NESTING.finditer(line):
+        mark = token.group()
+        if mark in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _check(value: Any) -> None:
+    pending = [(value, 0)]
+    while pending:
+        item, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
+        if isinstance(item, dict):
+            if not all(isinstance(key, str) for key in item):
+                raise UsageError("keys of a JSON object are strings", got=list(item)[:6])
+            pending += [(child, depth + 1) for child in item.values()]
+        elif isinstance(item, list | tuple):
+            pending += [(child, depth + 1) for child in item]
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                raise UsageError("JSON has no such number", got=item)
+        elif item is not None and not isinstance(item, str | int):
+            raise UsageError(
+                "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"
+            )

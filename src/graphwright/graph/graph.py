@@ -1,0 +1,427 @@
+"""The editable graph: a directed multigraph whose handles never lie and whose edits can be undone bit for bit.
+
+Two slot tables with typed columns, and per node an out-list and an in-list of edge slots in buckets; no tensors.
+Invariants: every live edge stands once in its source's out-list and once in its target's in-list; a handle names one
+element for ever; an edit that raises leaves the graph as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import UsageError
+from . import bulk, compressed, state
+from .buckets import NONE, Buckets
+from .columns import CellCounter
+from .errors import NotUndoable
+from .handles import EDGE_BIT, INDEX, EdgeId, NodeId, as_edge, as_node
+from .lock import EditLock
+from .records import RemovedEdge, RemovedNode, RewiredEdge
+from .slots import SlotTable
+from .views import EdgeView, NodeView
+
+MAX_GENERATION = INDEX
+
+
+class Graph:
+    """A directed multigraph; parallel edges and self-loops are ordinary.
+
+    Args:
+        node_columns: name -> dtype, (dtype, default) or ColumnSpec, one value per node.
+        edge_columns: the same per edge.
+        block: edges in one bucket block.
+        max_generation: handles one slot may give out before it is retired, plus one.
+        debug_counters: count the cells that single edits touch in `cells_touched`; slow.
+        timeout: seconds an edit waits for another thread's edit before `EditBusy`.
+    """
+
+    def __init__(
+        self,
+        node_columns: Mapping[str, Any] | None = None,
+        edge_columns: Mapping[str, Any] | None = None,
+        block: int = 16,
+        max_generation: int = MAX_GENERATION,
+        debug_counters: bool = False,
+        timeout: float = 5.0,
+    ) -> None:
+        self._counter = CellCounter() if debug_counters else None
+        self._node_table = SlotTable(NodeId, node_columns or {}, max_generation, self._counter)
+        self._edge_table = SlotTable(EdgeId, edge_columns or {}, max_generation, self._counter)
+        self._source = self._edge_table.attach("source", NONE)
+        self._target = self._edge_table.attach("target", NONE)
+        self._out = Buckets(self._node_table, self._edge_table, block, self._counter)
+        self._in = Buckets(self._node_table, self._edge_table, block, self._counter)
+        self._node_table.on_grow.append(self._bind)
+        self._edge_table.on_grow.append(self._bind)
+        self._bind()
+        self.block, self.max_generation = block, max_generation
+        self.version = 0
+        self._lock = EditLock(timeout)
+
+    def _bind(self) -> None:
+        self._node_ids, self._edge_ids = self._node_table.id_cells, self._edge_table.id_cells
+        self._src, self._dst = self._source.cells, self._target.cells
+
+    # -- single edits -------------------------------------------------------------------------------------------------
+    def add_node(self, **columns: Any) -> NodeId:
+        """Add a node; columns not given get their default. O(1).
+
+        Raises: UsageError for a column that is not declared, DTypeError for a value it cannot hold, CapacityError.
+        """
+        with self._lock:
+            nodes = self._node_table
+            slot = nodes.peek()
+            nodes.fill(slot, columns)
+            self.version += 1
+            return as_node(nodes.issue(slot))
+
+    def add_edge(self, src: NodeId, dst: NodeId, **columns: Any) -> EdgeId:
+        """Add an edge from `src` to `dst`, last in both their lists. O(1).
+
+        Raises: StaleHandle, UsageError for an undeclared column, DTypeError for a value it cannot hold, CapacityError.
+        """
+        with self._lock:
+            nodes, edges = self._node_table, self._edge_table
+            source, target = nodes.slot(src), nodes.slot(dst)
+            slot = edges.peek()
+            edges.fill(slot, columns)
+            self._out.room(source)
+            self._in.room(target)
+            self._src[slot] = source
+            self._dst[slot] = target
+            self._out.append(source, slot)
+            self._in.append(target, slot)
+            self.version += 1
+            return as_edge(edges.issue(slot))
+
+    def remove_edge(self, e: EdgeId) -> RemovedEdge:
+        """Remove an edge; its handle is dead at once. O(1) whatever the degrees. Raises StaleHandle."""
+        with self._lock:
+            slot = self._edge_table.slot(e)
+            self.version += 1
+            return self._drop_edge(slot)
+
+    def remove_node(self, n: NodeId) -> RemovedNode:
+        """Remove a node, its edges first: the out-list, then what is left of the in-list, each from its end. O(degree).
+
+        Raises: StaleHandle.
+        """
+        with self._lock:
+            node = self._node_table.slot(n)
+            edges: list[RemovedEdge] = []
+            for side in (self._out, self._in):
+                while side.degree[node]:
+                    edges.append(self._drop_edge(side.last(node)))
+            columns = self._node_table.read(node)
+            self._node_table.release(node)
+            self.version += 1
+            return RemovedNode(as_node(n), columns, tuple(edges))
+
+    def rewire_edge(self, e: EdgeId, src: NodeId | None = None, dst: NodeId | None = None) -> RewiredEdge:
+        """Give an edge another source, target or both; it goes to the end of a changed end's list. O(1).
+
+        The edge keeps its handle and columns; an end that is not given or stays the same keeps its place.
+        Raises: StaleHandle, CapacityError.
+        """
+        with self._lock:
+            nodes = self._node_table
+            slot = self._edge_table.slot(e)
+            old_source, old_target = self._src[slot], self._dst[slot]
+            source = old_source if src is None else nodes.slot(src)
+            target = old_target if dst is None else nodes.slot(dst)
+            self._out.room(source)
+            self._in.room(target)
+            out_place = in_place = NONE
+            if source != old_source:
+                out_place = self._out.remove(old_source, slot)
+                self._out.append(source, slot)
+                self._src[slot] = source
+            if target != old_target:
+                in_place = self._in.remove(old_target, slot)
+                self._in.append(target, slot)
+                self._dst[slot] = target
+            self.version += 1
+            old, new = self._handles(old_source, old_target), self._handles(source, target)
+            return RewiredEdge(as_edge(e), *old, out_place, in_place, *new)
+
+    def _drop_edge(self, slot: int) -> RemovedEdge:
+        edges = self._edge_table
+        source, target = self._src[slot], self._dst[slot]
+        edge = as_edge(self._edge_ids[slot])
+        columns = edges.read(slot)
+        out_place, in_place = self._out.remove(source, slot), self._in.remove(target, slot)
+        edges.release(slot)
+        ends = self._handles(source, target)
+        return tuple.__new__(RemovedEdge, (edge, *ends, columns, out_place, in_place))  # half the price of the call
+
+    # -- restores -----------------------------------------------------------------------------------------------------
+    def restore_edge(self, record: RemovedEdge) -> EdgeId:
+        """Undo a removal, or redo an insertion with the record that undoing it returned. O(1).
+
+        The edge gets its handle, columns and both places back. Columns declared meanwhile get their default.
+        Raises: NotUndoable if later edits have not been undone first; StaleHandle if an end is gone.
+        """
+        with self._lock:
+            source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
+            slot = self._edge_table.check_revive(record.edge)
+            out_fits = self._out.fits(source, record.out_place, self._src)
+            if not (out_fits and self._in.fits(target, record.in_place, self._dst)):
+                raise NotUndoable(f"the places of {record.edge!r} were taken by a later edit")
+            self._out.room(source)
+            self._in.room(target)
+            self._edge_table.fill(slot, record.columns)
+            self._src[slot], self._dst[slot] = source, target
+            self._out.restore(source, slot, record.out_place)
+            self._in.restore(target, slot, record.in_place)
+            self._edge_table.revive(slot, record.edge)
+            self.version += 1
+            return as_edge(record.edge)
+
+    def restore_node(self, record: RemovedNode) -> NodeId:
+        """Undo a removal, or redo an insertion: the node, then its edges, each as it was. O(degree).
+
+        Raises: NotUndoable if later edits have not been undone first.
+        """
+        with self._lock:
+            nodes = self._node_table
+            slot = nodes.check_revive(record.node)
+            nodes.fill(slot, record.columns)
+            nodes.revive(slot, record.node)
+            restored: list[EdgeId] = []
+            try:
+                for edge in reversed(record.edges):
+                    restored.append(self.restore_edge(edge))
+            except UsageError:
+                for edge_id in reversed(restored):
+                    self._drop_edge(edge_id & INDEX)
+                nodes.release(slot)
+                raise
+            self.version += 1
+            return as_node(record.node)
+
+    def restore_rewire(self, record: RewiredEdge) -> RewiredEdge:
+        """Undo a rewire, places included; returns the record with which `restore_rewire` redoes it. O(1).
+
+        Raises: NotUndoable if later edits have not been undone first; StaleHandle.
+        """
+        with self._lock:
+            slot = self._edge_table.slot(record.edge)
+            source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
+            now = self._handles(self._src[slot], self._dst[slot])
+            if now != (record.new_source, record.new_target):
+                raise NotUndoable(f"{record.edge!r} was rewired by a later edit")
+            out_place = self._put_back(self._out, self._src, slot, source, record.out_place)
+            try:
+                in_place = self._put_back(self._in, self._dst, slot, target, record.in_place)
+            except NotUndoable:
+                self._put_back(self._out, self._src, slot, record.new_source & INDEX, out_place)
+                raise
+            self.version += 1
+            return RewiredEdge(record.edge, *now, out_place, in_place, record.source, record.target)
+
+    def _put_back(self, side: Buckets, owner: Any, slot: int, node: int, place: int) -> int:
+        if place == NONE:
+            return NONE
+        side.room(node)
+        now = owner[slot]
+        left = side.remove(now, slot)
+        if not side.fits(node, place, owner):
+            side.restore(now, slot, left)
+            raise NotUndoable(f"the place of {as_edge(self._edge_ids[slot])!r} was taken by a later edit")
+        side.restore(node, slot, place)
+        owner[slot] = node
+        return left
+
+    # -- bulk edits, in bulk.py ---------------------------------------------------------------------------------------
+    add_nodes = bulk.add_nodes
+    add_edges = bulk.add_edges
+    remove_nodes = bulk.remove_nodes
+    remove_edges = bulk.remove_edges
+    rewire_edges = bulk.rewire_edges
+    restore_nodes = bulk.restore_nodes
+    restore_edges = bulk.restore_edges
+    restore_rewires = bulk.restore_rewires
+    clear = bulk.clear
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+    @property
+    def nodes(self) -> NodeView:
+        """Call it to iterate over node handles, index it for the live rows of a column."""
+        return NodeView(self)
+
+    @property
+    def edges(self) -> EdgeView:
+        """Call it to iterate over edge handles, index it for the live rows of a column."""
+        return EdgeView(self)
+
+    def node(self, n: NodeId, name: str) -> Any:
+        """One column of one node. Raises StaleHandle, UsageError for a column that is not declared."""
+        slot = self._node_table.slot(n)
+        try:
+            return self._node_table.cells[name][slot]
+        except KeyError:
+            raise self._node_table.no_column(name) from None
+
+    def edge(self, e: EdgeId, name: str) -> Any:
+        """One column of one edge. Raises StaleHandle, UsageError for a column that is not declared."""
+        slot = self._edge_table.slot(e)
+        try:
+            return self._edge_table.cells[name][slot]
+        except KeyError:
+            raise self._edge_table.no_column(name) from None
+
+    def set_node(self, n: NodeId, **columns: Any) -> None:
+        """Write columns of one node, all or none. Raises StaleHandle, UsageError, DTypeError."""
+        with self._lock:
+            self._node_table.update(self._node_table.slot(n), columns)
+            self.version += 1
+
+    def set_edge(self, e: EdgeId, **columns: Any) -> None:
+        """Write columns of one edge, all or none. Raises StaleHandle, UsageError, DTypeError."""
+        with self._lock:
+            self._edge_table.update(self._edge_table.slot(e), columns)
+            self.version += 1
+
+    # -- queries ------------------------------------------------------------------------------------------------------
+    @property
+    def node_count(self) -> int:
+        """Number of nodes."""
+        return self._node_table.live
+
+    @property
+    def edge_count(self) -> int:
+        """Number of edges."""
+        return self._edge_table.live
+
+    def contains(self, handle: int) -> bool:
+        """Whether a handle of a node or an edge is alive here; `handle in graph` is the same."""
+        return (self._edge_table if handle & EDGE_BIT else self._node_table).owns(handle)
+
+    def __contains__(self, handle: object) -> bool:
+        return isinstance(handle, int) and self.contains(handle)
+
+    def endpoints(self, e: EdgeId) -> tuple[NodeId, NodeId]:
+        """Source and target of an edge. Raises StaleHandle."""
+        slot = self._edge_table.slot(e)
+        return self._handles(self._src[slot], self._dst[slot])
+
+    def source(self, e: EdgeId) -> NodeId:
+        """The node an edge leaves. Raises StaleHandle."""
+        return as_node(self._node_ids[self._src[self._edge_table.slot(e)]])
+
+    def target(self, e: EdgeId) -> NodeId:
+        """The node an edge enters. Raises StaleHandle."""
+        return as_node(self._node_ids[self._dst[self._edge_table.slot(e)]])
+
+    def out_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
+        """Edges that leave a node, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        return self._edges_at(self._out, n)
+
+    def in_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
+        """Edges that enter a node, in bucket order, copied now. O(degree). Raises StaleHandle.
+
+        Bucket order changes when an edge is removed: what needs an order keeps it in a column.
+        """
+        return self._edges_at(self._in, n)
+
+    def successors(self, n: NodeId) -> tuple[NodeId, ...]:
+        """Distinct targets of a node's out-edges, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        return self._nodes_at(self._out.edges(self._node_table.slot(n)), self._dst)
+
+    def predecessors(self, n: NodeId) -> tuple[NodeId, ...]:
+        """Distinct sources of a node's in-edges, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        return self._nodes_at(self._in.edges(self._node_table.slot(n)), self._src)
+
+    def neighbors(self, n: NodeId) -> tuple[NodeId, ...]:
+        """Successors, then the predecessors that are not among them. O(degree). Raises StaleHandle."""
+        return tuple(dict.fromkeys(self.successors(n) + self.predecessors(n)))
+
+    def out_degree(self, n: NodeId) -> int:
+        """Number of edges that leave a node. O(1). Raises StaleHandle."""
+        return self._out.degree[self._node_table.slot(n)]
+
+    def in_degree(self, n: NodeId) -> int:
+        """Number of edges that enter a node. O(1). Raises StaleHandle."""
+        return self._in.degree[self._node_table.slot(n)]
+
+    def has_edge(self, u: NodeId, v: NodeId) -> bool:
+        """Whether an edge leads from `u` to `v`; scans the shorter of the two lists. Raises StaleHandle."""
+        return bool(self._between(u, v))
+
+    def edges_between(self, u: NodeId, v: NodeId) -> tuple[EdgeId, ...]:
+        """All parallel edges from `u` to `v`, in slot order; scans the shorter list. Raises StaleHandle."""
+        ids = self._edge_ids
+        return tuple(as_edge(ids[slot]) for slot in sorted(self._between(u, v)))
+
+    def _between(self, u: NodeId, v: NodeId) -> list[int]:
+        source, target = self._node_table.slot(u), self._node_table.slot(v)
+        if self._out.degree[source] <= self._in.degree[target]:
+            return [e for e in self._out.edges(source) if self._dst[e] == target]
+        return [e for e in self._in.edges(target) if self._src[e] == source]
+
+    def _edges_at(self, side: Buckets, n: NodeId) -> tuple[EdgeId, ...]:
+        return tuple(map(as_edge, map(self._edge_ids.__getitem__, side.edges(self._node_table.slot(n)))))
+
+    def _nodes_at(self, edges: list[int], end: Any) -> tuple[NodeId, ...]:
+        ids = self._node_ids
+        return tuple(as_node(ids[slot]) for slot in dict.fromkeys(map(end.__getitem__, edges)))
+
+    def _handles(self, source: int, target: int) -> tuple[NodeId, NodeId]:
+        ids = self._node_ids
+        return as_node(ids[source]), as_node(ids[target])
+
+    # -- whole graph, in state.py and compressed.py -------------------------------------------------------------------
+    hash = state.structure_hash
+    to_dict = state.to_dict
+    from_dict = classmethod(state.from_dict)
+    copy = state.copy
+    snapshot = state.snapshot
+    memory = state.memory
+    csr = compressed.csr
+    csc = compressed.csc
+
+    def reserve(self, nodes: int = 0, edges: int = 0) -> None:
+        """Make room for this many nodes and edges in all, so that adding them moves no buffer. Raises CapacityError."""
+        with self._lock:
+            self._node_table.reserve(nodes)
+            self._edge_table.reserve(edges)
+
+    @property
+    def cells_touched(self) -> int:
+        """Cells that single edits and queries have read or written since the start. Needs `debug_counters=True`."""
+        if self._counter is None:
+            raise UsageError("cells are not counted", fix="Graph(debug_counters=True)")
+        return self._counter.touched
+
+    @property
+    def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
+        """Asked for (was, removed_by) of a dead handle when a `StaleHandle` is raised; a journal can know them."""
+        return self._node_table.describe
+
+    @describe.setter
+    def describe(self, ask: Callable[[Any], tuple[str | None, str | None]] | None) -> None:
+        self._node_table.describe = self._edge_table.describe = ask
+
+    # -- the one writer -----------------------------------------------------------------------------------------------
+    @contextmanager
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the edit lock: other threads' edits wait. Re-entrant. Raises EditBusy after `timeout` seconds."""
+        self._lock.wait(self.timeout if timeout is None else timeout)
+        try:
+            yield
+        finally:
+            self._lock.__exit__()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds an edit waits for another thread's edit."""
+        return self._lock.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._lock.timeout = seconds
+
+    def __repr__(self) -> str:
+        return f"Graph({self.node_count} nodes, {self.edge_count} edges, version {self.version})"

@@ -1,0 +1,200 @@
+"""Bulk edits of buckets, compiled: each kernel is the loop of the single edit in `buckets.py`, cell for cell.
+
+`tables` are the buffers of `Buckets.tables()`, `state` is [blocks ever used, top of the free list]. Room is made before
+a kernel runs, so none of them allocates or fails. Importing this module loads numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+Array = Any
+_compiled = njit(cache=True, error_model="numpy")
+
+
+@_compiled
+def _open_last(tables: Array, state: Array, block: int, node: int) -> int:
+    _, tail, degree, _, _, after, before, free = tables
+    count = degree[node]
+    offset = count % block
+    degree[node] = count + 1
+    if offset:
+        return tail[node] * block + offset
+    if state[1]:
+        state[1] -= 1
+        new = np.int64(free[state[1]])
+    else:
+        new = state[0]
+        state[0] += 1
+    old = tail[node]
+    before[new] = old
+    after[new] = -1
+    if old == -1:
+        tables[0][node] = new
+    else:
+        after[old] = new
+    tail[node] = new
+    return new * block
+
+
+@_compiled
+def _append(tables: Array, state: Array, block: int, node: int, edge: int) -> None:
+    place = _open_last(tables, state, block, node)
+    tables[4][place] = edge
+    tables[3][edge] = place
+
+
+@_compiled
+def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> int:
+    head, tail, degree, place_of, items, after, before, free = tables
+    place = np.int64(place_of[edge])
+    count = degree[node] - 1
+    end = np.int64(tail[node])
+    last = end * block + count % block
+    if place != last:
+        moved = items[last]
+        items[place] = moved
+        place_of[moved] = place
+    items[last] = -1
+    degree[node] = count
+    if count % block == 0:
+        old = before[end]
+        tail[node] = old
+        if old == -1:
+            head[node] = -1
+        else:
+            after[old] = -1
+        free[state[1]] = end
+        state[1] += 1
+    return place
+
+
+@_compiled
+def _restore(tables: Array, state: Array, block: int, node: int, edge: int, place: int) -> None:
+    items, place_of = tables[4], tables[3]
+    last = _open_last(tables, state, block, node)
+    if place != last:
+        moved = items[place]
+        items[last] = moved
+        place_of[moved] = last
+    items[place] = edge
+    place_of[edge] = place
+
+
+@_compiled
+def _fits(tables: Array, state: Array, block: int, node: int, place: int, owner: Array) -> bool:
+    count = tables[2][node]
+    if count % block:
+        at = np.int64(tables[1][node])
+    elif state[1]:
+        at = np.int64(tables[7][state[1] - 1])
+    else:
+        at = state[0]
+    if place == at * block + count % block:
+        return True
+    if place < 0 or place >= state[0] * block:
+        return False
+    edge = tables[4][place]
+    return edge != -1 and owner[edge] == node
+
+
+@_compiled
+def _blocks_needed(degree: Array, nodes: Array, block: int) -> int:
+    needed = 0
+    for node in nodes:  # counts up in the degrees themselves, then back down: no scratch of the graph's size
+        needed += degree[node] % block == 0
+        degree[node] += 1
+    for node in nodes:
+        degree[node] -= 1
+    return needed
+
+
+def blocks_needed(degree: Array, nodes: Array, block: int) -> int:
+    """New blocks that appending one edge at each of `nodes` opens."""
+    return int(_blocks_needed(degree, nodes, block))
+
+
+@_compiled
+def append_many(tables: Array, state: Array, block: int, nodes: Array, edges: Array) -> None:
+    """Append each edge to its node's list."""
+    for i in range(len(edges)):
+        _append(tables, state, block, nodes[i], edges[i])
+
+
+@_compiled
+def remove_many(tables: Array, state: Array, block: int, nodes: Array, edges: Array) -> Array:
+    """Remove each edge from its node's list; returns the places."""
+    places = np.empty(len(edges), np.int64)
+    for i in range(len(edges)):
+        places[i] = _remove(tables, state, block, nodes[i], edges[i])
+    return places
+
+
+@_compiled
+def restore_many(
+    tables: Array, state: Array, block: int, nodes: Array, edges: Array, places: Array, owner: Array
+) -> int:
+    """Restore each edge at its place while it fits; returns how many did."""
+    for i in range(len(edges)):
+        if not _fits(tables, state, block, nodes[i], places[i], owner):
+            return i
+        _restore(tables, state, block, nodes[i], edges[i], places[i])
+    return len(edges)
+
+
+@_compiled
+def move_many(tables: Array, state: Array, block: int, old: Array, new: Array, edges: Array) -> Array:
+    """Move each edge whose node changes to the end of the new node's list; returns the places left, or -1."""
+    places = np.full(len(edges), -1)
+    for i in range(len(edges)):
+        if old[i] != new[i]:
+            places[i] = _remove(tables, state, block, old[i], edges[i])
+            _append(tables, state, block, new[i], edges[i])
+    return places
+
+
+@_compiled
+def unmove_many(
+    tables: Array, state: Array, block: int, nodes: Array, edges: Array, places: Array, owner: Array
+) -> tuple[Array, int]:
+    """Put each edge back to a node and place, and its owner right; returns the places left and how many fitted."""
+    left = np.full(len(edges), -1)
+    for i in range(len(edges)):
+        if places[i] == -1:
+            continue
+        now = owner[edges[i]]
+        left[i] = _remove(tables, state, block, now, edges[i])
+        if not _fits(tables, state, block, nodes[i], places[i], owner):
+            _restore(tables, state, block, now, edges[i], left[i])
+            return left, i
+        _restore(tables, state, block, nodes[i], edges[i], places[i])
+        owner[edges[i]] = nodes[i]
+    return left, len(edges)
+
+
+@_compiled
+def drain(
+    out: Array, out_state: Array, into: Array, into_state: Array, block: int, nodes: Array, ends: Array, rows: Array
+) -> int:
+    """Remove all edges of each node, out-list first, from the end; fills `rows` with edge, out place, in place.
+
+    `ends` are the source and target slots by edge slot. Returns the number of edges removed.
+    """
+    done = 0
+    for node in nodes:
+        while out[2][node]:
+            edge = out[4][out[1][node] * block + (out[2][node] - 1) % block]
+            rows[0, done] = edge
+            rows[1, done] = _remove(out, out_state, block, node, edge)
+            rows[2, done] = _remove(into, into_state, block, ends[1][edge], edge)
+            done += 1
+        while into[2][node]:
+            edge = into[4][into[1][node] * block + (into[2][node] - 1) % block]
+            rows[0, done] = edge
+            rows[1, done] = _remove(out, out_state, block, ends[0][edge], edge)
+            rows[2, done] = _remove(into, into_state, block, node, edge)
+            done += 1
+    return done

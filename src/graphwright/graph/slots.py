@@ -1,0 +1,322 @@
+"""Slots: which indices are occupied, by which generation, and the columns that hang on them.
+
+`ids[i]` is the packed handle of the occupant of slot i, or -1; a handle is alive iff `ids[handle.index] == handle`,
+one read that checks kind, generation and life together. `high[i]` is the next generation to issue. Invariants: `high`
+never falls, also not on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
+slot whose `high` reaches `max_generation` is retired: in no list, never issued again, but revived by undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, UsageError
+from .columns import Array, CellCounter, Column, aligned_copy, cells_of, grown
+from .errors import CapacityError, NotUndoable, StaleHandle
+from .handles import EDGE_BIT, INDEX, INDEX_BITS, EdgeId, Ids, NodeId
+
+DEAD = -1
+
+
+class SlotTable:
+    """One kind of element: its slots, free list and columns. `single` methods are plain Python, `*_many` numpy."""
+
+    def __init__(
+        self,
+        kind: type[NodeId] | type[EdgeId],
+        columns: Mapping[str, Any],
+        max_generation: int,
+        counter: CellCounter | None,
+    ) -> None:
+        if not 2 <= max_generation <= INDEX:
+            raise UsageError("max_generation must be at least 2 and fit 31 bits", got=max_generation)
+        self.kind, self.max_generation, self._counter = kind, max_generation, counter
+        self.kind_bit = kind.kind_bit
+        self.size = 0  # slots ever used
+        self.live = 0
+        self.free_top = 0
+        self.capacity = 0
+        self._ids = Column("ids", (np.int64, DEAD), counter)
+        self._high = Column("high", (np.int32, 1), counter)
+        self._free = np.empty(0, np.int32)
+        self._inner = [self._ids, self._high]
+        self.columns: dict[str, Column] = {}
+        self.on_grow: list[Callable[[], None]] = []
+        self.describe: Callable[[Any], tuple[str | None, str | None]] | None = None
+        self._bind()
+        for name, declared in columns.items():
+            self.add_column(name, declared)
+
+    # -- columns ----------------------------------------------------------------------------------------------------
+    def add_column(self, name: str, declared: Any) -> None:
+        """Declare a column; rows that exist get its default. Raises UsageError if the name is taken."""
+        if not name.isidentifier() or name in self.columns:
+            raise UsageError("a column needs a new name that is an identifier", got=name, expected=list(self.columns))
+        column = Column(name, declared, self._counter)
+        column.grow(self.capacity)
+        self.columns[name] = column
+        self._bind()
+
+    def attach(self, name: str, default: int) -> Column:
+        """An int32 column of the container itself, grown with the others and invisible to users."""
+        column = Column(name, (np.int32, default), self._counter)
+        column.grow(self.capacity)
+        self._inner.append(column)
+        return column
+
+    def column(self, name: str) -> Column:
+        """The column called `name`. Raises UsageError with the names there are."""
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise self.no_column(name) from None
+
+    def no_column(self, name: str) -> UsageError:
+        """The error for a name that is no column."""
+        return UsageError("no such column", where=name, expected=sorted(self.columns) or "none declared")
+
+    def fill(self, slot: int, given: Mapping[str, Any]) -> None:
+        """Write all columns of a slot that is not live yet: a refused value leaves nothing behind that counts."""
+        try:
+            for name, cells, default in self.fields:
+                cells[slot] = given.get(name, default)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._refused(name, given[name]) from error
+        if given and not given.keys() <= self.columns.keys():
+            raise self.no_column(next(n for n in given if n not in self.columns))
+
+    def update(self, slot: int, given: Mapping[str, Any]) -> None:
+        """Write some columns of a live slot, all or none."""
+        old = {name: self.column(name).cells[slot] for name in given}
+        try:
+            for name, value in given.items():
+                self.columns[name].cells[slot] = value
+        except (TypeError, ValueError, OverflowError) as error:
+            for done, value in old.items():
+                self.columns[done].cells[slot] = value
+            raise self._refused(name, given[name]) from error
+
+    def read(self, slot: int) -> dict[str, Any]:
+        """All columns of a slot."""
+        return {name: cells[slot] for name, cells, _ in self.fields}
+
+    def _refused(self, name: str, value: Any) -> DTypeError:
+        return DTypeError("value of the wrong kind or range", where=name, expected=self.columns[name].dtype, got=value)
+
+    # -- single -----------------------------------------------------------------------------------------------------
+    def slot(self, handle: int) -> int:
+        """Index of a live handle. Raises StaleHandle."""
+        index = handle & INDEX
+        try:
+            if self.id_cells[index] == handle:
+                return index
+        except IndexError:
+            pass
+        raise self.stale(handle)
+
+    def owns(self, handle: int) -> bool:
+        """Whether a handle is alive here."""
+        try:
+            return self.id_cells[handle & INDEX] == handle
+        except IndexError:
+            return False
+
+    def peek(self) -> int:
+        """The slot that `issue` takes next; grows the table if it is full. Raises CapacityError."""
+        if self.free_top:
+            return self.free_cells[self.free_top - 1]
+        if self.size == self.capacity:
+            self.reserve(self.size + 1)
+        return self.size
+
+    def issue(self, slot: int) -> int:
+        """Occupy the slot that `peek` gave; returns the packed handle."""
+        packed = self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
+        self.id_cells[slot] = packed
+        if self.free_top:
+            self.free_top -= 1
+        else:
+            self.size += 1
+        self.live += 1
+        return packed
+
+    def release(self, slot: int) -> None:
+        """Kill the occupant at once; the slot goes on top of the free list, or is retired."""
+        self.id_cells[slot] = DEAD
+        self.live -= 1
+        high = self.high_cells[slot] + 1
+        if high <= self.max_generation:
+            self.high_cells[slot] = high
+        if high < self.max_generation:
+            if self.free_top == len(self._free):
+                self._grow_free(self.free_top + 1)
+            self.free_cells[self.free_top] = slot
+            self.free_top += 1
+        for cells in self.object_cells:
+            cells[slot] = None  # a dead row keeps nothing alive
+
+    def check_revive(self, handle: int) -> int:
+        """The slot of a dead handle that `revive` would accept. Raises NotUndoable."""
+        slot = handle & INDEX
+        if handle & EDGE_BIT == self.kind_bit and slot < self.size and self.id_cells[slot] == DEAD:
+            high = self.high_cells[slot]
+            retired = high == self.max_generation
+            on_top = self.free_top and self.free_cells[self.free_top - 1] == slot
+            if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
+                return slot
+        raise NotUndoable(f"{self.kind.from_int(handle)} is not the element removed last")
+
+    def revive(self, slot: int, handle: int) -> None:
+        """Give a slot back to the handle that `check_revive` accepted; `high` stays where it is."""
+        self.id_cells[slot] = handle
+        self.live += 1
+        if self.high_cells[slot] < self.max_generation:
+            self.free_top -= 1
+
+    def stale(self, handle: int, where: object = None) -> UsageError:
+        """The error for a handle that names nothing here, with what is known about it."""
+        index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
+        if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
+            return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
+        if index >= self.size or generation >= self._high.data[index]:  # `high` is the next one to issue
+            return StaleHandle(
+                index, generation, what=f"{self.kind(index, generation)} was never issued by this graph", where=where
+            )
+        was, by = self.describe(self.kind(index, generation)) if self.describe else (None, None)
+        return StaleHandle(index, generation, was, by, what=f"{self.kind(index, generation)} is gone", where=where)
+
+    # -- many -------------------------------------------------------------------------------------------------------
+    def slots_of(self, handles: Ids, *, distinct: bool) -> Array:
+        """Slots of live handles. Raises StaleHandle with the first bad row, UsageError for one given twice."""
+        slots = handles & INDEX
+        known = slots < self.size
+        alive = np.zeros(len(slots), bool)
+        alive[known] = self.ids[slots[known]] == handles[known]
+        if not alive.all():
+            row = int(np.argmin(alive))
+            raise self.stale(int(handles[row]), where=f"row {row}")
+        if distinct:
+            seen = np.zeros(self.size, bool)
+            seen[slots] = True
+            if np.count_nonzero(seen) != len(slots):
+                _, first, counts = np.unique(slots, return_index=True, return_counts=True)
+                row = int(first[np.argmax(counts > 1)])
+                raise UsageError(
+                    f"{self.kind.from_int(int(handles[row]))} is given twice", where=f"row {row}", fix="unique ids"
+                )
+        return slots
+
+    def issue_many(self, count: int) -> Array:
+        """Occupy `count` slots in the order that `count` single issues would take; returns the slots."""
+        reused = min(count, self.free_top)
+        self.reserve(self.size + count - reused)
+        top = self._free[self.free_top - reused : self.free_top][::-1]
+        slots = np.concatenate([top.astype(np.int64), np.arange(self.size, self.size + count - reused)])
+        self.ids[slots] = self.kind_bit | self._high.data[slots].astype(np.int64) << INDEX_BITS | slots
+        self.free_top -= reused
+        self.size += count - reused
+        self.live += count
+        return slots
+
+    def release_many(self, slots: Array) -> None:
+        """`release` for distinct live slots, in order."""
+        self.ids[slots] = DEAD
+        self.live -= len(slots)
+        high = np.minimum(self._high.data[slots].astype(np.int64) + 1, self.max_generation)
+        self._high.data[slots] = high
+        freed = slots[high < self.max_generation]
+        self._grow_free(self.free_top + len(freed))
+        self._free[self.free_top : self.free_top + len(freed)] = freed
+        self.free_top += len(freed)
+        if self.object_cells:
+            for slot in slots.tolist():
+                for cells in self.object_cells:
+                    cells[slot] = None
+
+    def check_revive_many(self, handles: Ids) -> Array:
+        """Slots of dead handles that are revived in this order. Raises NotUndoable."""
+        slots = handles & INDEX
+        if len(slots) and (slots.max() >= self.size or (handles & EDGE_BIT != self.kind_bit).any()):
+            raise NotUndoable("the record is of another graph")
+        high = self._high.data[slots]
+        stacked = slots[high < self.max_generation]
+        top = self._free[max(self.free_top - len(stacked), 0) : self.free_top][::-1]
+        old = ((handles >> INDEX_BITS) & INDEX) < high
+        if not (old.all() and (self.ids[slots] == DEAD).all() and np.array_equal(top, stacked)):
+            raise NotUndoable("the record does not hold the elements removed last")
+        return slots
+
+    def revive_many(self, slots: Array, handles: Ids) -> None:
+        """Give slots back to the handles that `check_revive_many` accepted."""
+        self.free_top -= int(np.count_nonzero(self._high.data[slots] < self.max_generation))
+        self.ids[slots] = handles
+        self.live += len(slots)
+
+    def live_slots(self) -> Array:
+        """Occupied slots, ascending."""
+        used = self.ids[: self.size]
+        return np.arange(self.size) if self.live == self.size else np.flatnonzero(used > 0)
+
+    # -- room -------------------------------------------------------------------------------------------------------
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` slots. Raises CapacityError beyond 2^31 - 1."""
+        if capacity <= self.capacity:
+            return
+        if capacity > INDEX:
+            raise CapacityError("a handle has 31 bits for its index", expected=f"<= {INDEX}", got=capacity)
+        self.capacity = min(grown(self.capacity, capacity), INDEX)
+        for column in (*self._inner, *self.columns.values()):
+            column.grow(self.capacity)
+        self._bind()
+        for rebind in self.on_grow:
+            rebind()
+
+    def copy_from(self, other: SlotTable) -> None:
+        """Take over slots, free list and columns of a table with the same declarations."""
+        self.size, self.live, self.free_top, self.capacity = other.size, other.live, other.free_top, other.capacity
+        for mine, theirs in zip(self._inner, other._inner, strict=True):
+            mine.copy_from(theirs)
+        for name, theirs in other.columns.items():
+            self.columns[name].copy_from(theirs)
+        self._free = aligned_copy(other._free)
+        self._bind()
+        for rebind in self.on_grow:
+            rebind()
+
+    def set_free(self, slots: Array) -> None:
+        """Replace the free list, bottom first."""
+        self.free_top = 0
+        self._grow_free(len(slots))
+        self._free[: len(slots)] = slots
+        self.free_top = len(slots)
+
+    @property
+    def free_slots(self) -> Array:
+        """The free list from bottom to top."""
+        return self._free[: self.free_top]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, with slack, without the values of object columns."""
+        inner = sum(c.data.nbytes for c in self._inner) + self._free.nbytes
+        return inner + sum(
+            8 * len(c.data) if isinstance(c.data, list) else c.data.nbytes for c in self.columns.values()
+        )
+
+    def _grow_free(self, need: int) -> None:
+        if need > len(self._free):
+            free = np.empty(grown(len(self._free), need), np.int32)
+            free[: self.free_top] = self._free[: self.free_top]
+            self._free, self.free_cells = free, cells_of(free, self._counter)
+
+    def _bind(self) -> None:
+        self.ids: Ids = self._ids.data
+        self.high: Array = self._high.data
+        self.id_cells, self.high_cells = self._ids.cells, self._high.cells
+        self.free_cells = cells_of(self._free, self._counter)
+        self.fields = [(name, c.cells, c.default) for name, c in self.columns.items()]
+        self.cells = {name: c.cells for name, c in self.columns.items()}
+        self.object_cells = [c.cells for c in self.columns.values() if isinstance(c.data, list)]

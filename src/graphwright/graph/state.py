@@ -1,0 +1,292 @@
+"""A graph as a whole: its hash, its saved form, a copy, a snapshot. The functions are methods of `Graph`.
+
+The saved form carries slots, high-water marks, free lists and bucket places, so a loaded graph goes on with the same
+handles and the same undo records. It is plain JSON, or numpy arrays with `arrays=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UsageError
+from .buckets import Buckets
+from .chain import canonical_json
+from .columns import Array, Column, ColumnSpec
+from .errors import GraphFileError
+from .handles import INDEX, INDEX_BITS, EdgeArray, Ids, NodeArray
+from .slots import DEAD, SlotTable
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All columns of one version, copied under the lock: what readers on other threads use."""
+
+    version: int
+    nodes: NodeArray
+    edges: EdgeArray
+    sources: NodeArray
+    targets: NodeArray
+    node_columns: dict[str, Array]
+    edge_columns: dict[str, Array]
+
+
+def snapshot(self: Graph) -> Snapshot:
+    """Copy all live rows, in slot order, as of one version. Raises EditBusy."""
+    with self._lock:
+        nodes, edges = self._node_table, self._edge_table
+        n, e = nodes.live_slots(), edges.live_slots()
+        return Snapshot(
+            self.version,
+            NodeArray(nodes.ids[n]),
+            EdgeArray(edges.ids[e]),
+            NodeArray(nodes.ids[self._source.data[e]]),
+            NodeArray(nodes.ids[self._target.data[e]]),
+            {name: column.take(n) for name, column in nodes.columns.items()},
+            {name: column.take(e) for name, column in edges.columns.items()},
+        )
+
+
+def structure_hash(self: Graph, places: bool = False) -> str:
+    """sha256 over live handles, endpoints and columns; with `places` also over bucket places.
+
+    High-water marks, free lists and the version are left out, so an edit and its inverse give the same hash. Values of
+    object columns go in as their `encode`d form, as JSON, or as their repr.
+    Raises: UsageError for an object value that has none of these.
+    """
+    with self._lock:
+        digest = hashlib.sha256()
+        e = self._edge_table.live_slots()
+        for table in (self._node_table, self._edge_table):
+            slots = table.live_slots()
+            digest.update(f"{table.kind.__name__} {len(slots)}\n".encode())
+            digest.update(table.ids[slots].tobytes())
+            for name in sorted(table.columns):
+                column = table.columns[name]
+                digest.update(f"{name} {column.dtype.str}\n".encode())
+                digest.update(_canonical_rows(column, slots))
+        for ends in (self._source, self._target):
+            digest.update(self._node_table.ids[ends.data[e]].tobytes())
+        if places:
+            digest.update(f"places {self.block}\n".encode())
+            for side in (self._out, self._in):
+                digest.update(side.places[e].tobytes())
+        return digest.hexdigest()
+
+
+def copy(self: Graph) -> Graph:
+    """An independent graph with the same handles, places and future handles; object values are shared."""
+    with self._lock:
+        nodes, edges = self._node_table, self._edge_table
+        twin = type(self)(
+            {name: column.spec for name, column in nodes.columns.items()},
+            {name: column.spec for name, column in edges.columns.items()},
+            self.block,
+            self.max_generation,
+            self._counter is not None,
+            self.timeout,
+        )
+        twin._out.copy_from(self._out)
+        twin._in.copy_from(self._in)
+        twin._node_table.copy_from(nodes)
+        twin._edge_table.copy_from(edges)
+        twin.version, twin.describe = self.version, self.describe
+        return twin
+
+
+def memory(self: Graph) -> dict[str, float]:
+    """Bytes held, slack included: in all, per node and per edge (blocks count with the edges)."""
+    nodes, edges = self._node_table.nbytes, self._edge_table.nbytes + self._out.nbytes + self._in.nbytes
+    per_node, per_edge = nodes / max(self.node_count, 1), edges / max(self.edge_count, 1)
+    return {"total": nodes + edges, "per_node": per_node, "per_edge": per_edge}
+
+
+def to_dict(self: Graph, *, arrays: bool = False) -> dict[str, Any]:
+    """The saved form: JSON values, or numpy arrays where they are bulky with `arrays=True`.
+
+    Values of object columns are saved as `ColumnSpec.encode` gives them, or as they are.
+    """
+    with self._lock:
+        nodes, edges = self._node_table, self._edge_table
+        slots = edges.live_slots()
+        data = {
+            "schema": SCHEMA,
+            "block": self.block,
+            "max_generation": self.max_generation,
+            "version": self.version,
+            "nodes": _table_dict(nodes),
+            "edges": _table_dict(edges)
+            | {"source": self._source.data[slots].copy(), "target": self._target.data[slots].copy()},
+            "out": _lists_dict(self._out, nodes, slots, self._source.data),
+            "in": _lists_dict(self._in, nodes, slots, self._target.data),
+        }
+    return data if arrays else _plain(data)
+
+
+def from_dict(
+    cls: type[Graph],
+    data: Mapping[str, Any],
+    node_columns: Mapping[str, Any] | None = None,
+    edge_columns: Mapping[str, Any] | None = None,
+) -> Graph:
+    """The graph that `to_dict` saved; columns named here bring their `decode` and default.
+
+    Raises: GraphFileError if the tables contradict each other; no size is believed before it is checked.
+    """
+    try:
+        if data["schema"] != SCHEMA:
+            raise GraphFileError("unknown schema", expected=SCHEMA, got=data["schema"])
+        graph = cls({}, {}, int(data["block"]), int(data["max_generation"]))
+        nodes, edges = graph._node_table, graph._edge_table
+        _load_table(nodes, data["nodes"], node_columns or {})
+        _load_table(edges, data["edges"], edge_columns or {})
+        live = edges.live_slots()
+        for column, name in ((graph._source, "source"), (graph._target, "target")):
+            ends = _ints(data["edges"][name], name)
+            _require(len(ends) == len(live) and _in_range(ends, nodes.size), f"{name} of edges")
+            _require(bool((nodes.ids[ends] != DEAD).all()), f"{name} of an edge is a dead node")
+            column.data[live] = ends
+        _load_lists(graph._out, data["out"], nodes, live, graph._source.data)
+        _load_lists(graph._in, data["in"], nodes, live, graph._target.data)
+        graph.version = int(data["version"])
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        if isinstance(error, GraphFileError):
+            raise
+        raise GraphFileError(f"a saved graph lacks or garbles a field: {error}") from error
+    return graph
+
+
+def _canonical_rows(column: Column, slots: Array) -> bytes:
+    rows = column.take(slots)
+    if column.dtype != object:
+        return rows.tobytes()
+    return "\n".join(_canonical(value, column) for value in rows).encode()
+
+
+def _canonical(value: Any, column: Column) -> str:
+    value = column.spec.encode(value) if column.spec.encode else value
+    try:
+        return canonical_json(value)
+    except UsageError:
+        if type(value).__repr__ is object.__repr__:
+            raise UsageError(
+                f"a {type(value).__name__} has no stable text to hash", where=column.name, fix="ColumnSpec(encode=...)"
+            ) from None
+        return f"{type(value).__qualname__} {value!r}"
+
+
+def _table_dict(table: SlotTable) -> dict[str, Any]:
+    used, live = slice(0, table.size), table.live_slots()
+    generation = np.where(table.ids[used] == DEAD, 0, (table.ids[used] >> INDEX_BITS) & INDEX)
+    columns: dict[str, Any] = {}
+    for name, column in table.columns.items():
+        rows, encode = column.take(live), column.spec.encode
+        rows = [encode(v) if encode else v for v in rows] if column.dtype == object else rows
+        default = encode(column.default) if encode and column.default is not None else column.default
+        columns[name] = {"dtype": column.dtype.name, "default": default, "rows": rows}
+    return {
+        "generation": generation.astype(np.int32),
+        "high": table.high[used].copy(),
+        "free": table.free_slots.copy(),
+        "columns": columns,
+    }
+
+
+def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:
+    """Edge slots and blocks of all lists, one list after the other by node slot, each in chain order."""
+    head, after = side.tables()[0], side.tables()[5]
+    blocks: list[int] = []
+    for block in head[: nodes.size][head[: nodes.size] >= 0].tolist():
+        while block >= 0:
+            blocks.append(block)
+            block = int(after[block])
+    rank = np.empty(side.block_count, np.int64)
+    rank[blocks] = np.arange(len(blocks))
+    places = side.places[slots].astype(np.int64)
+    order = np.argsort(rank[places // side.block] * side.block + places % side.block)
+    free = side.tables()[7][: side.free_top].copy()
+    return {"items": slots[order], "blocks": np.array(blocks, np.int64), "free": free}
+
+
+def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+    generation, high, free = (_ints(data[name], name) for name in ("generation", "high", "free"))
+    size, top = len(high), table.max_generation
+    alive = generation > 0
+    _require(len(generation) == size and size < INDEX, "as many generations as high-water marks")
+    _require(bool(((high >= 1) & (high <= top) & (generation >= 0)).all()), "generations in range")
+    _require(bool((generation <= np.minimum(high, top - 1)).all()), "no generation above its high-water mark")
+    listed = np.zeros(size, bool)
+    _require(_in_range(free, size), "free slots in range")
+    listed[free] = True
+    _require(len(free) == np.count_nonzero(listed), "no slot free twice")
+    _require(bool((listed == (~alive & (high < top))).all()), "the free list holds the dead slots that are not retired")
+    table.reserve(size)
+    slots = np.arange(size)
+    table.ids[:size] = np.where(alive, table.kind_bit | generation << INDEX_BITS | slots, DEAD)
+    table.high[:size] = high
+    table.size, table.live = size, int(np.count_nonzero(alive))
+    table.set_free(free)
+    live = table.live_slots()
+    saved = data["columns"]
+    for name, column in saved.items():
+        table.add_column(name, declared.get(name, (np.dtype(column["dtype"]), column["default"])))
+        spec: ColumnSpec = table.columns[name].spec
+        rows = column["rows"]
+        if table.columns[name].dtype == object:
+            _require(isinstance(rows, list), f"rows of {name}")
+            rows = [spec.decode(v) for v in rows] if spec.decode else list(rows)
+        elif isinstance(rows, list):
+            rows = np.array([float(v) if isinstance(v, str) else v for v in rows] or [], None if rows else np.int8)
+        table.columns[name].put(live, table.columns[name].cast(rows, len(live)))
+    for name in declared.keys() - saved.keys():
+        table.add_column(name, declared[name])
+
+
+def _load_lists(side: Buckets, data: Mapping[str, Any], nodes: SlotTable, live: Array, owner: Array) -> None:
+    items, blocks, free = (_ints(data[name], name) for name in ("items", "blocks", "free"))
+    size = side.block
+    _require(len(items) == len(live) and np.array_equal(np.sort(items), live), "each live edge once in the lists")
+    degree = np.bincount(owner[live], minlength=nodes.size).astype(np.int64)
+    lengths = -(-degree // size)
+    _require(np.array_equal(owner[items], np.repeat(np.arange(nodes.size), degree)), "edges in the lists of their ends")
+    used = len(blocks) + len(free)
+    together = np.concatenate([blocks, free])
+    _require(len(blocks) == lengths.sum() and _in_range(together, used), "blocks of the lists")
+    _require(len(np.unique(together)) == used, "no block in two lists")
+    side.load(degree, items, blocks, free)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v if k == "default" else _plain(v) for k, v in value.items()}
+    if not isinstance(value, np.ndarray):
+        return value
+    rows = value.tolist()
+    if value.dtype.kind == "f" and not np.isfinite(value).all():  # JSON has no NaN: such values are spelled out
+        rows = [v if np.isfinite(v) else str(v) for v in rows]
+    return rows
+
+
+def _ints(values: Any, name: str) -> Ids:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise GraphFileError("a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)
+
+
+def _in_range(values: Ids, end: int) -> bool:
+    return not len(values) or bool(values.min() >= 0 and values.max() < end)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise GraphFileError(f"the saved tables contradict each other: expected {what}")

@@ -1,0 +1,213 @@
+"""Nodes and edges as tables: iterate over handles, read and write columns of the live rows, compare to get masks.
+
+`g.edges()` gives handles, `g.edges["w"]` the live rows of a column in slot order, `g.edges["w"] < t` a `Mask` that bulk
+edits take. Invariant: a mask holds handles, so a row deleted after it was made is `StaleHandle`, never another row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from ..errors import UsageError
+from .columns import Array
+from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
+from .slots import SlotTable
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+A = TypeVar("A", bound=HandleArray[Any])
+
+
+class Mask:
+    """Flags over the rows that were live when it was made; `& | ^ ~` combine masks of the same rows."""
+
+    __slots__ = ("flags", "rows")
+
+    def __init__(self, rows: Ids, flags: Array) -> None:
+        self.rows, self.flags = rows, flags
+
+    @property
+    def ids(self) -> Ids:
+        """Packed handles of the rows that are set, in slot order."""
+        return self.rows[self.flags]
+
+    @property
+    def count(self) -> int:
+        """Number of rows that are set."""
+        return int(np.count_nonzero(self.flags))
+
+    def _with(self, other: Mask | Array, combine: Callable[[Array, Array], Array]) -> Mask:
+        if isinstance(other, Mask) and not np.array_equal(self.rows, other.rows):
+            raise UsageError("masks of different states of the graph", fix="compare the columns again")
+        flags = np.asarray(other)
+        if flags.shape != self.flags.shape or flags.dtype != bool:
+            raise UsageError("a mask has one flag per row", expected=self.flags.shape, got=flags.shape)
+        return Mask(self.rows, combine(self.flags, flags))
+
+    def __and__(self, other: Mask | Array) -> Mask:
+        return self._with(other, np.logical_and)
+
+    def __or__(self, other: Mask | Array) -> Mask:
+        return self._with(other, np.logical_or)
+
+    def __xor__(self, other: Mask | Array) -> Mask:
+        return self._with(other, np.logical_xor)
+
+    def __invert__(self) -> Mask:
+        return Mask(self.rows, ~self.flags)
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+    def __bool__(self) -> bool:
+        raise UsageError("a mask is not one truth value", fix="mask.count, or np.asarray(mask).any()")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.flags, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"Mask({self.count} of {len(self)})"
+
+
+class ColumnView(NDArrayOperatorsMixin):
+    """The live rows of one column, in slot order, read when asked for.
+
+    It behaves as an array of these rows; comparisons give a `Mask`. `view[...]` takes a handle, an array of handles, a
+    mask, or `:` for all rows, to read and to write. Writing is an edit: it takes the lock and raises the version.
+    """
+
+    __slots__ = ("_graph", "_table", "name")
+    __hash__ = None  # type: ignore[assignment]  # == gives a mask
+
+    def __init__(self, graph: Graph, table: SlotTable, name: str) -> None:
+        table.column(name)
+        self._graph, self._table, self.name = graph, table, name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the column."""
+        return self._table.column(self.name).dtype
+
+    def __len__(self) -> int:
+        return self._table.live
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self).tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        rows = self._table.column(self.name).take(self._table.live_slots())
+        return rows if dtype is None else rows.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        views = [x for x in inputs if isinstance(x, ColumnView)]
+        result = getattr(ufunc, method)(*(np.asarray(x) if isinstance(x, ColumnView) else x for x in inputs), **kwargs)
+        if method == "__call__" and views and isinstance(result, np.ndarray) and ufunc in _COMPARISONS:
+            table = views[0]._table
+            return Mask(table.ids[table.live_slots()], result.astype(bool))
+        return result
+
+    def __getitem__(self, key: Any) -> Any:
+        column = self._table.column(self.name)
+        if isinstance(key, Handle):
+            return column.cells[self._table.slot(key)]
+        return column.take(self._slots(key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._graph.locked():
+            column = self._table.column(self.name)
+            if isinstance(key, Handle):
+                self._table.update(self._table.slot(key), {self.name: value})
+            else:
+                slots = self._slots(key)
+                column.put(slots, column.cast(value, len(slots)))
+            self._graph.version += 1
+
+    def _slots(self, key: Any) -> Array:
+        from .bulk import selected  # bulk edits need masks, so they come after this module
+
+        if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
+            return self._table.live_slots()
+        if isinstance(key, slice):
+            raise UsageError("rows are named by handles", got=key, fix="np.asarray(view)[...] for positions")
+        return self._table.slots_of(selected(self._table, key), distinct=False)
+
+    def __repr__(self) -> str:
+        return f"ColumnView({self.name!r}, {self.dtype}, {len(self)} live rows)"
+
+
+_COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
+
+
+class TableView(Generic[A]):
+    """`g.nodes` or `g.edges`."""
+
+    __slots__ = ("_graph",)
+    handles: ClassVar[type[Any]]
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @property
+    def _table(self) -> SlotTable:
+        raise NotImplementedError
+
+    def __call__(self) -> A:
+        """The live handles in slot order, copied now: editing while iterating is safe."""
+        return self.handles(self._table.ids[self._table.live_slots()])
+
+    def __getitem__(self, name: str) -> ColumnView:
+        """The live rows of a column."""
+        return ColumnView(self._graph, self._table, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self[name][:] = value
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._table.columns)
+
+    def add_column(self, name: str, dtype: Any, default: Any = None) -> None:
+        """Declare a column later; rows that exist get the default. `dtype` may be a ColumnSpec.
+
+        Raises: UsageError if the name is taken or no identifier, DTypeError.
+        """
+        with self._graph.locked():
+            self._table.add_column(name, dtype if default is None else (dtype, default))
+            self._graph.version += 1
+
+    def __len__(self) -> int:
+        return self._table.live
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self())
+
+    def __contains__(self, handle: object) -> bool:
+        return isinstance(handle, int) and self._table.owns(handle)
+
+
+class NodeView(TableView[NodeArray]):
+    """The nodes of a graph as a table."""
+
+    __slots__ = ()
+    handles = NodeArray
+
+    @property
+    def _table(self) -> SlotTable:
+        return self._graph._node_table
+
+
+class EdgeView(TableView[EdgeArray]):
+    """The edges of a graph as a table."""
+
+    __slots__ = ()
+    handles = EdgeArray
+
+    @property
+    def _table(self) -> SlotTable:
+        return self._graph._edge_table

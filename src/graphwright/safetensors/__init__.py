@@ -1,0 +1,47 @@
+"""Checkpoint files: safetensors read by their headers and written byte by byte. Knows no tensors, imports no torch."""
+
+from graphwright.safetensors.checkpoint import Checkpoint
+from graphwright.safetensors.errors import (
+    HEADER_RULES,
+    INDEX_RULES,
+    CheckpointChanged,
+    CheckpointClosed,
+    CheckpointError,
+    CheckpointNotFound,
+    HeaderError,
+    IndexFileError,
+    UnknownKey,
+    UnsafeFile,
+)
+from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
+from graphwright.safetensors.reader import TensorFile
+from graphwright.safetensors.sharding import Shard, parse_size, plan_like, plan_shards, write_checkpoint
+from graphwright.safetensors.writer import Stored, TensorData, write_tensors
+
+__all__ = [
+    "BITS",
+    "HEADER_RULES",
+    "INDEX_RULES",
+    "Checkpoint",
+    "CheckpointChanged",
+    "CheckpointClosed",
+    "CheckpointError",
+    "CheckpointNotFound",
+    "Header",
+    "HeaderError",
+    "IndexFileError",
+    "Shard",
+    "Stored",
+    "TensorData",
+    "TensorFile",
+    "TensorInfo",
+    "UnknownKey",
+    "UnsafeFile",
+    "build_header",
+    "parse_header",
+    "parse_size",
+    "plan_like",
+    "plan_shards",
+    "write_checkpoint",
+    "write_tensors",
+]

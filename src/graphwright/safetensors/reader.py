@@ -1,0 +1,227 @@
+"""One safetensors file, opened by its header alone. Bytes are mapped when they are first asked for, never written.
+
+The mapping is private and writable. Writable, because torch takes a read-only buffer only under a warning; private, so
+that a write lands in a page of this process and the file stays as it is. It reserves no memory, or a file larger than
+RAM could not be mapped at all. Copies of tensors into other files are read from the file, not from the mapping.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from graphwright.files import StrPath
+from graphwright.safetensors.errors import (
+    CheckpointChanged,
+    CheckpointClosed,
+    CheckpointError,
+    CheckpointNotFound,
+    HeaderError,
+    UnknownKey,
+)
+from graphwright.safetensors.header import LENGTH, Header, TensorInfo, header_length, parse_header
+from graphwright.safetensors.unsafe import refuse_by_magic, refuse_by_name
+
+CHUNK = 4 << 20  # bytes read at once when copying: large enough to hide the call, small beside any tensor that matters
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the value of Linux; Python names it from 3.13 on
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from the one that was opened: size in bytes, time of change in ns, inode and device."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileIdentity:
+        """The identity in a stat result."""
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+
+
+class TensorFile:
+    """A safetensors file of which only the header has been read. Holds no open file until bytes are asked for.
+
+    >>> TensorFile("model.safetensors").info("lm_head.weight").shape
+    (32000, 2048)
+
+    Raises: CheckpointNotFound, UnsafeFile, HeaderError(rule, key), CheckpointError.
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+        refuse_by_name(self.path)
+        header, self.identity = _read_header(self.path)
+        self.infos: tuple[TensorInfo, ...] = header.infos
+        self.metadata: dict[str, str] = header.metadata
+        self.payload_offset: int = header.payload_offset
+        self._by_key = {info.key: info for info in header.infos}
+        self._map: mmap.mmap | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"TensorFile({str(self.path)!r}, {len(self.infos)} tensors, {self.identity.size} bytes)"
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def info(self, key: str) -> TensorInfo:
+        """What the header says of a tensor. Raises: UnknownKey."""
+        try:
+            return self._by_key[key]
+        except KeyError:
+            raise unknown_key(key, self._by_key, self.path) from None
+
+    def bytes(self, key: str) -> memoryview:
+        """[nbytes] uint8 view of a tensor in the mapping, writable, without reading it; a write never reaches the file.
+
+        The view outlives `close()`. Its address is aligned only as far as the file's header length allows.
+        The file is checked just before; if another process cuts it off after that, the system ends this process at the
+        first touch of a page that is gone, which no check can prevent.
+        Raises: UnknownKey; CheckpointChanged; CheckpointClosed.
+        """
+        info = self.info(key)
+        self.check_unchanged()
+        if info.nbytes == 0:
+            return memoryview(bytearray())
+        start = self.payload_offset
+        return memoryview(self._mapping())[start + info.begin : start + info.end]
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The bytes of a tensor as the file holds them, in pieces. Raises: UnknownKey; CheckpointChanged."""
+        info = self.info(key)
+        return self._read(self.payload_offset + info.begin, self.payload_offset + info.end)
+
+    def file_chunks(self) -> Iterator[bytes]:
+        """The bytes of the whole file, header included, in pieces. Raises: CheckpointChanged."""
+        return self._read(0, self.identity.size)
+
+    def check_unchanged(self) -> None:
+        """Raises: CheckpointChanged if the path no longer leads to the file that was opened; CheckpointClosed."""
+        if self._closed:
+            raise CheckpointClosed("the file was closed", where=self.path, fix="open it again")
+        try:
+            now = FileIdentity.of(os.stat(self.path))
+        except OSError as error:
+            raise self._changed(error.strerror) from error
+        if now != self.identity:
+            raise self._changed(now)
+
+    def close(self) -> None:
+        """Let go of the file. Views handed out stay good; the memory is freed with the last of them."""
+        self._closed = True
+        self._map = None
+
+    def _mapping(self) -> mmap.mmap:
+        if self._map is None:
+            fd = self._open()
+            try:
+                self._map = _map_private(fd, self.identity.size)
+            finally:
+                os.close(fd)
+        return self._map
+
+    def _read(self, begin: int, end: int) -> Iterator[bytes]:
+        fd = self._open()
+        try:
+            while begin < end:
+                chunk = _read_at(fd, begin, min(CHUNK, end - begin))
+                if not chunk:
+                    raise self._changed("it ends early")
+                begin += len(chunk)
+                yield chunk
+            if FileIdentity.of(os.fstat(fd)) != self.identity:
+                raise self._changed("it was written to while it was read")
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        self.check_unchanged()
+        try:
+            fd = _open_for_reading(self.path)
+        except OSError as error:
+            raise self._changed(error.strerror) from error
+        if (now := FileIdentity.of(os.fstat(fd))) != self.identity:
+            os.close(fd)
+            raise self._changed(now)
+        return fd
+
+    def _changed(self, got: object) -> CheckpointChanged:
+        return CheckpointChanged(
+            "the file changed after it was opened",
+            where=self.path,
+            expected=self.identity,
+            got=got,
+            fix="open it again, and write new checkpoints beside the old instead of into it",
+        )
+
+
+def unknown_key(key: str, known: dict[str, TensorInfo], where: object) -> UnknownKey:
+    """The error for a key that is not there, with the nearest that are."""
+    import difflib  # late: only a mistake needs it
+
+    near = difflib.get_close_matches(key, list(known)[:5000], n=3)
+    fix = f"nearest keys: {', '.join(near)}" if near else None
+    return UnknownKey("no such tensor", where=where, got=key, fix=fix)
+
+
+def _open_for_reading(path: Path) -> int:
+    extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    return os.open(path, os.O_RDONLY | extra)  # non-blocking: a named pipe must not make anybody wait
+
+
+def _read_header(path: Path) -> tuple[Header, FileIdentity]:
+    try:
+        fd = _open_for_reading(path)
+    except OSError as error:
+        kind = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
+        raise kind("cannot open this file", where=path, got=error.strerror) from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError("this is no regular file", where=path, expected="a safetensors file")
+        identity = FileIdentity.of(found)
+        start = _read_at(fd, 0, LENGTH.size + 1)
+        refuse_by_magic(path, start)
+        length = header_length(start[: LENGTH.size], identity.size, path)
+        text = _read_exactly(fd, length)
+        if len(text) < length:
+            raise HeaderError("length", where=path, expected=length, got=len(text))
+        return parse_header(text, identity.size - LENGTH.size - length, path), identity
+    except OSError as error:
+        raise CheckpointError("cannot read this file", where=path, got=error.strerror) from error
+    finally:
+        os.close(fd)
+
+
+def _read_at(fd: int, at: int, nbytes: int) -> bytes:
+    os.lseek(fd, at, os.SEEK_SET)  # pread would do both, where it exists
+    return os.read(fd, nbytes)
+
+
+def _read_exactly(fd: int, length: int) -> bytes:
+    parts, at = [], LENGTH.size
+    while length and (part := _read_at(fd, at, length)):
+        parts.append(part)
+        at, length = at + len(part), length - len(part)
+    return b"".join(parts)
+
+
+def _map_private(fd: int, size: int) -> mmap.mmap:
+    if os.name == "nt":
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    flags = mmap.MAP_PRIVATE | (_NORESERVE if sys.platform == "linux" else 0)
+    return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

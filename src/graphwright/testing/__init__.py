@@ -1,0 +1,1 @@
+"""Harnesses that prove properties of code: public, and tested themselves with planted bugs."""

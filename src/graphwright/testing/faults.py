@@ -1,0 +1,170 @@
+"""Proof that a save is atomic: broken at every file operation and by every power loss, old or new stands whole.
+
+`check_atomic` runs the save once for each fault it can suffer and once more after it; `inject` is a single fault.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphwright.errors import GraphwrightError, UsageError
+from graphwright.files import StrPath
+from graphwright.testing._disk import Disk, Tree, materialise, snapshot
+from graphwright.testing._interception import KINDS, Interceptor, Operation
+
+__all__ = ["KINDS", "NotAtomic", "Operation", "Survival", "check_atomic", "inject", "record"]
+
+
+class NotAtomic(GraphwrightError, AssertionError):
+    """A fault left a mixture, a loss or a leftover; `where` is the fault, `got` what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """What was tried, all of it survived: operations of one save, faults injected, distinct states after a crash."""
+
+    operations: int
+    faults: int
+    crashes: int
+
+
+@contextmanager
+def record(folder: StrPath) -> Iterator[list[Operation]]:
+    """Yield the list that fills with the file operations under `folder`. Nothing is really fsynced meanwhile."""
+    with Interceptor(Path(folder), lambda name: "").installed() as log:
+        yield log
+
+
+@contextmanager
+def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
+    """Let the `at`-th operation under `folder` that `kind` can hit fail, counted from 0; the rest works.
+
+    `kind` is a key of `KINDS`: EIO, ENOSPC and EINTR raise `OSError` (a write has then written half, or for EINTR
+    nothing), `short` lets a write take half of its bytes and say so. Yields the operations; the hit one has `fault`.
+    """
+    if kind not in KINDS:
+        raise UsageError("no such fault", expected=", ".join(KINDS), got=kind)
+    left = at
+
+    def strike(name: str) -> str:
+        nonlocal left
+        if name not in KINDS[kind]:
+            return ""
+        left -= 1
+        return kind if left == -1 else ""
+
+    with Interceptor(Path(folder), strike).installed() as log:
+        yield log
+
+
+def check_atomic(
+    work: StrPath,
+    before: Callable[[Path], object],
+    save: Callable[[Path], object],
+    *,
+    kinds: Sequence[str] = tuple(KINDS),
+    seeds: int = 2,
+) -> Survival:
+    """Prove that `save` leaves the old state or the new one, whatever fails, and that the next save leaves no rest.
+
+    Args:
+        work: an empty directory for the many copies.
+        before: fills a directory with the old state.
+        save: changes that directory to the new state; may be called again, and reaches files through `os` or `open`.
+        kinds: faults to inject at each operation in turn.
+        seeds: random crash states besides the extremes, per operation.
+    Raises: NotAtomic at the first fault that is not survived; UsageError if the save changes nothing.
+    """
+    trial = _Trial(Path(work), before, save)
+    faults = sum(trial.inject_everywhere(kind) for kind in kinds)
+    return Survival(len(trial.operations), faults, trial.crash_everywhere(seeds))
+
+
+class _Trial:
+    def __init__(self, work: Path, before: Callable[[Path], object], save: Callable[[Path], object]) -> None:
+        self.work, self.before, self.save = work, before, save
+        self.made = 0
+        folder = self._fresh()
+        self.old = snapshot(folder)
+        with record(folder) as self.operations:
+            save(folder)
+        self.new = snapshot(folder)
+        if self.old == self.new or not self.operations:
+            raise UsageError("the save changes nothing, or changes it where it is not seen", got=self.operations)
+        self.tops = {_top(path) for path in (*self.old, *self.new)}
+
+    def inject_everywhere(self, kind: str) -> int:
+        at = 0
+        while True:
+            folder = self._fresh()
+            failed = False
+            with inject(folder, kind, at) as log:
+                try:
+                    self.save(folder)
+                except (OSError, GraphwrightError):
+                    failed = True
+            hit = next((op for op in log if op.fault), None)
+            if hit is None:
+                return at
+            fault = f"{kind} at operation {at}: {hit}"
+            self._expect_whole(snapshot(folder), fault, (self.old, self.new) if failed else (self.new,))
+            self._expect_clean_after_next_save(folder, fault)
+            at += 1
+
+    def crash_everywhere(self, seeds: int) -> int:
+        disk = Disk(self.old)
+        seen: set[tuple[frozenset[tuple[str, bytes | None]], bool]] = set()
+        for done in range(len(self.operations) + 1):
+            last = "start" if done == 0 else str(self.operations[done - 1])
+            returned = done == len(self.operations)
+            for story, tree in disk.states(seeds):
+                mark = (frozenset(tree.items()), returned)
+                if mark in seen:
+                    continue
+                seen.add(mark)
+                crash = f"power loss after operation {done} ({last}): {story}"
+                self._expect_whole(tree, crash, (self.new,) if returned else (self.old, self.new))
+                folder = self._folder()
+                materialise(tree, folder)
+                self._expect_clean_after_next_save(folder, crash)
+            if not returned:
+                disk.apply(self.operations[done])
+        return len(seen)
+
+    def _expect_whole(self, tree: Tree, fault: str, allowed: tuple[Tree, ...]) -> None:
+        visible = {path: content for path, content in tree.items() if _top(path) in self.tops}
+        if visible not in allowed:
+            expected = "old or new, whole" if len(allowed) > 1 else "the new state, since the save returned"
+            raise NotAtomic("the fault shows", where=fault, expected=expected, got=_describe(visible))
+
+    def _expect_clean_after_next_save(self, folder: Path, fault: str) -> None:
+        with record(folder):
+            self.save(folder)
+        found = snapshot(folder)
+        if found != self.new:
+            raise NotAtomic(
+                "the next save does not mend it", where=fault, expected=_describe(self.new), got=_describe(found)
+            )
+
+    def _fresh(self) -> Path:
+        folder = self._folder()
+        folder.mkdir()
+        self.before(folder)
+        return folder
+
+    def _folder(self) -> Path:
+        self.made += 1
+        return self.work / f"{self.made:05d}"
+
+
+def _top(path: str) -> str:
+    return path.split(os.sep, 1)[0]
+
+
+def _describe(tree: Tree) -> str:
+    sizes = (f"{path} {'directory' if content is None else len(content)}" for path, content in sorted(tree.items()))
+    return ", ".join(sizes) or "nothing"
