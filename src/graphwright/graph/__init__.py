@@ -3,7 +3,8 @@
 from .columns import ColumnSpec
 from .errors import CapacityError, EditBusy, GraphFileError, JournalCorrupt, NotUndoable, StaleHandle
 from .graph import Graph
-from .handles import EdgeArray, EdgeId, NodeArray, NodeId
+from .handles import EdgeArray, EdgeId, NodeArray, NodeId, as_edge, as_node
+from .order import OnlineOrder
 from .records import RemovedEdge, RemovedEdges, RemovedNode, RemovedNodes, RewiredEdge, RewiredEdges
 from .state import Snapshot
 
@@ -19,6 +20,7 @@ __all__ = [
     "NodeArray",
     "NodeId",
     "NotUndoable",
+    "OnlineOrder",
     "RemovedEdge",
     "RemovedEdges",
     "RemovedNode",
@@ -27,4 +29,6 @@ __all__ = [
     "RewiredEdges",
     "Snapshot",
     "StaleHandle",
+    "as_edge",
+    "as_node",
 ]

@@ -156,6 +156,14 @@ class Graph:
         ends = self._handles(source, target)
         return tuple.__new__(RemovedEdge, (edge, *ends, columns, out_place, in_place))  # half the price of the call
 
+    def next_node(self) -> NodeId:
+        """The handle that the next `add_node` gives. O(1)."""
+        return self._node_table.next_handle()  # type: ignore[return-value]  # a node table gives NodeIds
+
+    def next_edge(self) -> EdgeId:
+        """The handle that the next `add_edge` gives. O(1)."""
+        return self._edge_table.next_handle()  # type: ignore[return-value]  # an edge table gives EdgeIds
+
     # -- restores -----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:
         """Undo a removal, or redo an insertion with the record that undoing it returned. O(1).

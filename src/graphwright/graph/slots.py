@@ -132,6 +132,11 @@ class SlotTable:
             self.reserve(self.size + 1)
         return self.size
 
+    def next_handle(self) -> Handle:
+        """The handle that the next `issue` gives."""
+        slot = self.peek()
+        return self.kind(slot, self.high_cells[slot])
+
     def issue(self, slot: int) -> int:
         """Occupy the slot that `peek` gave; returns the packed handle."""
         packed = self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec
 from graphwright.graph import NodeId
-from graphwright.graph.chain import link, verify
+from graphwright.graph.chain import Chain
 
 if TYPE_CHECKING:
     from graphwright.program.edits import Edit
-
-GENESIS = "0" * 64
-
 
 @dataclass(frozen=True, slots=True)
 class Undo:
@@ -89,11 +86,11 @@ def _plain(value: Any) -> Any:
 
 
 class Journal(Sequence[Entry]):
-    """Entries in order; `hash` is that of the last one and stands for the whole history."""
+    """Entries in order, and their hash chain; `hash` is that of the last one and stands for the whole history."""
 
-    def __init__(self, entries: Sequence[Entry] = (), genesis: str = GENESIS) -> None:
-        self._entries = list(entries)
-        self.genesis = genesis
+    def __init__(self, chain: Chain | None = None) -> None:
+        self.chain = Chain() if chain is None else chain
+        self._entries = [Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}) for link in self.chain.links]
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -106,21 +103,21 @@ class Journal(Sequence[Entry]):
 
     @property
     def hash(self) -> str:
-        """Hash of the last entry; of an empty journal the genesis."""
-        return self._entries[-1].hash if self._entries else self.genesis
+        """Hash of the last entry; 64 zeros for an empty journal."""
+        return self.chain.head
 
     def append(self, *, undo: Undo | None, **facts: Any) -> Entry:
         """Add an entry made of facts; seq, time, prev and hash are filled in here."""
         body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries),
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds")}  # fmt: skip
-        body = {name: _plain(body[name]) for name in _FIELDS if name in body}
-        entry = Entry.from_json(link(self.hash, body), undo)
+        link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
+        entry = Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo)
         self._entries.append(entry)
         return entry
 
     def verify(self) -> None:
         """Raises: JournalCorrupt naming the first line whose hash does not follow from the line before."""
-        verify([entry.to_json() for entry in self._entries], self.genesis)
+        self.chain.verify()
 
     def __repr__(self) -> str:
         return "\n".join(["Journal:", *(str(e) for e in self._entries)]) if self._entries else "Journal (empty)"

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from graphwright.array import Spec
 from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder
+from graphwright.autograd import Parameter
+from graphwright.errors import UsageError
 from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
 from graphwright.program.weights import Weights
 
 if TYPE_CHECKING:
+    from graphwright.program.interpret import Run
     from graphwright.program.journal import Entry, Journal
     from graphwright.program.selection import Selection
     from graphwright.program.transaction import Transaction
@@ -43,7 +46,7 @@ class Program:
         journal: every edit that was made, undone and redone.
     """
 
-    compiler: Callable[..., Any] | None = None
+    compiler: ClassVar[Callable[..., Any] | None] = None
     """Set by the layer that plans, so that `program.compile(...)` needs no import upwards."""
 
     def __init__(self, name: str = "program") -> None:
@@ -238,6 +241,38 @@ class Program:
     def state_hash(self) -> str:
         """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
         return self._structure.full(mapped_by_reference=True)
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+    def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),
+            patch: Mapping[Any, Any] | None = None, **named: Any) -> Run:  # fmt: skip
+        """Run node by node, so that every value can be read; see `graphwright.program.interpret.run`."""
+        from graphwright.program.interpret import run
+
+        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
+
+    def __call__(self, **feeds: Any) -> Any:
+        """Run on tensors, differentiable and traceable; one tensor, or a dict if there are several outputs."""
+        from graphwright.program.interpret import evaluate
+
+        results = evaluate(self, feeds)
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def parameters(self) -> list[Parameter]:
+        """The trainable variables, in order of creation, tied ones once: what an optimizer takes."""
+        found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
+        return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
+
+    def grad(self, outputs: Any, wrt: Sequence[Any]) -> Program:
+        """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
+        from graphwright.program.differentiate import differentiate
+
+        return differentiate(self, outputs, wrt)
+
+    def compile(self, *args: Any, **options: Any) -> Any:
+        """A plan for given input shapes; see `graphwright.plan.compile`."""
+        if Program.compiler is None:
+            raise UsageError("no planner is loaded", fix="import graphwright.plan")
+        return Program.compiler(self, *args, **options)
 
     # -- editing ----------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True) -> Transaction:

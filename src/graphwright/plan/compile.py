@@ -1,0 +1,153 @@
+"""Compiling: a program, or a function written in the usual way, becomes plans kept per input signature.
+
+Invariant: what runs was planned for the version that is asked; an edit is noticed at the next call, without being told.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from graphwright.array import NDArray, Spec
+from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
+from graphwright.plan.plan import Plan, make_plan
+from graphwright.plan.workspace import Workspace
+from graphwright.program import Program, TraceRecorder, check_feeds, record
+
+_LIMIT = 32
+_plans: WeakKeyDictionary[Program, OrderedDict[Any, Plan]] = WeakKeyDictionary()
+
+
+def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, *, freeze: bool = False) -> Plan:
+    """The plan of a program for input specs, from the cache if its version and shapes were planned before."""
+    plans = _plans.setdefault(p, OrderedDict())
+    key = (p.version, tuple(sorted(inputs.items(), key=lambda item: item[0])), None if outputs is None else tuple(outputs), freeze)
+    found = plans.get(key)
+    if found is None:
+        for old in [k for k in plans if k[0] != p.version]:
+            del plans[old]
+        found = plans[key] = make_plan(p, inputs, outputs, freeze=freeze)
+        if len(plans) > _LIMIT:
+            plans.popitem(last=False)
+    plans.move_to_end(key)
+    return found
+
+
+def compile_program(p: Program, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None,
+                    freeze: bool = False, **named: Any) -> Plan:  # fmt: skip
+    """`program.compile(x=(64, 8))`: a plan for given inputs.
+
+    Args:
+        inputs: per input a shape, a Spec, or an example array.
+        outputs: names of the outputs wanted; all by default.
+        freeze: casts of weights are made once per weight version instead of in every run.
+    """
+    given = {**(inputs or {}), **named}
+    specs = {}
+    for node in p.inputs():
+        name = p.path(node)
+        if name in given:
+            value = given.pop(name)
+            plain = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
+            specs[name] = value if isinstance(value, Spec) else Spec(tuple(value), p.spec(node).dtype) if plain else as_tensor(value).spec
+    specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
+    return plan_for(p, specs, outputs, freeze=freeze)
+
+
+class CompiledProgram:
+    """`gw.compile(program)`: call it with feeds; it plans what it has not planned."""
+
+    def __init__(self, program: Program, *, outputs: Sequence[str] | None = None, freeze: bool = False) -> None:
+        self.program, self.outputs, self.freeze = program, outputs, freeze
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Any:
+        """Outputs as tensors: one, or a dict by name."""
+        checked, _ = check_feeds(self.program, {**(feeds or {}), **named})
+        plan = plan_for(self.program, {n: t.spec for n, t in checked.items()}, self.outputs, freeze=self.freeze)
+        results = {name: Tensor(array) for name, array in plan(checked).items()}
+        return next(iter(results.values())) if len(results) == 1 else results
+
+
+class CompiledFunction:
+    """`gw.compile(fn)`: traces `fn` once per input signature and runs the plan of what it did.
+
+    The traced code may hold a whole training step: parameters and optimizer moments become carried state, read at the
+    start and written at the end of the plan. An edit of a program that `fn` runs is noticed at the next call.
+    What `fn` does beside tensor operations (printing, counting) happens while tracing only.
+
+    Attributes:
+        traces: how often `fn` was traced.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.traces = 0
+        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self.__name__ = getattr(fn, "__name__", "compiled")
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on tensors, arrays or numbers; returns what `fn` returns, with fresh tensors."""
+        tensors = [as_tensor(a) for a in args]
+        entry = self._entry(tuple(t.spec for t in tensors))
+        feeds = dict(zip(entry.names, tensors, strict=True))
+        return entry.shape(entry.workspace.run(feeds))
+
+    def plan(self, *args: Any) -> Plan:
+        """The plan for arguments of these shapes."""
+        return self._entry(tuple(as_tensor(a).spec for a in args)).workspace.plan
+
+    def workspace(self, *args: Any) -> Workspace:
+        """The memory in which arguments of these shapes are run."""
+        return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
+
+    def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
+        key = (specs, grad_enabled(), autocast_dtype())
+        entry = self._entries.get(key)
+        if entry is None or not entry.fresh:
+            self.traces += 1
+            entry = self._entries[key] = _Entry(*record(self.fn, specs))
+            if len(self._entries) > _LIMIT:
+                self._entries.popitem(last=False)
+        return entry
+
+
+class _Entry:
+    """One traced signature."""
+
+    def __init__(self, program: Program, recorder: TraceRecorder, result: Any) -> None:
+        self.program, self.dependencies = program, recorder.dependencies
+        self.names = [program.path(n) for n in program.inputs()]
+        self.workspace = Workspace(plan_for(program, {program.path(n): program.spec(n) for n in program.inputs()}))
+        self._result = result
+
+    @property
+    def fresh(self) -> bool:
+        """False once a program that the function ran was edited."""
+        return all(p.version == version for p, version in self.dependencies.values())
+
+    def shape(self, outputs: Mapping[str, NDArray]) -> Any:
+        """Outputs in the form that the function returned them."""
+        tensors = {name: Tensor(array) for name, array in outputs.items()}
+        if self._result is None:
+            return None
+        if isinstance(self._result, Tensor):
+            return tensors["out"]
+        if isinstance(self._result, Mapping):
+            return {name: tensors[str(name)] for name in self._result}
+        return type(self._result)(tensors.values())
+
+
+def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
+    """Make a program or a function run by plan.
+
+    Args:
+        target: a Program, or a function of tensors (a training step included).
+        options: for a Program `outputs` and `freeze`.
+    Returns: a CompiledProgram or CompiledFunction, to be called like the target.
+    """
+    if isinstance(target, Program):
+        return CompiledProgram(target, **options)
+    return CompiledFunction(target, **options)

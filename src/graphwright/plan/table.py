@@ -1,0 +1,86 @@
+"""The rows of a plan: buffers hold bytes, slots are views of them, instructions write slots from slots.
+
+Invariant: a temp slot is written by one instruction; every address is a buffer's offset plus a slot's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphwright.array import DType, Layout, Spec
+from graphwright.graph import NodeId
+from graphwright.program import Value
+
+INPUT, PARAM, CONST, STATE, TEMP, FOLDED = "input", "param", "const", "state", "temp", "folded"
+ARENA = frozenset({INPUT, TEMP})
+"""Kinds of buffer that lie in the plan's arena; the others are memory of variables."""
+
+
+@dataclass(slots=True)
+class Buffer:
+    """One storage.
+
+    Attributes:
+        index: place in `plan.buffers`.
+        kind: input, param, const, state, temp, or folded (computed from frozen weights when the plan is bound).
+        nbytes: size.
+        key: of the variable behind it; for a folded one, its node.
+        first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
+            the whole run.
+        offset: place in the arena; -1 for memory of a variable.
+    """
+
+    index: int
+    kind: str
+    nbytes: int
+    key: str = ""
+    first: int = -1
+    last: int = -1
+    offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A value: a typed view of a buffer.
+
+    Attributes:
+        index: place in `plan.slots`.
+        value: node and result it stands for; None for scratch.
+        buffer: index of the buffer.
+        dtype: element type.
+        layout: shape, strides and offset within the buffer, in elements.
+    """
+
+    index: int
+    value: Value | None
+    buffer: int
+    dtype: DType
+    layout: Layout
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype."""
+        return Spec(self.layout.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Instr:
+    """One kernel call.
+
+    Attributes:
+        op: kernel to run: the node's op, or `copy` where a layout has to change or a state is committed.
+        ins, outs, work: slot indices.
+        attrs: of the op.
+        node: the node it runs.
+        why: for a copy that no node asked for, the reason.
+    """
+
+    op: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    work: tuple[int, ...]
+    attrs: Mapping[str, Any]
+    node: NodeId
+    why: str = ""

@@ -1,0 +1,227 @@
+"""Workspace: the memory a plan runs in and the calls bound to it. After the first run nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import length_hint
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import CPU, NDArray, Spec, Storage, backend, from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.errors import ComputeError, GraphwrightError, UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import compute, get
+from graphwright.plan.plan import Plan
+from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
+from graphwright.program import FeedError, Value
+from graphwright.program.kinds import STORED
+
+_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
+
+
+class Workspace:
+    """One arena and the calls bound to its addresses; used by one thread at a time.
+
+    Args:
+        plan: the tables.
+        variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
+        poison: fill the arena with NaN before every run and each buffer after its last use, so that an early free shows.
+    """
+
+    def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
+        self.plan, self.poison = plan, poison
+        self.variables = {b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)}
+        self._written = self._written_keys()
+        self._bound: dict[str, NDArray] = {}
+        self._folded: list[tuple[NodeId, list[tuple[NDArray, int]]]] = []
+        self._calls: list[Any] = []
+        self._counts: list[int] = []
+        self._arena: Storage | None = None
+        self._memory: dict[int, Storage] = {}
+        self._busy = Lock()
+
+    def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
+        return variables[key] if variables is not None and key in variables else self.plan.program.weights[key]
+
+    def _written_keys(self) -> list[str]:
+        p = self.plan.program
+        return [p.key(p.operands(n)[0].node) for n in p.writes()]
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+    def run(self, feeds: Mapping[str, Any], *, lease: bool = False) -> dict[str, Any]:
+        """Copy the feeds in, run, give the outputs out.
+
+        Args:
+            feeds: array or tensor per input, of the plan's specs.
+            lease: give views of the arena instead of copies; they hold until the next run here.
+        Returns: name -> NDArray.
+        Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
+        """
+        plan = self.plan
+        plan.check_fresh()
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this workspace is running already", where=plan.program.name, fix="Workspace(plan) per thread")
+        try:
+            self._bind()
+            self._feed(feeds)
+            calls = iter(self._calls)
+            try:
+                for call in calls:
+                    call()
+            except Exception as error:
+                raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
+            for key in self._written:
+                self._bound[key].storage.version += 1
+            return {name: self._give(slot, lease) for name, slot in plan.outputs.items()}
+        finally:
+            self._busy.release()
+
+    def value(self, slot: int) -> NDArray:
+        """A copy of what a slot holds; meaningful while its buffer is live."""
+        return self._view(slot).copy()
+
+    def _feed(self, feeds: Mapping[str, Any]) -> None:
+        wrong = [f"{name}: not an input" for name in feeds.keys() - self.plan.inputs.keys()]
+        for name, spec in self.plan.inputs.items():
+            given = feeds.get(name)
+            if given is None:
+                wrong.append(f"{name}: missing, expected {spec}")
+                continue
+            data = given.data if isinstance(given, Tensor) else given if isinstance(given, NDArray) else from_numpy(np.asarray(given))
+            if data.spec != spec:
+                wrong.append(f"{name}: expected {spec}, got {data.spec}")
+            elif name in self._inputs:
+                self._inputs[name].impl.copy_(data.impl)
+        if wrong:
+            raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
+
+    def _give(self, slot: int, lease: bool) -> NDArray:
+        view = self._view(slot)
+        if lease:
+            return view
+        bits = view.dtype if view.dtype.name == "bfloat16" else None
+        return from_numpy(np.array(view.to_numpy(bits=True)), bits=bits)
+
+    def _located(self, call: int, error: Exception) -> GraphwrightError:
+        """The error of one call, with the node it ran for."""
+        at = next(i for i, end in enumerate(self._counts) if call < end)
+        instr, p = self.plan.instrs[at], self.plan.program
+        shapes = ", ".join(repr(self.plan.slots[s].spec) for s in instr.ins)
+        return ComputeError(f"{instr.op} failed: {error}", where=p.path(instr.node), got=shapes)
+
+    # -- memory -----------------------------------------------------------------------------------------------------------
+    def _bind(self) -> None:
+        """Make memory and calls at the first run; bind again where a variable has another array than before."""
+        for key in self._written:
+            self.variables[key].own()
+        if self._arena is None:
+            self._arena = backend(CPU).allocate(self.plan.arena_bytes)
+            if self.poison:
+                _fill(self._arena)
+        changed = any(v.data is not self._bound.get(k) for k, v in self.variables.items())
+        if changed:
+            self._bound = {key: self._array(v) for key, v in self.variables.items()}
+            self._fold()
+            self._bind_calls()
+        elif any(a.storage.version != version for _, sources in self._folded for a, version in sources):
+            self._fold()
+            self._bind_calls()
+
+    @staticmethod
+    def _array(variable: Variable) -> NDArray:
+        assert isinstance(variable.data, NDArray)
+        return variable.data
+
+    def _fold(self) -> None:
+        """Compute what depends on frozen weights alone."""
+        plan, p = self.plan, self.plan.program
+        made: dict[Value, NDArray] = {}
+
+        def value(v: Value) -> NDArray:
+            if p.op(v.node) in STORED:
+                return self._bound[p.key(v.node)]
+            if v not in made:
+                row = get(p.op(v.node))
+                results = compute(row, [value(o) for o in p.operands(v.node)], p.attrs(v.node))
+                made.update({Value(v.node, port): r for port, r in enumerate(results)})
+            return made[v]
+
+        self._folded = []
+        for node, slots in plan.folds.items():
+            sources = [self._bound[p.key(n)] for n in p.reachable([node]) if p.op(n) in STORED]
+            self._folded.append((node, [(a, a.storage.version) for a in sources]))
+            for slot in slots:
+                row = plan.slots[slot]
+                assert row.value is not None
+                result = value(row.value)
+                self._memory[row.buffer] = (result if result.contiguous else result.copy()).storage
+                if result.contiguous and result.offset:
+                    self._memory[row.buffer] = result.copy().storage
+
+    def _bind_calls(self) -> None:
+        plan = self.plan
+        kernels = backend(CPU)
+        self._views: dict[int, NDArray] = {}
+        self._calls, self._counts = [], []
+        for i, instr in enumerate(plan.instrs):
+            calls = kernels.bind(instr.op, [self._view(s) for s in instr.outs], [self._view(s) for s in instr.ins],
+                                 instr.attrs, [self._view(s) for s in instr.work])  # fmt: skip
+            self._calls += calls
+            if self.poison:
+                self._calls += [_Poison(self._arena, b.offset, b.nbytes) for b in plan.buffers if b.kind in ARENA and b.last == i]
+            self._counts.append(len(self._calls))
+        self._inputs = {plan.buffers[s.buffer].key: self._view(s.index) for s in plan.slots
+                        if s.value is not None and plan.buffers[s.buffer].kind == "input" and self._is_input(s.value)}  # fmt: skip
+
+    def _is_input(self, value: Value) -> bool:
+        return self.plan.program.op(value.node) == "input"
+
+    def _view(self, slot: int) -> NDArray:
+        found = self._views.get(slot)
+        if found is None:
+            found = self._views[slot] = self._make_view(slot)
+        return found
+
+    def _make_view(self, slot: int) -> NDArray:
+        row = self.plan.slots[slot]
+        buffer, layout = self.plan.buffers[row.buffer], row.layout
+        if buffer.kind in ARENA:
+            assert self._arena is not None
+            offset = buffer.offset // row.dtype.itemsize + layout.offset
+            return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
+        if buffer.kind == FOLDED:
+            return NDArray(self._memory[row.buffer], row.dtype, layout.shape, layout.strides, layout.offset)
+        base = self._bound[buffer.key]
+        if not base.contiguous:
+            raise ComputeError("a variable must lie row by row", where=buffer.key)
+        return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+
+class _Poison:
+    """A call that fills dead bytes with NaN."""
+
+    def __init__(self, arena: Storage | None, offset: int, nbytes: int) -> None:
+        assert arena is not None
+        self.bytes = arena.memory[offset : offset + nbytes]
+
+    def __call__(self) -> None:
+        _fill_bytes(self.bytes)
+
+
+def _fill(storage: Storage) -> None:
+    _fill_bytes(storage.memory)
+
+
+def _fill_bytes(memory: Any) -> None:
+    host = np.asarray(memory)
+    host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
+
+
+def spec_of(value: Any) -> Spec:
+    """The spec of a feed."""
+    if isinstance(value, Tensor | NDArray):
+        return value.spec
+    return from_numpy(np.asarray(value)).spec
