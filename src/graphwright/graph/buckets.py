@@ -44,7 +44,12 @@ class Buckets:
     # -- single -----------------------------------------------------------------------------------------------------
     def append(self, node: int, edge: int) -> int:
         """Put an edge at the end of a node's list; returns its place."""
-        place = self._open_last(node)
+        count = self.degree[node]
+        if offset := count % self.block:
+            place = self.tail[node] * self.block + offset
+            self.degree[node] = count + 1
+        else:
+            place = self._open_last(node)
         self.items[place] = edge
         self.place[edge] = place
         return place

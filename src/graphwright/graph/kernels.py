@@ -13,11 +13,11 @@ from numba import njit
 
 Array = Any
 # _nrt=False: these loops own no array, and counting references to ten of them costs 20 times the work (measured).
-_compiled = njit(cache=True, error_model="numpy", _nrt=False)
+_compiled: Any = njit(cache=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]  # not in its stubs
 
 
 @_compiled
-def _open_last(tables: Array, state: Array, block: int, node: int) -> int:
+def _open_last(tables: Array, state: Array, block: int, node: int) -> Any:
     _, tail, degree, _, _, after, before, free = tables
     count = degree[node]
     offset = count % block
@@ -49,7 +49,7 @@ def _append(tables: Array, state: Array, block: int, node: int, edge: int) -> No
 
 
 @_compiled
-def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> int:
+def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> Any:
     head, tail, degree, place_of, items, after, before, free = tables
     place = np.int64(place_of[edge])
     count = degree[node] - 1
