@@ -44,7 +44,12 @@ class Buckets:
     # -- single -----------------------------------------------------------------------------------------------------
     def append(self, node: int, edge: int) -> int:
         """Put an edge at the end of a node's list; returns its place."""
-        place = self._open_last(node)
+        count = self.degree[node]
+        if offset := count % self.block:
+            place = self.tail[node] * self.block + offset
+            self.degree[node] = count + 1
+        else:
+            place = self._open_last(node)
         self.items[place] = edge
         self.place[edge] = place
         return place
@@ -176,7 +181,9 @@ class Buckets:
         if len(nodes) < BULK_MIN:
             pairs = zip(nodes.tolist(), edges.tolist(), strict=True)
             return np.array([self.remove(node, edge) for node, edge in pairs], np.int64)
-        return self._run("remove_many", [nodes, edges])
+        left = np.empty(len(edges), np.int64)
+        self._run("remove_many", [nodes, edges, left])
+        return left
 
     def restore_many(self, nodes: Array, edges: Array, places: Array, owner: Column) -> int:
         """`restore` for each row, in order, as long as it `fits`; returns how many did. Needs `room_many`."""
@@ -198,17 +205,18 @@ class Buckets:
                 if a != b:
                     self.append(b, edge)
             return np.array(places, np.int64)
-        return self._run("move_many", [old, new, edges])
+        left = np.full(len(edges), NONE)
+        self._run("move_many", [old, new, edges, left])
+        return left
 
     def unmove_many(self, nodes: Array, edges: Array, places: Array, owner: Column) -> tuple[Array, int]:
         """The inverse of `move_many` for rows given in reverse: each edge back to `nodes` at `places`; sets `owner`.
 
         Returns the places left, or -1, and how many rows were done before one did not fit.
         """
-        if len(edges) >= BULK_MIN:
-            left, done = self._run("unmove_many", [nodes, edges, places], owner.data)
-            return left, int(done)
         left = np.full(len(edges), NONE)
+        if len(edges) >= BULK_MIN:
+            return left, int(self._run("unmove_many", [nodes, edges, places, left], owner.data))
         rows = zip(nodes.tolist(), edges.tolist(), places.tolist(), strict=True)
         for done, (node, edge, place) in enumerate(rows):
             if place == NONE:

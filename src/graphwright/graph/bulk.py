@@ -129,9 +129,9 @@ def rewire_edges(
             places.append(side.move_many(before, after, slots))
             owner.data[slots] = after
         ids_of = self._node_table.ids
-        ends = [NodeArray(ids_of[end]) for end in (*old, *new)]
+        s, t, new_s, new_t = (NodeArray(ids_of[end]) for end in (*old, *new))
         self.version += 1
-        return RewiredEdges(EdgeArray(self._edge_table.ids[slots]), *ends[:2], *places, *ends[2:])
+        return RewiredEdges(EdgeArray(self._edge_table.ids[slots]), s, t, places[0], places[1], new_s, new_t)
 
 
 def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:

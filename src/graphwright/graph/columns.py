@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -160,9 +160,9 @@ class Column:
 
 def cells_of(data: Any, counter: CellCounter | None = None) -> Any:
     """The scalar-access view of a buffer; wrapped if a counter listens."""
-    cells = data
+    cells: Any = data
     if isinstance(data, np.ndarray) and data.dtype != np.float16:  # no memoryview access for half floats before 3.12
-        cells = memoryview(data)
+        cells = memoryview(cast(Any, data))
     return cells if counter is None else CountedCells(cells, counter)
 
 

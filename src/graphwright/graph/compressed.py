@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Compressed(NamedTuple):
-    """Row i is `nodes[i]`: its edges are `edges[indptr[i]:indptr[i + 1]]`, their far ends `nodes[index[...]]`."""
+    """Row i is `nodes[i]`: its edges are `edges[indptr[i]:indptr[i + 1]]`, their far ends `nodes[indices[...]]`."""
 
     indptr: Array
-    index: Array
+    indices: Array
     edges: EdgeArray
     nodes: NodeArray
 

@@ -59,6 +59,7 @@ class Graph:
         self.block, self.max_generation = block, max_generation
         self.version = 0
         self._lock = EditLock(timeout)
+        self._acquire, self._release = self._lock.acquire, self._lock.release
 
     def _bind(self) -> None:
         self._node_ids, self._edge_ids = self._node_table.id_cells, self._edge_table.id_cells
@@ -70,19 +71,25 @@ class Graph:
 
         Raises: UsageError for a column that is not declared, DTypeError for a value it cannot hold, CapacityError.
         """
-        with self._lock:
+        if not self._acquire(False):  # `with self._lock` at half the price, for the three hottest edits
+            self._lock.wait()
+        try:
             nodes = self._node_table
             slot = nodes.peek()
             nodes.fill(slot, columns)
             self.version += 1
             return as_node(nodes.issue(slot))
+        finally:
+            self._release()
 
     def add_edge(self, src: NodeId, dst: NodeId, **columns: Any) -> EdgeId:
         """Add an edge from `src` to `dst`, last in both their lists. O(1).
 
         Raises: StaleHandle, UsageError for an undeclared column, DTypeError for a value it cannot hold, CapacityError.
         """
-        with self._lock:
+        if not self._acquire(False):
+            self._lock.wait()
+        try:
             nodes, edges = self._node_table, self._edge_table
             source, target = nodes.slot(src), nodes.slot(dst)
             slot = edges.peek()
@@ -95,13 +102,19 @@ class Graph:
             self._in.append(target, slot)
             self.version += 1
             return as_edge(edges.issue(slot))
+        finally:
+            self._release()
 
     def remove_edge(self, e: EdgeId) -> RemovedEdge:
         """Remove an edge; its handle is dead at once. O(1) whatever the degrees. Raises StaleHandle."""
-        with self._lock:
+        if not self._acquire(False):
+            self._lock.wait()
+        try:
             slot = self._edge_table.slot(e)
             self.version += 1
             return self._drop_edge(slot)
+        finally:
+            self._release()
 
     def remove_node(self, n: NodeId) -> RemovedNode:
         """Remove a node, its edges first: the out-list, then what is left of the in-list, each from its end. O(degree).
@@ -416,7 +429,7 @@ class Graph:
     @contextmanager
     def locked(self, timeout: float | None = None) -> Iterator[None]:
         """Hold the edit lock: other threads' edits wait. Re-entrant. Raises EditBusy after `timeout` seconds."""
-        self._lock.wait(self.timeout if timeout is None else timeout)
+        self._lock.wait(timeout)
         try:
             yield
         finally:

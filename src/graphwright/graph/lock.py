@@ -10,15 +10,16 @@ from .errors import EditBusy
 class EditLock:
     """`with lock:` holds it; a second thread waits `timeout` seconds, then gets `EditBusy`."""
 
-    __slots__ = ("_acquire", "_release", "timeout")
+    __slots__ = ("acquire", "release", "timeout")
 
     def __init__(self, timeout: float) -> None:
         lock = threading.RLock()
-        self._acquire, self._release, self.timeout = lock.acquire, lock.release, timeout
+        self.acquire, self.release, self.timeout = lock.acquire, lock.release, timeout
 
-    def wait(self, timeout: float) -> None:
-        """Take the lock within `timeout` seconds. Raises EditBusy."""
-        if not self._acquire(timeout=timeout):
+    def wait(self, timeout: float | None = None) -> None:
+        """Take the lock within `timeout` seconds, or the lock's own. Raises EditBusy."""
+        timeout = self.timeout if timeout is None else timeout
+        if not self.acquire(timeout=timeout):
             raise EditBusy(
                 "another thread is editing this graph",
                 expected=f"the edit lock within {timeout} s",
@@ -26,8 +27,8 @@ class EditLock:
             )
 
     def __enter__(self) -> None:
-        if not self._acquire(False):
-            self.wait(self.timeout)
+        if not self.acquire(False):
+            self.wait()
 
     def __exit__(self, *_: object) -> None:
-        self._release()
+        self.release()

@@ -80,9 +80,10 @@ class SlotTable:
 
     def fill(self, slot: int, given: Mapping[str, Any]) -> None:
         """Write all columns of a slot that is not live yet: a refused value leaves nothing behind that counts."""
+        get, name = given.get, ""
         try:
             for name, cells, default in self.fields:
-                cells[slot] = given.get(name, default)
+                cells[slot] = get(name, default)
         except (TypeError, ValueError, OverflowError) as error:
             raise self._refused(name, given[name]) from error
         if given and not given.keys() <= self.columns.keys():
@@ -90,7 +91,7 @@ class SlotTable:
 
     def update(self, slot: int, given: Mapping[str, Any]) -> None:
         """Write some columns of a live slot, all or none."""
-        old = {name: self.column(name).cells[slot] for name in given}
+        name, old = "", {each: self.column(each).cells[slot] for each in given}
         try:
             for name, value in given.items():
                 self.columns[name].cells[slot] = value

@@ -57,7 +57,10 @@ def _handle(handle: NodeId | EdgeId) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AddNode:
-    """Put a node in, unconnected; `node` is the handle it gets. Params, consts and states bring their variable."""
+    """Put a node in, unconnected; `node` is the handle it gets. Params, consts and states bring their variable.
+
+    `after` hints at the place in topological order where the node's edges will put it.
+    """
 
     node: NodeId
     op: str
@@ -66,6 +69,7 @@ class AddNode:
     specs: tuple[Spec, ...]
     seq: int
     variable: Variable | None = None
+    after: NodeId | None = None
 
     def check(self, p: Program) -> None:
         p.check_name(self.name)
@@ -80,7 +84,7 @@ class AddNode:
     def apply(self, p: Program) -> None:
         if self.variable is not None:
             p.weights.add(self.attrs["key"], self.variable)
-        node = p.insert_node(self.op, self.attrs, self.name, self.specs, self.seq, self.node)
+        node = p.insert_node(self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
         assert node == self.node, "handles are issued in a fixed order"
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:

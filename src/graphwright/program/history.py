@@ -74,7 +74,8 @@ class History:
             if transaction is not None and transaction.done:
                 p.version += 1
                 specs = {n: (old, p.specs(n)) for n, old in transaction.specs_before.items() if n in p.graph}
-                undo = Undo(tuple(d[0] for d in transaction.done), tuple(d[1] for d in reversed(transaction.done)), specs)
+                undo = Undo(tuple(d[0] for d in transaction.done), tuple(d[1] for d in reversed(transaction.done)), specs,
+                            transaction.relabelled[::-1])  # fmt: skip
                 entry = p.journal.append(
                     undo=undo, why=transaction.why, author=transaction.author, tool=transaction.tool,
                     line=transaction.line, base_version=p.version - 1, edits=[d[2] for d in transaction.done],
@@ -107,9 +108,12 @@ class History:
         before = p.state_hash()
         edits = undo.inverse if back else undo.forward
         records = []
+        p.order_frozen = True
         for edit in edits:
             records.append(edit.to_json(p))
             edit.apply(p)
+        undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
+        p.order_frozen = False
         for node, specs in undo.specs.items():
             if node in p.graph:
                 p.update_node(node, specs=specs[0 if back else 1])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec
-from graphwright.graph import NodeId
+from graphwright.graph import NodeId, Relabelled
 from graphwright.graph.chain import Chain
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ class Undo:
     Attributes:
         forward, inverse: primitive edits in the order to apply them.
         specs: specs that inference changed: node -> (before, after).
+        labels: changes of the topological order, in the order to restore them for the next step; each step leaves here
+            what the step in the other direction restores.
     """
 
     forward: tuple[Edit, ...]
     inverse: tuple[Edit, ...]
     specs: dict[NodeId, tuple[tuple[Spec, ...], tuple[Spec, ...]]]
+    labels: list[Relabelled[NodeId]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from graphwright.array import Spec
-from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder
+from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
 from graphwright.ops import OPS, get
@@ -56,7 +56,7 @@ class Program:
 
         self.name = name
         self.graph = Graph(node_columns=_NODE_COLUMNS, edge_columns=_EDGE_COLUMNS, block=8)
-        self.order_labels = OnlineOrder(self.graph)
+        self.order_labels: OnlineOrder[NodeId] = OnlineOrder(self.graph)
         self.weights = Weights()
         self.version = 0
         self.journal: Journal = Journal()
@@ -64,6 +64,7 @@ class Program:
         self._names: dict[str, NodeId] = {}
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
+        self.order_frozen = False
         self._seq = 0
         self._graveyard: dict[NodeId | EdgeId, Any] = {}
         self._rewired: dict[EdgeId, list[Any]] = {}
@@ -342,16 +343,23 @@ class Program:
         if name in self._names:
             raise NameTaken("a node of this name exists", where=name, fix="name= another, or e.rename the old one")
 
+    def _reorder(self, change: Callable[[], Relabelled[NodeId]]) -> None:
+        """Change the order and log it for undo; while undoing, the log itself restores the order."""
+        if not self.order_frozen:
+            record = change()
+            if record and self.history.open is not None:
+                self.history.open.relabelled.append(record)
+
     def insert_node(self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
-                    seq: int | None = None, handle: NodeId | None = None) -> NodeId:  # fmt: skip
-        """Put a node in, unconnected. With `handle`, revive the node that had it."""
+                    seq: int | None = None, handle: NodeId | None = None, after: NodeId | None = None) -> NodeId:  # fmt: skip
+        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place in order."""
+        number = self._seq if seq is None else seq
         if handle is not None and handle in self._graveyard:
             node = self.graph.restore_node(self._graveyard.pop(handle))
         else:
-            number = self._seq if seq is None else seq
             node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
-            self.order_labels.insert(node)
             self._seq = max(self._seq, number + 1)
+        self._reorder(lambda: self.order_labels.insert(node, after=after, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
         self._structure.touch(node)
@@ -363,13 +371,14 @@ class Program:
         self._structure.forget(node)
         del self._names[name]
         del self._kinds[op][node]
+        self._reorder(lambda: self.order_labels.remove(node))
         self._graveyard[node] = self.graph.remove_node(node)
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
         if port is None:
             port = self.graph.node(dst, "next_port")
-        self.order_labels.add_edge(src.node, dst)
+        self._reorder(lambda: self.order_labels.add_edge(src.node, dst))
         if handle is not None and handle in self._graveyard:
             edge = self.graph.restore_edge(self._graveyard.pop(handle))
         else:
@@ -388,7 +397,7 @@ class Program:
     def move_edge(self, edge: EdgeId, src: Value) -> None:
         """Let an edge start at another value. Raises: CycleError, nothing changed."""
         dst = self.graph.target(edge)
-        self.order_labels.add_edge(src.node, dst)
+        self._reorder(lambda: self.order_labels.add_edge(src.node, dst))
         past = self._rewired.setdefault(edge, [])
         if past and past[-1].source == src.node:  # going back: the old place in the bucket too
             self.graph.restore_rewire(past.pop())

@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import NDArray, Spec, dtype, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
-from graphwright.graph import EdgeId, NodeId, as_edge, as_node
+from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
 from graphwright.program.edits import (
     AddEdge, AddNode, Edit, RemoveEdge, RemoveNode, Rename, Rewire, SetAttr, SetOutputs, SetWeight,
@@ -50,7 +50,8 @@ class Transaction:
         self.touched: dict[NodeId, None] = {}
         self.warnings: list[str] = []
         self.specs_before: dict[NodeId, tuple[Spec, ...]] = {}
-        self._savepoints: list[tuple[int, dict[NodeId, None]]] = []
+        self.relabelled: list[Relabelled[NodeId]] = []
+        self._savepoints: list[tuple[int, int, dict[NodeId, None]]] = []
 
     # -- the five steps ---------------------------------------------------------------------------------------------------
     def do(self, edit: Edit) -> None:
@@ -72,7 +73,7 @@ class Transaction:
             p.history.begin(self)
             return self
         # nested: a savepoint of the outer transaction
-        outer._savepoints.append((len(outer.done), dict(outer.touched)))
+        outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -80,19 +81,19 @@ class Transaction:
         current = p.history.open
         assert current is not None, "an edit is left once"
         if current is not self:
-            mark, touched = current._savepoints.pop()
+            mark, labels, touched = current._savepoints.pop()
             if kind is not None:
-                current._roll_back(mark)
+                current._roll_back(mark, labels)
                 current.touched = touched
             return
         if kind is not None:
-            self._roll_back(0)
+            self._roll_back(0, 0)
             p.history.end(None)
             return
         try:
             self._settle()
         except BaseException:
-            self._roll_back(0)
+            self._roll_back(0, 0)
             p.history.end(None)
             raise
         p.history.end(self)
@@ -115,10 +116,14 @@ class Transaction:
             if p.is_junction(node) and not p.graph.in_degree(node):
                 self.warnings.append(f"{p.path(node)} has no edge left and is zero")
 
-    def _roll_back(self, mark: int) -> None:
+    def _roll_back(self, mark: int, labels: int) -> None:
         p = self.program
+        p.order_frozen = True
         while len(self.done) > mark:
             self.done.pop()[1].apply(p)
+        while len(self.relabelled) > labels:
+            p.order_labels.restore(self.relabelled.pop())
+        p.order_frozen = False
         if mark == 0:
             for node, specs in self.specs_before.items():
                 if node in p.graph:
@@ -151,7 +156,8 @@ class Transaction:
             if operand.node in self.touched:
                 self.spec(operand)
         specs = row.specs([p.spec(v) for v in operands], full, label)
-        node = self._node(op, full, label, specs)
+        latest = max((v.node for v in operands), key=p.order_labels.key, default=None)
+        node = self._node(op, full, label, specs, after=latest)
         for port, operand in enumerate(operands):
             self._edge(operand, node, port)
         return node
@@ -163,13 +169,13 @@ class Transaction:
         return f"{module}.{op}" if module else op
 
     def _node(self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
-              variable: Variable | None = None) -> NodeId:  # fmt: skip
+              variable: Variable | None = None, after: NodeId | None = None) -> NodeId:  # fmt: skip
         p = self.program
-        self.do(AddNode(as_node(p.graph.next_node()), kind, attrs, name, specs, p._seq, variable))
+        self.do(AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
         return p.node(name)
 
     def _edge(self, src: Value, dst: NodeId, port: int) -> EdgeId:
-        edge = as_edge(self.program.graph.next_edge())
+        edge = self.program.graph.next_edge()
         self.do(AddEdge(edge, src, dst, port))
         return edge
 

@@ -8,6 +8,7 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.reduce import mean_calls
 from graphwright.array.dtype import DType, float32
 from graphwright.array.spec import Spec
 
@@ -35,7 +36,7 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     eps = torch.tensor(attrs["eps"], dtype=row.dtype)
     calls += [
         partial(torch.mul, x, x, out=square),
-        partial(torch.mean, square, [-1], True, out=row),
+        *mean_calls(square, [-1], True, row),
         partial(row.add_, eps),
         row.rsqrt_,
     ]

@@ -1,0 +1,255 @@
+"""Orders, components, reachability and paths of a graph: pure functions, iterative, never recursive.
+
+Live slots are mapped to 0..n-1 first, so holes left by deletions do not show; neighbours come in edge slot order.
+All return handles. Raises: StaleHandle wherever a handle that is given is dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..errors import CycleError, UsageError
+from .bulk import packed
+from .compressed import Compressed
+from .graph import Graph
+from .handles import NodeId
+
+
+class Dense:
+    """The live nodes as 0..n-1 with successor or predecessor lists: what the algorithms below walk over."""
+
+    def __init__(self, rows: Compressed) -> None:
+        self.nodes: list[NodeId] = rows.nodes.tolist()
+        self._of = {node: i for i, node in enumerate(self.nodes)}
+        bounds, ends = rows.indptr.tolist(), rows.indices.tolist()
+        self.next: list[list[int]] = [ends[a:b] for a, b in pairwise(bounds)]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
+        """Positions of handles. Raises StaleHandle."""
+        ids = np.atleast_1d(packed(nodes)).tolist()
+        for node in ids:
+            if node not in self._of:
+                raise graph._node_table.stale(node)
+        return [self._of[node] for node in ids]
+
+    def handles(self, at: Iterable[int]) -> tuple[NodeId, ...]:
+        """Handles at positions."""
+        return tuple(self.nodes[i] for i in at)
+
+
+def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> list[NodeId]:
+    """Every node after all its predecessors; among those that are free, the least `key`, then the lowest slot, first.
+
+    O((V + E) log V), Kahn with a heap. Raises CycleError with the path of a cycle.
+    """
+    forward = Dense(g.csr())
+    keys = [key(n) for n in forward.nodes] if key else [0] * len(forward)
+    waiting = _in_degrees(forward)
+    ready = [(keys[i], i) for i in range(len(forward)) if not waiting[i]]
+    heapq.heapify(ready)
+    order: list[NodeId] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(forward.nodes[i])
+        for j in forward.next[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(ready, (keys[j], j))
+    if len(order) < len(forward):
+        path = _cycle(forward, waiting)
+        raise CycleError(f"a cycle over {len(path)} nodes", path=forward.handles(path))
+    return order
+
+
+def levels(g: Graph) -> dict[NodeId, int]:
+    """Edges on the longest path from a source to each node. O(V + E). Raises CycleError."""
+    forward = Dense(g.csr())
+    order = forward.of(topological_sort(g), g)
+    level = [0] * len(forward)
+    for i in order:
+        for j in forward.next[i]:
+            level[j] = max(level[j], level[i] + 1)
+    return dict(zip(forward.nodes, level, strict=True))
+
+
+def strongly_connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
+    """Maximal sets of nodes that reach each other; a set comes after the sets it leads to. O(V + E).
+
+    Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms", with an explicit stack.
+    """
+    forward = Dense(g.csr())
+    count = len(forward)
+    number, low, on_stack = [-1] * count, [0] * count, [False] * count
+    stack: list[int] = []
+    found: list[tuple[NodeId, ...]] = []
+    clock = 0
+    for root in range(count):
+        if number[root] >= 0:
+            continue
+        calls = [(root, iter(forward.next[root]))]
+        number[root] = low[root] = clock
+        clock += 1
+        stack.append(root)
+        on_stack[root] = True
+        while calls:
+            i, rest = calls[-1]
+            for j in rest:
+                if number[j] < 0:
+                    number[j] = low[j] = clock
+                    clock += 1
+                    stack.append(j)
+                    on_stack[j] = True
+                    calls.append((j, iter(forward.next[j])))
+                    break
+                if on_stack[j]:
+                    low[i] = min(low[i], number[j])
+            else:
+                calls.pop()
+                if calls:
+                    low[calls[-1][0]] = min(low[calls[-1][0]], low[i])
+                if low[i] == number[i]:
+                    cut = _rindex(stack, i)
+                    for j in stack[cut:]:
+                        on_stack[j] = False
+                    found.append(forward.handles(sorted(stack[cut:])))
+                    del stack[cut:]
+    return found
+
+
+def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
+    """Weak components: nodes joined by edges whatever their direction, each set in slot order. O(V + E)."""
+    forward, backward = Dense(g.csr()), Dense(g.csc())
+    seen = [False] * len(forward)
+    found: list[tuple[NodeId, ...]] = []
+    for root in range(len(forward)):
+        if seen[root]:
+            continue
+        seen[root] = True
+        members = [root]
+        for i in members:  # grows while it is walked
+            for j in forward.next[i] + backward.next[i]:
+                if not seen[j]:
+                    seen[j] = True
+                    members.append(j)
+        found.append(forward.handles(sorted(members)))
+    return found
+
+
+def bfs_order(g: Graph, start: NodeId) -> list[NodeId]:
+    """Nodes by distance from `start` along out-edges. O(V + E)."""
+    forward = Dense(g.csr())
+    return list(forward.handles(_flood(forward, forward.of(start, g))))
+
+
+def dfs_order(g: Graph, start: NodeId) -> list[NodeId]:
+    """Nodes in the order a depth-first walk from `start` first meets them. O(V + E)."""
+    forward = Dense(g.csr())
+    (root,) = forward.of(start, g)
+    seen, order = {root}, [root]
+    calls = [iter(forward.next[root])]
+    while calls:
+        for j in calls[-1]:
+            if j not in seen:
+                seen.add(j)
+                order.append(j)
+                calls.append(iter(forward.next[j]))
+                break
+        else:
+            calls.pop()
+    return list(forward.handles(order))
+
+
+def reachable(g: Graph, start: NodeId | Iterable[NodeId]) -> set[NodeId]:
+    """All nodes that some of `start` leads to, themselves included. O(V + E)."""
+    forward = Dense(g.csr())
+    return set(forward.handles(_flood(forward, forward.of(start, g))))
+
+
+def reaching(g: Graph, goal: NodeId | Iterable[NodeId]) -> set[NodeId]:
+    """All nodes that lead to some of `goal`, themselves included. O(V + E)."""
+    backward = Dense(g.csc())
+    return set(backward.handles(_flood(backward, backward.of(goal, g))))
+
+
+def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[NodeId, ...]]:
+    """Simple paths from `a` to `b` as node sequences, at most `limit`; parallel edges give one path.
+
+    Only nodes that lead to `b` are walked. Raises: UsageError if `limit` is not positive.
+    """
+    if limit < 1:
+        raise UsageError("at least one path", got=limit)
+    forward, backward = Dense(g.csr()), Dense(g.csc())
+    (start,), (goal,) = forward.of(a, g), forward.of(b, g)
+    useful = set(_flood(backward, [goal]))
+    if start not in useful:
+        return []
+    if start == goal:
+        return [(a,)]
+    found: list[tuple[NodeId, ...]] = []
+    path, on_path = [start], {start}
+    calls = [iter(dict.fromkeys(forward.next[start]))]
+    while calls and len(found) < limit:
+        for j in calls[-1]:
+            if j == goal:
+                found.append(forward.handles([*path, goal]))
+                break
+            if j in useful and j not in on_path:
+                path.append(j)
+                on_path.add(j)
+                calls.append(iter(dict.fromkeys(forward.next[j])))
+                break
+        else:
+            calls.pop()
+            on_path.discard(path.pop())
+    return found
+
+
+def _in_degrees(forward: Dense) -> list[int]:
+    counts = [0] * len(forward)
+    for ends in forward.next:
+        for j in ends:
+            counts[j] += 1
+    return counts
+
+
+def _flood(dense: Dense, start: Iterable[int]) -> list[int]:
+    order = list(dict.fromkeys(start))
+    seen = set(order)
+    for i in order:  # grows while it is walked
+        for j in dense.next[i]:
+            if j not in seen:
+                seen.add(j)
+                order.append(j)
+    return order
+
+
+def _cycle(forward: Dense, waiting: list[int]) -> list[int]:
+    """A cycle among the nodes that Kahn left waiting: walking back from any of them must come round."""
+    before: dict[int, int] = {}
+    for i, ends in enumerate(forward.next):
+        if waiting[i]:
+            for j in ends:
+                if waiting[j]:
+                    before[j] = i
+    i = next(iter(before))
+    seen: dict[int, None] = {}
+    while i not in seen:
+        seen[i] = None
+        i = before[i]
+    path = list(seen)
+    return path[path.index(i) :][::-1]
+
+
+def _rindex(stack: list[int], value: int) -> int:
+    at = len(stack) - 1
+    while stack[at] != value:
+        at -= 1
+    return at
