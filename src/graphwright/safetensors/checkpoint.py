@@ -7,6 +7,7 @@ directory, and every key lies in exactly the shard that the index names.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,6 +52,9 @@ class Checkpoint:
 
     def __contains__(self, key: object) -> bool:
         return key in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
 
     def __len__(self) -> int:
         return len(self._file_of)
