@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import tracemalloc
@@ -136,4 +137,4 @@ def test_a_file_is_read_up_to_its_limit_and_named_in_errors(tmp_path):
 def test_a_file_that_is_not_there_is_a_typed_error_with_the_systems_number(tmp_path):
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "none.json")
-    assert os.strerror(caught.value.errno) == caught.value.got
+    assert (caught.value.errno, caught.value.got) == (errno.ENOENT, os.strerror(errno.ENOENT))

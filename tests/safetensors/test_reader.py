@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ def arrays(draw: st.DrawFn) -> dict[str, np.ndarray]:
     for key in draw(st.lists(st.text(max_size=12), max_size=5, unique=True)):
         shape = draw(st.lists(st.integers(0, 3), max_size=6))
         dtype = np.dtype(draw(st.sampled_from(sorted(NUMPY.values()))))
-        size = int(np.prod(shape)) * dtype.itemsize
+        size = prod(shape) * dtype.itemsize
         bits = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
         found[key] = (bits & 1 if dtype.kind == "b" else bits).view(dtype).reshape(shape)
     return found
