@@ -64,6 +64,7 @@ HOSTILE: list[tuple[str, str | None, bytes]] = [
     ("rank", "a", raw_file({"a": entry(shape=[1] * 32 + [2])}, b"ab")),
     ("overflow", "a", raw_file({"a": entry(shape=[2**32, 2**32])}, b"ab")),
     ("overflow", "a", raw_file({"a": entry(shape=[2**63, 2, 0], end=0)})),
+    ("overflow", "a", raw_file({"a": entry(shape=[0, 2**64], end=0)})),
     ("overflow", "a", raw_file({"a": entry("F64", shape=[2**58])}, b"ab")),
     ("overflow", "a", raw_file({"a": entry("UNHEARD_OF", shape=[2**64])}, b"ab")),
     ("alignment", "a", raw_file({"a": entry("F4", shape=[3])}, b"ab")),

@@ -16,6 +16,7 @@ from graphwright.safetensors import (
     Checkpoint,
     CheckpointChanged,
     HeaderError,
+    Stored,
     TensorData,
     parse_size,
     plan_shards,
@@ -110,7 +111,7 @@ def test_an_edit_of_one_tensor_changes_its_bytes_and_no_others(source, tmp_path)
     assert Checkpoint(tmp_path / "out").files[0].metadata == {"made": "by hand", "format": "pt"}
 
 
-def test_a_tensor_of_another_key_or_tag_is_not_taken_for_untouched(source, tmp_path):
+def test_a_tensor_of_another_key_tag_or_shape_is_not_taken_for_untouched(source, tmp_path):
     renamed = TensorData.stored(source, "d", "e"), TensorData.stored(source, "e", "d")
     write_checkpoint(tmp_path / "out", [*stored(source, "b", "a", "c"), *renamed], plan=source)
     out = Checkpoint(tmp_path / "out")
@@ -118,6 +119,9 @@ def test_a_tensor_of_another_key_or_tag_is_not_taken_for_untouched(source, tmp_p
     as_int8 = TensorData("c", "I8", (30,), source.bytes("c"))
     write_checkpoint(tmp_path / "int8", [as_int8, *stored(source, "a", "b", "d", "e")], plan=source)
     assert Checkpoint(tmp_path / "int8").info("c").tag == "I8"
+    reshaped = TensorData("c", "U8", (5, 6), Stored(source.file_of("c"), "c"))
+    write_checkpoint(tmp_path / "reshaped", [reshaped, *stored(source, "a", "b", "d", "e")], plan=source)
+    assert Checkpoint(tmp_path / "reshaped").info("c").shape == (5, 6)
 
 
 def test_a_shard_that_lost_all_its_tensors_goes_and_the_others_are_renumbered_copies(source, tmp_path):
