@@ -52,6 +52,7 @@ def test_making_a_directory_leaves_all_or_nothing(tmp_path):
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 def test_without_an_exchange_call_every_fault_still_leaves_old_or_new(tmp_path, no_exchange, kind):
+    at = 0
     for at in range(99):
         folder = tmp_path / str(at)
         folder.mkdir()

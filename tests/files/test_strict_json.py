@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import tracemalloc
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 from graphwright.files import JsonError, UnreadableFile, parse_json, read_json
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -132,4 +137,4 @@ def test_a_file_is_read_up_to_its_limit_and_named_in_errors(tmp_path):
 def test_a_file_that_is_not_there_is_a_typed_error_with_the_systems_number(tmp_path):
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "none.json")
-    assert os.strerror(caught.value.errno) == caught.value.got
+    assert (caught.value.errno, caught.value.got) == (errno.ENOENT, os.strerror(errno.ENOENT))

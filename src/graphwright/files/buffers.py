@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from numpy import ndarray
+    from typing_extensions import Buffer as _Buffer
+
+    Buffer = _Buffer | ndarray  # an array is one, though numpy's stubs say so only from 3.12 on
 elif sys.version_info >= (3, 12):
     from collections.abc import Buffer
 else:
@@ -24,7 +27,7 @@ def flat_bytes(data: Buffer) -> memoryview:
     Raises: UsageError if `data` is not a C-contiguous buffer of native numbers (a transposed or byte-swapped array).
     """
     try:
-        view = memoryview(data)
+        view = memoryview(data)  # type: ignore[arg-type]  # see the import
         if view.nbytes == 0:  # cast refuses a zero in the shape
             return memoryview(b"")
         if view.format.startswith((">", "!")):  # cast does not mind, and every file here is little-endian

@@ -7,6 +7,7 @@ directory, and every key lies in exactly the shard that the index names.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,6 +52,9 @@ class Checkpoint:
 
     def __contains__(self, key: object) -> bool:
         return key in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
 
     def __len__(self) -> int:
         return len(self._file_of)
@@ -148,7 +152,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 def _check_shard(index: Path, name: str) -> None:
     """A shard is a plain name in the directory of its index; a link may lead to the `blobs` of the same hub cache."""
-    if "/" in name or "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
+    if "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
         raise IndexFileError("shard_name", name, where=index)
     refuse_by_name(index.parent / name)
     if not name.endswith(".safetensors"):

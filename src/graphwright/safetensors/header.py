@@ -160,7 +160,7 @@ def _check_size(key: str, tag: str, shape: list[int], nbytes: int, where: object
     numel = 1
     for dim in shape:  # in order, so that [2**63, 2, 0] is refused as by the format's library, and no number grows
         numel *= dim
-        if numel >= _U64:
+        if numel >= _U64 or dim >= _U64:  # the latter beside a zero
             raise HeaderError("overflow", key, where=where, got=shape)
     bits = BITS.get(tag)
     if bits is None:
