@@ -1,3 +1,57 @@
-"""Graphwright: open a neural network as a graph, edit it while it runs, export it with proof."""
+"""Graphwright: open a neural network as a graph, edit it while it runs, export it with proof.
+
+>>> import graphwright as gw
+>>> model = gw.open("bundled")
+>>> with model.program.edit("drop a branch") as e:
+...     e.cut(model.program.in_edges("layers.1.out")[1])
+>>> model.program.undo()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from graphwright.errors import GraphwrightError
 
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from graphwright import models, nn, optim, program
+    from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
+    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
+    from graphwright.graph import Graph
+    from graphwright.models import Model, open
+    from graphwright.ops import op
+    from graphwright.plan import Plan, compile
+    from graphwright.program import Builder, Program, trace
+
+_NAMES = {
+    **dict.fromkeys(("Device", "NDArray", "bfloat16", "bool_", "float16", "float32", "float64", "int64"), "array"),
+    **dict.fromkeys(("Parameter", "Tensor", "enable_grad", "grad", "no_grad", "tensor"), "autograd"),
+    "Graph": "graph",
+    **dict.fromkeys(("Builder", "Program", "trace"), "program"),
+    **dict.fromkeys(("Plan", "compile"), "plan"),
+    **dict.fromkeys(("Model", "open"), "models"),
+    "op": "ops",
+}
+_MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
+
+__all__ = ["GraphwrightError", "__version__", *_NAMES, "models", "nn", "optim"]
+
+
+def __getattr__(name: str) -> Any:
+    """Submodules and public names load at their first use, so that looking at a model imports no torch."""
+    if name in _MODULES:
+        return import_module(f"graphwright.{name}")
+    if name in _NAMES:
+        if _NAMES[name] == "program":  # a Program is planned by the layer above it: load it too
+            import_module("graphwright.plan")
+        value = getattr(import_module(f"graphwright.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'graphwright' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES, *_MODULES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphwright.array.backend import Backend, MissingKernel, backend
 from graphwright.array.device import CPU, Device, DeviceUnavailable
 from graphwright.array.dtype import (
-    DTYPES, DType, bfloat16, bool_, dtype, float16, float32, float64, int8, int16, int32, int64, promote, result_type,
+    BY_TAG, DTYPES, DType, bfloat16, bool_, dtype, float16, float32, float64, int8, int16, int32, int64, promote, result_type,
     uint8,
 )  # fmt: skip
 from graphwright.array.layout import Layout
@@ -13,7 +13,7 @@ from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
 from graphwright.array.storage import Storage
 
-__all__ = ["CPU", "DTYPES", "Backend", "DType", "Device", "DeviceUnavailable", "Dim", "Layout", "MissingKernel", "NDArray",
+__all__ = ["BY_TAG", "CPU", "DTYPES", "Backend", "DType", "Device", "DeviceUnavailable", "Dim", "Layout", "MissingKernel", "NDArray",
            "ReadOnlyArray", "Spec", "Storage", "UnboundDim", "backend", "bfloat16", "bool_", "broadcast_shapes", "dtype",
            "empty", "float16", "float32", "float64", "from_numpy", "int8", "int16", "int32", "int64", "promote",
            "result_type", "uint8"]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphwright.array.dtype import bool_, float32, int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
@@ -30,6 +32,48 @@ class RopeTable:
         return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
 
 
+class _Frequencies:
+    """What the length-dependent frequency ops share."""
+
+    vjp, why = None, {"vjp": "frequencies are not trained"}
+
+    @staticmethod
+    def check(positions, *tables):
+        if positions.dtype is not int64 or any(t.dtype is not float32 or len(t.shape) != 1 for t in tables):
+            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {tables}")
+        return tables[0]
+
+
+@op("rope_dynamic")
+class RopeDynamic:
+    """Frequencies float32 [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
+
+    Equal to the given ones up to M = `original`; s = `factor` (dynamic NTK scaling).
+    """
+
+    arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
+
+    def infer(positions, frequencies, theta, factor, original):
+        return _Frequencies.check(positions, frequencies)
+
+    def sample(rng):
+        base = (10000.0 ** (-np.arange(0, 8, 2) / 8)).astype("float32")
+        return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
+
+
+@op("rope_longer")
+class RopeLonger:
+    """The second frequencies if a position lies at `original` or beyond, else the first; float32 [d/2] (LongRoPE)."""
+
+    arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
+
+    def infer(positions, short, long, original):
+        return _Frequencies.check(positions, short, long)
+
+    def sample(rng):
+        return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {"original": 20}
+
+
 @op("rope")
 class Rope:
     """Turn the pairs (x[i], x[i + d/2]) of x [B, H, T, D] by the angle of their position: rotate-half.
@@ -56,8 +100,6 @@ class Rope:
 
     def sample(rng):
         angle = rng.uniform(-3, 3, (2, 4, 2))
-        import numpy as np
-
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from graphwright.array import layout as lay
+from graphwright.array.dtype import int64
 from graphwright.array.spec import Dim, Spec
 from graphwright.errors import ShapeError
 from graphwright.ops.call import call
@@ -163,6 +164,44 @@ class Slice:
 
     def sample(rng):
         return [rng.normal(size=(2, 7))], {"axis": 1, "start": 1, "size": 3, "step": 2}
+
+
+@op("last")
+class Last:
+    """The last entry of an axis, kept as an axis of size 1."""
+
+    arity, attrs, cost = 1, {"axis": ...}, free_cost
+
+    def infer(x, axis):
+        at = axis_of(axis, len(x.shape))
+        return Spec((*x.shape[:at], 1, *x.shape[at + 1 :]), x.dtype)
+
+    def view(layout, attrs):
+        at = axis_of(attrs["axis"], len(layout.shape))
+        return lay.narrow(layout, at, layout.shape[at] - 1, 1)
+
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(g.shape))
+        size = ins[0].shape[at]
+        return (call("pad_slice", g, axis=at, start=size - 1, step=1, size=size),)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 4, 3))], {"axis": 1}
+
+
+@op("size")
+class Size:
+    """The size of an axis, as an int64 scalar."""
+
+    arity, attrs, cost = 1, {"axis": ...}, free_cost
+    vjp, why = None, {"vjp": "a size is an integer"}
+
+    def infer(x, axis):
+        axis_of(axis, len(x.shape))
+        return Spec((), int64)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
 
 @op("pad_slice")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.registry import Cost, Traits, op
@@ -11,26 +14,23 @@ _WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
 
 @op("kv_append")
 class KvAppend:
-    """The cache [B, G, M, D] with rows [B, G, T, D] written at positions int64 [T] of its length axis."""
+    """The cache [B, G, M, D] with rows [B, G, T, D] written at start, start + 1, ... (int64 scalar) of its length axis."""
 
     arity, vjp, why = 3, None, _WHY
-    traits = Traits(inplace=((0, 0),), update=True)
+    traits = Traits(inplace=((0, 0),), update=True, fixed=(2,))
 
-    def infer(cache, rows, positions):
-        if cache.dtype is not rows.dtype or positions.dtype.name != "int64":
-            raise DTypeError("cache and rows share a dtype, positions are int64", got=f"{cache}, {rows}, {positions}")
-        fits = (*cache.shape[:2], cache.shape[3]) == (*rows.shape[:2], rows.shape[3])
-        if not fits or positions.shape != (rows.shape[2],):
-            raise ShapeError("rows do not fit the cache", expected=cache, got=f"{rows} at {positions}")
+    def infer(cache, rows, start):
+        if cache.dtype is not rows.dtype or start != Spec((), int64):
+            raise DTypeError("cache and rows share a dtype, start is an int64 scalar", got=f"{cache}, {rows}, {start}")
+        if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
+            raise ShapeError("rows do not fit the cache", expected=cache, got=rows)
         return cache
 
     def cost(ins, outs, attrs):
         return Cost(0, ins[1].nbytes, ins[1].nbytes)
 
     def sample(rng):
-        import numpy as np
-
-        return [rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.array([3, 1])], {}
+        return [rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {}
 
 
 @op("adamw")
@@ -57,8 +57,6 @@ class AdamW:
         return Cost(12 * ins[0].size, 4 * ins[0].nbytes, 3 * ins[0].nbytes)
 
     def sample(rng):
-        import numpy as np
-
         shape = (3, 4)
         moments = [rng.normal(size=shape), rng.random(shape)]
         return [rng.normal(size=shape), rng.normal(size=shape), *moments, np.float32(3.0), np.float32(1e-2)], {}

@@ -79,6 +79,10 @@ class Builder:
             raise NameTaken("an output of this name is declared", where=name)
         self._program.set_output(name, self._mine(value))
 
+    def spec(self, value: Value | NodeId) -> Spec:
+        """Spec of a value added so far."""
+        return self._program.spec(self._mine(value))
+
     def scope(self, name: str) -> Builder:
         """A builder of the same program whose names start with `name.`."""
         inner = Builder.__new__(Builder)

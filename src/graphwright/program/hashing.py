@@ -89,6 +89,11 @@ class StructureHash:
         text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 
+    def node_digest(self, node: NodeId) -> bytes:
+        """Digest of one node, up to date."""
+        self.structure()
+        return self._digests[node].to_bytes(32, "little")
+
     def structure(self) -> str:
         """sha256 of the structure."""
         if self._structure is None:

@@ -239,6 +239,10 @@ class Program:
         """sha256 over structure alone: names, ops, attributes, specs, edges, outputs."""
         return self._structure.structure()
 
+    def node_digest(self, node: NodeId) -> bytes:
+        """32 bytes over a node's name, op, attributes, specs and what it reads."""
+        return self._structure.node_digest(node)
+
     def state_hash(self) -> str:
         """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
         return self._structure.full(mapped_by_reference=True)

@@ -30,6 +30,31 @@ def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     return calls
 
 
+@kernel("rope_dynamic")
+def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Frequencies for the longest position; reads it on the host and allocates a few scalars per run."""
+    positions, base = ins
+    dim, theta, factor, original = 2 * base.shape[0], attrs["theta"], attrs["factor"], attrs["original"]
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+
+    def run() -> None:
+        length = int(positions.max()) + 1
+        if length <= original:
+            outs[0].copy_(base)
+            return
+        stretched = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
+        outs[0].copy_(1.0 / stretched**exponent)
+
+    return run
+
+
+@kernel("rope_longer")
+def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """One of two tables by the longest position; reads it on the host."""
+    positions, short, long = ins
+    return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
+
+
 @kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
 def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Pairs (a, b), half an axis apart, turned by the angle: (a·cos - b·sin, b·cos + a·sin)."""

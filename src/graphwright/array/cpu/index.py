@@ -43,3 +43,9 @@ def concat(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
         calls.append(partial(outs[0].narrow(axis, at, part.shape[axis]).copy_, part))
         at += part.shape[axis]
     return calls
+
+
+@kernel("size")
+def size(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """The size of an axis, known when the call is bound."""
+    return partial(outs[0].fill_, ins[0].shape[attrs["axis"]])

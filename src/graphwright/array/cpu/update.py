@@ -8,6 +8,8 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec
 
 
 def _carry(outs: Tensors, ins: Tensors) -> list[Call]:
@@ -15,11 +17,16 @@ def _carry(outs: Tensors, ins: Tensors) -> list[Call]:
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
-@kernel("kv_append")
+@kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)])
 def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The cache [B, H, M, D] with the new rows [B, H, T, D] at the given positions."""
-    cache, rows, positions = ins
-    return [*_carry(outs, [cache]), partial(outs[0].index_copy_, 2, positions, rows)]
+    """The cache [B, G, M, D] with new rows [B, G, T, D] from `start` on. Raises IndexError past the end."""
+    cache, rows, start = ins
+    places = torch.arange(rows.shape[2])
+    return [
+        *_carry(outs, [cache]),
+        partial(torch.add, places, start, out=work[0]),
+        partial(outs[0].index_copy_, 2, work[0], rows),
+    ]
 
 
 @kernel("adamw")

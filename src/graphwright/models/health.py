@@ -1,0 +1,37 @@
+"""Finding the weight behind a result that is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.array import NDArray, bfloat16
+from graphwright.models.sampling import NonFinite
+from graphwright.program import Program
+from graphwright.program.kinds import STORED
+
+
+def check_finite(p: Program, result: np.ndarray) -> None:
+    """Raises: NonFinite if a result holds NaN or infinity, naming the first weight that does, its count and place."""
+    if np.isfinite(result.max(initial=0)) and np.isfinite(result.min(initial=0)):
+        return
+    for key, count, first in non_finite(p):
+        raise NonFinite("a weight is not finite, and so are the logits", where=key, got=f"{count} values, the first at {first}",
+                        fix=f"e.set_weight({key!r}, np.nan_to_num), or restore the file")  # fmt: skip
+    raise NonFinite("the logits are not finite, though all weights are", got=f"max {result.max()}, min {result.min()}",
+                    fix="an edit or the activations overflow: look at program.run(...).value(path)")  # fmt: skip
+
+
+def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
+    """(key, count, first index) of weights that hold NaN or infinity; reads every weight."""
+    found = []
+    for key in sorted({p.key(n) for kind in STORED for n in p.of_kind(kind)}):
+        array = p.weights.array(key)
+        if array.dtype.is_float and (count := int((bad := _bad(array)).sum())):
+            found.append((key, count, tuple(int(i) for i in np.argwhere(bad)[0])))
+    return found
+
+
+def _bad(array: NDArray) -> np.ndarray:
+    if array.dtype is bfloat16:
+        return (array.to_numpy(bits=True) & 0x7F80) == 0x7F80
+    return ~np.isfinite(array.to_numpy())

@@ -1,0 +1,167 @@
+"""Looking at a model without reading a weight: tree, shapes, dtypes, bytes, FLOPs and KV bytes per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from graphwright.models.config import Config
+from graphwright.ops import get
+from graphwright.program import Program
+from graphwright.program.kinds import KINDS
+from graphwright.safetensors import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One weight: checkpoint key, param path, dtype, shape, bytes."""
+
+    key: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What can be known from headers and config.
+
+    Attributes:
+        family, model: architecture and directory name.
+        parameters, nbytes: of all weights, tied ones once.
+        dtypes: dtype -> bytes.
+        flops_per_token: multiplications and additions of one decoded token, attention over `context` keys included.
+        kv_bytes_per_token: cache bytes per token and sequence.
+        tied: whether head and embedding are one weight.
+        nodes, edges, layers: of the program.
+        tensors: one row per weight.
+    """
+
+    family: str
+    model: str
+    parameters: int
+    nbytes: int
+    dtypes: dict[str, int]
+    flops_per_token: int
+    kv_bytes_per_token: int
+    tied: bool
+    nodes: int
+    edges: int
+    layers: int
+    tensors: tuple[TensorRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        facts = {name: getattr(self, name) for name in self.__slots__ if name != "tensors"}
+        facts["tensors"] = [{"key": t.key, "path": t.path, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+                            for t in self.tensors]  # fmt: skip
+        return facts
+
+    def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
+        """(depth, name, note, parameters) per module, equal runs of layers folded into one line."""
+        return _tree(self.tensors, depth)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
+                 f"({', '.join(self.dtypes)})",
+                 f"{_count(self.flops_per_token)}FLOP per token, {_size(self.kv_bytes_per_token)} of KV cache per token"
+                 f"{', head tied to the embedding' if self.tied else ''}; {self.nodes} nodes, {self.edges} edges"]  # fmt: skip
+        for level, name, note, parameters in self.tree():
+            share = 100 * parameters / max(self.parameters, 1)
+            lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
+        return "\n".join(lines)
+
+
+def inspect_program(p: Program, family: str, config: Config, checkpoint: Checkpoint, dims: Any) -> Inspection:
+    """Facts of a program as it is now, edits included."""
+    rows = tuple(
+        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).shape, p.spec(n).nbytes) for n in p.params()  # type: ignore[arg-type]  # params are bound
+    )
+    dtypes: dict[str, int] = {}
+    for row in rows:
+        dtypes[row.dtype] = dtypes.get(row.dtype, 0) + row.nbytes
+    kv = 0
+    for node in p.of_kind("sdpa"):
+        for v in p.operands(node)[1:3]:
+            spec = p.spec(v)
+            kv += spec.shape[1] * spec.shape[3] * spec.dtype.itemsize  # type: ignore[operator]  # heads and width are numbers
+    return Inspection(
+        family=family, model=config.path.parent.name, parameters=sum(_numel(r.shape) for r in rows),
+        nbytes=sum(r.nbytes for r in rows), dtypes=dtypes, flops_per_token=flops(p, {"B": 1, "T": 1}),
+        kv_bytes_per_token=kv, tied=bool(getattr(dims, "tied", False)), nodes=len(p), edges=p.graph.edge_count,
+        layers=getattr(dims, "layers", 0), tensors=rows,
+    )  # fmt: skip
+
+
+def flops(p: Program, dims: dict[str, int]) -> int:
+    """Floating-point operations of one run with these sizes."""
+    total = 0
+    for node in p.nodes():
+        if p.op(node) in KINDS:
+            continue
+        ins = [p.spec(v).bind(dims) for v in p.operands(node)]
+        total += get(p.op(node)).cost(ins, [s.bind(dims) for s in p.specs(node)], p.attrs(node)).flops
+    return total
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _tree(tensors: tuple[TensorRow, ...], depth: int) -> list[tuple[int, str, str, int]]:
+    children: dict[tuple[str, ...], dict[str, None]] = {}
+    totals: dict[tuple[str, ...], int] = {}
+    notes: dict[tuple[str, ...], str] = {}
+    for row in tensors:
+        parts = tuple(row.path.split("."))
+        for i in range(len(parts)):
+            children.setdefault(parts[:i], {})[parts[i]] = None
+            totals[parts[: i + 1]] = totals.get(parts[: i + 1], 0) + _numel(row.shape)
+        notes[parts] = f"{row.dtype} {list(row.shape)}"
+    signature: dict[tuple[str, ...], Any] = {}
+
+    def sign(at: tuple[str, ...]) -> Any:
+        if at not in signature:
+            signature[at] = (notes.get(at), tuple((c, sign((*at, c))) for c in children.get(at, ())))
+        return signature[at]
+
+    lines: list[tuple[int, str, str, int]] = []
+
+    def walk(at: tuple[str, ...], level: int) -> None:
+        names = list(children.get(at, ()))
+        i = 0
+        while i < len(names):
+            here = (*at, names[i])
+            run = i + 1
+            while names[i].isdigit() and run < len(names) and sign((*at, names[run])) == sign(here):
+                run += 1
+            label = names[i] if run == i + 1 else f"{names[i]} .. {names[run - 1]} ({run} equal)"
+            only = list(children.get(here, ()))
+            note = notes.get(here) or (notes.get((*here, only[0]), "") if len(only) == 1 else "")
+            lines.append((level, label, note, sum(totals[(*at, n)] for n in names[i:run])))
+            if level + 1 < depth + 1 and not (len(only) == 1 and (*here, only[0]) in notes) and only:
+                walk(here, level + 1)
+            i = run
+
+    walk((), 0)
+    return lines
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return ""
+
+
+def _count(n: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if n < 1000 or unit == "T":
+            return f"{n:.2f} {unit}"
+        n /= 1000
+    return ""

@@ -1,0 +1,113 @@
+"""Opening a model: config, headers, key check, graph. No weight byte is read; weights stay mapped until they are used."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty, float32
+from graphwright.autograd import Parameter
+from graphwright.models.architecture import Architecture, find
+from graphwright.models.config import Config
+from graphwright.models.errors import ModelNotFound, TensorMismatch, UnsupportedDType
+from graphwright.models.model import Model
+from graphwright.models.tokenizer import Tokenizer, find_tokenizer
+from graphwright.program import Builder, Program
+from graphwright.safetensors import Checkpoint
+
+TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
+
+
+def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
+         arch: Architecture | None = None) -> Model:  # fmt: skip
+    """Open a Hugging Face directory (or one .safetensors file beside its config.json) as an editable model.
+
+    Args:
+        path: the directory, or the word `bundled` for the small model inside the package.
+        dtype: `keep` holds weights as the file does; a dtype name converts them now, which reads them.
+        compute: dtype of activations. bfloat16 and float16 weights widen exactly to float32.
+        tokenizer: look for one.
+        arch: the family; by default found from the config.
+    Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
+        UnsupportedDType, HeaderError and others of `graphwright.safetensors`; all before the first payload byte.
+    """
+    place = resolve(path)
+    directory = place if place.is_dir() else place.parent
+    config = Config.read(directory)
+    family = find(config) if arch is None else arch
+    checkpoint = Checkpoint(place)
+    dims = family.read(config)
+    keys = match_keys(family, dims, checkpoint, config)
+    program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
+    found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
+    return Model(program, family, dims, config, checkpoint, directory, keys, found, compute)
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """A path, with the word `bundled` for the model inside the package. Raises: ModelNotFound."""
+    if os.fspath(path) == "bundled":
+        from graphwright.models.bundled import bundled
+
+        return bundled()
+    place = Path(path)
+    if not place.exists():
+        raise ModelNotFound("no such directory", where=str(place), fix="nothing is downloaded; give a local path")
+    return place
+
+
+def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
+    """Param path -> key in this file. Raises: TensorMismatch with everything missing, unexpected and misshapen."""
+    have = {key for key in checkpoint.keys() if not any(re.search(p, key) for p in family.ignored)}
+    wanted = list(family.weights(dims))
+    bare = family.prefix and not any(key.startswith(family.prefix) for key in have)
+    keys: dict[str, str] = {}
+    missing, misshapen = [], []
+    for path, key, shape, names in wanted:
+        stored = key.removeprefix(family.prefix) if bare else key
+        if stored not in have:
+            missing.append(stored)
+            continue
+        keys[path] = stored
+        if tuple(checkpoint.info(stored).shape) != shape:
+            fields = " x ".join(names)
+            misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {list(checkpoint.info(stored).shape)}")
+    unexpected = sorted(have - set(keys.values()))
+    if dims.tied and TIED_HEAD in unexpected:  # a copy of the embedding that the file carries too
+        unexpected.remove(TIED_HEAD)
+    if missing or unexpected or misshapen:
+        lines = [*(f"missing: {k}" for k in missing), *(f"unexpected: {k}" for k in unexpected), *misshapen]
+        shown = "\n  ".join(lines[:20]) + (f"\n  ... {len(lines) - 20} more" if len(lines) > 20 else "")
+        raise TensorMismatch(f"{len(lines)} tensors do not fit {family.name}:\n  {shown}", where=str(config.path.parent),
+                             missing=missing, unexpected=unexpected, misshapen=misshapen,
+                             fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
+    return keys
+
+
+def build(family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str,
+          name: str) -> Program:  # fmt: skip
+    """The program of a model over mapped weights."""
+    b = Builder(name)
+    params = {}
+    for path, key in keys.items():
+        array = mapped(checkpoint, key)
+        if stored != "keep" and array.dtype is not dtype(stored):
+            array = empty(array.shape, dtype(stored)).copy_from(array)
+        params[path] = b.param(path, Parameter(array, True, key), key=key)
+    family.build(b, dims, params, dtype(compute))
+    return b.build()
+
+
+def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
+    """A tensor of a file as an array whose bytes are mapped at the first use. Raises: UnsupportedDType."""
+    info = checkpoint.info(key)
+    kind: DType | None = BY_TAG.get(info.tag)
+    if kind is None:
+        raise UnsupportedDType("tensors of this dtype are carried, not computed with", where=key, got=info.tag,
+                               expected=", ".join(BY_TAG))  # fmt: skip
+    storage = Storage.mapped(lambda: checkpoint.bytes(key), info.nbytes, CPU)
+    return NDArray(storage, kind, tuple(info.shape))
+
+
+__all__ = ["EMBEDDING", "TIED_HEAD", "Tokenizer", "build", "float32", "mapped", "match_keys", "open", "resolve"]

@@ -1,0 +1,53 @@
+"""Deriving a program from another, node by node: how a cache, a padding mask or a gradient get into a graph.
+
+A derived program shares the variables of its source and has no journal; it is made again when the source has another
+version. It is a view of the one graph, never a second model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from graphwright.graph import NodeId
+from graphwright.program.kinds import STORED, WRITE
+from graphwright.program.program import Program, Value
+
+Emit = Callable[[Program, NodeId, list[Value]], "Value | None"]
+
+
+def rewrite(p: Program, name: str, handlers: Mapping[str, Emit], start: Callable[[Program], None] | None = None,
+            ) -> tuple[Program, dict[Value, Value]]:  # fmt: skip
+    """Copy what the outputs need into a new program; ops with a handler are emitted by it.
+
+    Args:
+        handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
+            None to copy the node as it is.
+        start: called with the empty program, to add inputs and states first.
+    Returns: the program and the map from old values to new ones.
+    """
+    new = Program(name)
+    if start is not None:
+        start(new)
+    values: dict[Value, Value] = {}
+    needed = p.reachable([*p.outputs(), *p.writes()])
+    for node in p.order():
+        if node not in needed:
+            continue
+        op, path = p.op(node), p.path(node)
+        operands = [values[v] for v in p.operands(node)]
+        made = handlers[op](new, node, operands) if op in handlers else None
+        if made is not None:
+            values[Value(node)] = made
+            continue
+        if op == WRITE:
+            new.add_write(operands[0], operands[1], path)
+            continue
+        if op in STORED:
+            new.weights.add(p.key(node), p.weights[p.key(node)])
+        fresh = new.insert_node(op, p.attrs(node), path, p.specs(node))
+        for edge, operand in zip(p.in_edges(node), operands, strict=True):
+            new.insert_edge(operand, fresh, p.edge_port(edge))
+        for port in range(len(p.specs(node))):
+            values[Value(node, port)] = Value(fresh, port)
+    new.set_outputs({label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
+    return new, values
