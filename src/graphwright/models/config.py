@@ -77,7 +77,7 @@ class Config(Mapping[str, Any]):
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
         """A string among those known."""
-        value = self.fields.get(name, default)
+        value = self.fields.get(name)
         value = default if value is None else value
         if value not in among:
             raise ConfigError(f"field {name!r}", where=str(self.path), expected=", ".join(among), got=value)

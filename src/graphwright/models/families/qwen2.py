@@ -19,7 +19,7 @@ def windows(config: Config, layers: int) -> tuple[int | None, ...]:
 
 def read(config: Config) -> Decoder:
     """32 key heads where the config is silent, as the class has it."""
-    return read_decoder(config, layer_windows=windows, kv_heads=32, vocab=151936, q_bias=True)
+    return read_decoder(config, layer_windows=windows, kv_heads=32, vocab=151936, longest=32768, q_bias=True)
 
 
 QWEN2 = register(Architecture("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), read, KEYS, build_decoder))
