@@ -28,8 +28,8 @@ class Rope:
         dim: rotated entries of a head, even.
         scale: factor on cos and sin.
         frequencies: float32 [dim/2]; for kinds that depend on the length, those of short inputs.
-        original: length up to which a length-dependent kind keeps them (`original_max_position_embeddings` for longrope,
-            `max_position_embeddings` for dynamic).
+        original: length up to which a length-dependent kind keeps them (`max_position_embeddings` for dynamic,
+            `original_max_position_embeddings` for longrope).
         factor: scaling factor of the dynamic kind.
         long: float32 [dim/2] of longrope beyond `original`.
         wide: the same with float64 frequencies.
@@ -60,7 +60,9 @@ def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, lon
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
-            raise ConfigError(f"field {name!r}", where=str(config.path), expected="one object for all layers", got=given)
+            raise ConfigError(
+                f"field {name!r}", where=str(config.path), expected="one object for all layers", got=given
+            )
         scaling.update(given)
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
@@ -87,15 +89,21 @@ class _Reader:
             raise ConfigError("RoPE needs an even number of rotated entries", where=str(config.path),
                               expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
 
-    def _number(self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False) -> float:
+    def _number(
+        self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
+    ) -> float:
         """A finite number above `least`; with `also`, the config itself is a second place to look."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < math.inf:
-            raise ConfigError(f"RoPE field {name!r}", where=str(self.config.path),
-                              expected="a number" if least == -math.inf else f"a number above {least:g}", got=value)  # fmt: skip
+            raise ConfigError(
+                f"RoPE field {name!r}",
+                where=str(self.config.path),
+                expected="a number" if least == -math.inf else f"a number above {least:g}",
+                got=value,
+            )
         return float(value)
 
     def _optional(self, name: str) -> float | None:
@@ -120,14 +128,18 @@ class _Reader:
 
     def _dynamic(self) -> Rope:
         if self.dim == 2:
-            raise ConfigError("dynamic RoPE needs more than two rotated entries", where=str(self.config.path), got=self.dim)
+            raise ConfigError(
+                "dynamic RoPE needs more than two rotated entries", where=str(self.config.path), got=self.dim
+            )
         return Rope("dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0))
 
     def _llama3(self) -> Rope:
         f, factor = self._base(), self._number("factor", least=0)
         low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
         if high <= low:
-            raise ConfigError("RoPE field 'high_freq_factor'", where=str(self.config.path), expected=f"above {low}", got=high)
+            raise ConfigError(
+                "RoPE field 'high_freq_factor'", where=str(self.config.path), expected=f"above {low}", got=high
+            )
         wave = 2 * np.pi / f
         original = self._original()
         smooth = (original / wave - low) / (high - low)
@@ -171,10 +183,14 @@ class _Reader:
 
     def _factors(self, name: str) -> np.ndarray:
         value, count = self.scaling.get(name), self.dim // 2
-        if not isinstance(value, list) or len(value) != count or any(
-            isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value)
         ):
-            raise ConfigError(f"RoPE field {name!r}", where=str(self.config.path), expected=f"{count} numbers above 0", got=value)
+            raise ConfigError(
+                f"RoPE field {name!r}", where=str(self.config.path), expected=f"{count} numbers above 0", got=value
+            )
         return np.asarray(value, self.float)
 
     def _proportional(self) -> Rope:

@@ -19,7 +19,7 @@ from graphwright.array.spec import Spec
 
 @kernel("rope_table", work=lambda o, i, a: [o[0]])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
+    """Cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
     positions, frequencies = ins[0], ins[1]
     angle, scale = work[0], torch.tensor(attrs["scale"], dtype=frequencies.dtype)
     calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]

@@ -11,7 +11,9 @@ _WINDOW, _FIRST = 4096, 28  # of a config that is silent
 
 def windows(config: Config, layers: int) -> tuple[int | None, ...]:
     """Layers from `max_window_layers` on, unless `layer_types` says otherwise."""
-    used = config.flag("use_sliding_window", False) and not ("sliding_window" in config and config["sliding_window"] is None)
+    used = config.flag("use_sliding_window", False) and not (
+        "sliding_window" in config and config["sliding_window"] is None
+    )
     window = config.size("sliding_window", _WINDOW) if used else None
     first = config.size("max_window_layers", _FIRST, least=0)
     return layer_types(config, layers, window, lambda i: i >= first)
