@@ -114,7 +114,7 @@ def layer_types(
             "'layer_types' has sliding layers, but no window is set",
             where=str(config.path),
             expected="use_sliding_window and sliding_window",
-            got=config.get("sliding_window"),
+            got=f"sliding_window {config.get('sliding_window')}",
         )
     return tuple(known[t] for t in types)
 
@@ -211,7 +211,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: Rope, compute: DType) -> tuple[Value, Value]:
-    """Tables of cos and sin for all layers; frequencies are a const, or follow the longest position if the kind does."""
+    """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

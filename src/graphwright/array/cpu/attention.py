@@ -117,7 +117,7 @@ class _Visible:
         if self.padding is None:
             return []
         return [
-            partial(torch.logical_not, self.padding[batch], out=self.blind[1]),
+            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.blind[1]),
             partial(torch.logical_or, self.base, self.blind[1], out=self.mask),
             partial(torch.all, self.mask, 1, True, out=self.blind[0]),
         ]
