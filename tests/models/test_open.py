@@ -211,8 +211,16 @@ print(grown)
 
 def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     """A sparse file with the header of Llama 3 70B; no page of its 141 GB of payload is there to be read."""
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
-              "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "rope_theta": 500000.0}  # fmt: skip
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     from graphwright.models import architectures
     from graphwright.models.config import Config

@@ -148,7 +148,7 @@ def decode(cache: Cache, steps: int, rule: Sampling, number: int = 0, allow_stal
         raise PromptError("one sequence at a time", expected=1, got=cache.batch)
     start = cache.length
     for _ in range(steps):
-        logits = cache.last_logits()[0]
+        logits = cache.last_logits(allow_stale=allow_stale)[0]
         tokens = cache.tokens[0]
         token = rule.choose(logits, cache.length, number, tokens[:start], tokens[start:])
         cache.step(np.asarray([[token]]), allow_stale=allow_stale)
