@@ -450,3 +450,15 @@ def test_casts_of_weights_are_shared_by_all_workspaces(tmp_path: Path) -> None:
     weight.assign((weight.to("float32") * 2).to("bfloat16"))
     cache.reset()
     assert relative(cache.step(IDS[:1, :3]).to_numpy("float32")[:, -1], m.logits(IDS[:1, :3])[:, -1]) < 1e-5
+
+
+def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
+    a, b, c = model.new_cache(20), model.new_cache(20), model.new_cache(30)
+    assert a._derive(True) is b._derive(True) is not c._derive(True)
+    model.prefill(a, IDS[:1, :5])
+    model.prefill(b, IDS[:1, 5:10])
+    plans = [next(iter(cache._spaces.values())).plan for cache in (a, b)]
+    assert plans[0] is plans[1]
+    assert not np.array_equal(a.last_logits(), b.last_logits())
+    for cache, ids in ((a, IDS[:1, :5]), (b, IDS[:1, 5:10])):
+        assert relative(cache.last_logits(), model.logits(ids)[:, -1]) < 1e-5

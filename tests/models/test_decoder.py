@@ -60,9 +60,10 @@ def test_stored_dtype_widens_exactly(name: str, stored: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_bfloat16_compute(name: str, made: Callable[[str], Made]) -> None:
-    m = gw.open(made(name).path, compute="bfloat16")
-    assert m.program.spec("layers.1.mid").dtype is gw.bfloat16
+@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
+def test_low_precision_compute(name: str, compute: str, made: Callable[[str], Made]) -> None:
+    m = gw.open(made(name).path, compute=compute)
+    assert m.program.spec("layers.1.mid").dtype.name == compute
     assert relative(m.logits(IDS), made(name).logits(IDS)) < 3e-2
 
 

@@ -88,7 +88,7 @@ def test_equals_a_loop_by_hand_and_full_runs(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-windows", "qwen3"])
-def test_64_greedy_ids_equal_transformers(name: str, made: Callable[[str], Made]) -> None:
+def test_50_greedy_ids_equal_transformers(name: str, made: Callable[[str], Made]) -> None:
     m, c = gw.open(made(name).path), made(name)
     ours, theirs = m.generate(PROMPT, 50).ids, c.greedy(PROMPT, 50)
     if ours != theirs:  # only where two tokens are as good

@@ -16,6 +16,7 @@ from checkpoints import FEATURES, Made, edit_config, make, some_ids
 from safetensors.torch import load_file, save_file
 
 import graphwright as gw
+from graphwright.errors import UsageError
 from graphwright.models import ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
 from graphwright.safetensors import HeaderError
 
@@ -153,6 +154,12 @@ def test_truncated_file(copy: Callable[[str], Path]) -> None:
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(HeaderError):
         gw.open(path)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
+def test_dtypes_that_cannot_be_asked_for(options: dict[str, str], made: Callable[[str], Made]) -> None:
+    with pytest.raises(UsageError):
+        gw.open(made("llama").path, **options)
 
 
 def test_no_such_path(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
-from graphwright.models.cached_program import LENGTH, Derived, derive, fingerprints
+from graphwright.models.cached_program import LENGTH, Derived, derived_for, fingerprints
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.health import check_finite
 from graphwright.models.prompt import check_ids, vocabulary
@@ -248,7 +248,7 @@ class Cache:
     def _derive(self, last_only: bool) -> Derived:
         known = self._derived.get(last_only)
         if known is None or known[0] != self.program.version:
-            known = (self.program.version, derive(self.program, self.capacity, last_only))
+            known = (self.program.version, derived_for(self.program, self.capacity, last_only))
             self._derived[last_only] = known
             self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
         return known[1]

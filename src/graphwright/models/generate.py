@@ -22,6 +22,7 @@ from graphwright.models.tokenizer import generation_defaults
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
+_ROWS = 64  # capacities are rounded up to this, so that prompts of similar length share their plans
 _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -127,7 +128,8 @@ def generate(
     ids = prompt_ids(model, prompt)
     started = perf_counter()
     if cache is None:
-        cache = model.new_cache(len(ids) + max(max_new_tokens - 1, 0))
+        rows = len(ids) + max(max_new_tokens - 1, 0)
+        cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill, mark = perf_counter() - started, cache.snapshot()
     results = []
