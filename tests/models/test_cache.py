@@ -232,7 +232,7 @@ def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> No
     with model.program.edit("louder values") as e:
         e.set_weight("layers.1.attn.v.weight", lambda w: w * 2)
     for attempt in (lambda: cache.step(IDS[:1, :1]), lambda: list(model.decode(cache, 1)), cache.last_logits,
-                    lambda: model.generate(IDS[0, :12], 2, cache=cache)):  # fmt: skip
+                    lambda: model.generate(IDS[0, :6], 2, cache=cache)):  # fmt: skip
         with pytest.raises(StaleCache) as caught:
             attempt()
         assert caught.value.layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")
@@ -366,6 +366,8 @@ def test_allow_stale_is_recorded(model: gw.Model) -> None:
     notes = [e for e in model.program.journal if "stale cache" in e.why]
     assert len(notes) == 1
     model.program.journal.verify()
+    with pytest.raises(StaleCache):
+        cache.step(IDS[:1, :1])
     model.program.undo()  # the rows are a mixture now: the old model does not fit them either
     with pytest.raises(StaleCache):
         cache.step(IDS[:1, :1])
@@ -447,9 +449,11 @@ def test_casts_of_weights_are_shared_by_all_workspaces(tmp_path: Path) -> None:
     assert folded[0] == folded[1] == folded[2]
     assert len(folded[0]) > 10
     weight = m.program.weights["lm_head.weight"]
-    weight.assign((weight.to("float32") * 2).to("bfloat16"))
-    cache.reset()
-    assert relative(cache.step(IDS[:1, :3]).to_numpy("float32")[:, -1], m.logits(IDS[:1, :3])[:, -1]) < 1e-5
+    for times in (2, 4):  # the first write copies the mapped weight, the second is in place
+        before = m.logits(IDS[:1, :3])[:, -1]
+        weight.assign((weight.to("float32") * 2).to("bfloat16"))
+        cache.reset()
+        assert relative(cache.step(IDS[:1, :3]).to_numpy("float32")[:, -1], 2 * before) < 1e-5, times
 
 
 def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
