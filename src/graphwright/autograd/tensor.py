@@ -379,7 +379,7 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
     full = row.complete(attrs)
     recorder = active.get()
     if recorder is not None:
-        for target, symbol in zip(targets, recorder.record(row, operands, full), strict=True):
+        for target, symbol in zip(targets, recorder.record(row, [recorder.resolve(o) for o in operands], full), strict=True):
             recorder.assign(target, Tensor(symbol))
         return
     outs = [target.own() for target in targets]

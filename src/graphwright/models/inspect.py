@@ -9,7 +9,6 @@ from graphwright.models.config import Config
 from graphwright.ops import get
 from graphwright.program import Program
 from graphwright.program.kinds import KINDS
-from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Inspection:
         return "\n".join(lines)
 
 
-def inspect_program(p: Program, family: str, config: Config, checkpoint: Checkpoint, dims: Any) -> Inspection:
+def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Facts of a program as it is now, edits included."""
     rows = tuple(
         TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).shape, p.spec(n).nbytes) for n in p.params()  # type: ignore[arg-type]  # params are bound

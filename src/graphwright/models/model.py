@@ -44,7 +44,7 @@ class Model:
         compute: dtype of activations.
     """
 
-    def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint,
+    def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint | None,
                  directory: Path, keys: dict[str, str], tokenizer: Tokenizer | None, compute: str) -> None:  # fmt: skip
         self.program, self.arch, self.dims, self.config = program, arch, dims, config
         self.checkpoint, self.directory, self.keys = checkpoint, directory, keys
@@ -128,7 +128,7 @@ class Model:
     # -- looking ----------------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
-        return inspect_program(self.program, self.arch.name, self.config, self.checkpoint, self.dims)
+        return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

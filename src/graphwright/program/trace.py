@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, Spec
@@ -29,10 +29,13 @@ class TraceRecorder:
         self._expected: tuple[str, str] | None = None
 
     # -- the recorder protocol --------------------------------------------------------------------------------------------
-    def record(self, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+    def resolve(self, tensor: Tensor) -> Symbol:
+        """The symbol of a tensor."""
+        return tensor.data if isinstance(tensor.data, Symbol) else Symbol(tensor.spec, self.value_of(tensor), self)
+
+    def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Take down one operation."""
-        operands = [self.value_of(t) for t in inputs]
-        node = self.program.add_op(op.name, operands, attrs, self._name(op.name))
+        node = self.program.add_op(op.name, [self._own(s) for s in inputs], attrs, self._name(op.name))
         specs = self.program.specs(node)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
 
@@ -70,9 +73,7 @@ class TraceRecorder:
             current = self._current.get(id(tensor))
             return self._source(tensor) if current is None else self.value_of(current)
         if isinstance(data, Symbol):
-            if data.recorder is not self:
-                raise TraceError("a tensor of another trace", got=data.spec, fix="return it from that trace and feed it")
-            return data.handle
+            return self._own(data)
         found = self._consts.get(id(data))
         if found is None:
             name = self.program.free_name(tensor.name or "const")
@@ -80,6 +81,11 @@ class TraceRecorder:
             self.program.weights.add(name, Variable(data, name=name))
             found = self._consts[id(data)] = (data, Value(node))
         return found[1]
+
+    def _own(self, symbol: Symbol) -> Value:
+        if symbol.recorder is not self:
+            raise TraceError("a tensor of another trace", got=symbol.spec, fix="return it from that trace and feed it")
+        return symbol.handle
 
     def _source(self, variable: Variable) -> Value:
         found = self.variables.get(id(variable))
