@@ -12,6 +12,7 @@ from graphwright.program.interpret import Run, check_feeds, evaluate, run
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
 from graphwright.program.program import Program, Value
+from graphwright.program.replay import Replayed, replay
 from graphwright.program.save import save
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
 from graphwright.program.trace import TraceRecorder, record, trace
@@ -21,6 +22,6 @@ from graphwright.program.weights import Weights
 
 __all__ = ["AssemblyReport", "BadName", "BoundaryMismatch", "Builder", "CountMismatch", "EmptySelection", "Entry", "FeedError", "ForeignNode",
            "InvalidProgram", "Journal", "Mismatch", "NameTaken", "NotAJunction", "NotConvex", "NotUndoable", "PortEmpty", "PortTaken",
-           "Program", "ProgramDiff", "ProgramFileError", "ReplayConflict", "Run", "Selection", "SpecMismatch", "StaleSelection", "TraceRecorder", "Transaction",
-           "UnknownNode", "Value", "Weights", "check_feeds", "diff", "evaluate", "load", "record", "run", "save", "trace",
+           "Program", "ProgramDiff", "ProgramFileError", "ReplayConflict", "Replayed", "Run", "Selection", "SpecMismatch", "StaleSelection", "TraceRecorder", "Transaction",
+           "UnknownNode", "Value", "Weights", "check_feeds", "diff", "evaluate", "load", "record", "replay", "run", "save", "trace",
            "validate"]  # fmt: skip
