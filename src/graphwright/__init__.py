@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from graphwright.models import Model, open
     from graphwright.ops import op
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, trace
+    from graphwright.program import Builder, Program, load, trace
 
 _NAMES = {
     **dict.fromkeys(("Device", "NDArray", "bfloat16", "bool_", "float16", "float32", "float64", "int64"), "array"),
     **dict.fromkeys(("Parameter", "Tensor", "enable_grad", "grad", "no_grad", "tensor"), "autograd"),
     "Graph": "graph",
-    **dict.fromkeys(("Builder", "Program", "trace"), "program"),
+    **dict.fromkeys(("Builder", "Program", "load", "trace"), "program"),
     **dict.fromkeys(("Plan", "compile"), "plan"),
     **dict.fromkeys(("Model", "open"), "models"),
     "op": "ops",

@@ -154,7 +154,7 @@ def _receipt(model: Model, place: Path, rung: int, prefer: str, plan: ExportPlan
 
     p = model.program
     source: dict[str, Any] = {"name": model.directory.name}
-    drift: dict[str, Any] = {}
+    moved: dict[str, Any] = {}
     before: dict[str, Any] = {}
     if model.checkpoint is not None:
         from graphwright.models.open import open
@@ -163,7 +163,7 @@ def _receipt(model: Model, place: Path, rung: int, prefer: str, plan: ExportPlan
         source |= {"files": _files(model.directory), "program_hash": original.program.hash()}
         before = _cost(original)
         if len(p.journal):
-            drift = _drift([original.logits(ids) for ids in prompts], here.logits)
+            moved = drift([original.logits(ids) for ids in prompts], here.logits)
     after = _cost(model)
     cost = {name: ({"before": before[name]} if name in before else {}) | {"after": value} for name, value in after.items()}
     top = np.argsort(-here.logits[0][-1], kind="stable")[:5]
@@ -176,7 +176,7 @@ def _receipt(model: Model, place: Path, rung: int, prefer: str, plan: ExportPlan
         result={"files": _files(place), "program_hash": p.hash()},
         journal={"entries": len(p.journal), "hash": p.journal.hash, "by_author": dict(Counter(e.author for e in alive)),
                  "edits": [{"why": e.why, "author": e.author, "summary": _summary(e.edits)} for e in alive]},
-        check=facts, drift=drift, cost=cost, probe=probe,
+        check=facts, drift=moved, cost=cost, probe=probe,
         warnings=([] if confirmed else ["not confirmed: transformers was not asked"]) + [w for e in alive for w in e.warnings],
     )  # fmt: skip
 
@@ -203,7 +203,8 @@ def _cost(model: Model) -> dict[str, Any]:
             "latency_ms": {"runtime": "graphwright", "context": 128, "decode": decode, "rounds": len(times)}}  # fmt: skip
 
 
-def _drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:
+def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:
+    """How far logits [T, V] per prompt moved: largest difference, mean KL in nats, share of equal top tokens."""
     a, b = np.concatenate(source).astype(np.float64), np.concatenate(now).astype(np.float64)
     if a.shape != b.shape:
         return {}

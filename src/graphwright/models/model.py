@@ -147,6 +147,12 @@ class Model:
 
         return export(self, directory, **options)
 
+    def save(self, directory: Any, *, history: str = "full", overwrite: bool = False) -> Path:
+        """Save program, journal, config and tokenizer, so that `gw.open(directory)` continues where this stopped."""
+        from graphwright.models.saved import save_model
+
+        return save_model(self, directory, history=history, overwrite=overwrite)
+
     def __repr__(self) -> str:
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(self.program)} nodes, version {self.program.version})"
 

@@ -41,10 +41,11 @@ def tensor_items(model: Model, dtype: str = "keep") -> Iterator[TensorData]:
         array = arrays.get(key)
         stored = source is not None and key in source and source.info(key).tag
         wanted = named(dtype) if dtype != "keep" else None
-        if array is None or (array.storage.readonly and (wanted is None or wanted is array.dtype)):
-            assert source is not None
+        untouched = array is None or (array.storage.readonly and (wanted is None or wanted is array.dtype))
+        if untouched and source is not None and key in source:
             yield TensorData.stored(source, key)
             continue
+        assert array is not None
         target = wanted or _by_tag(stored) or array.dtype
         yield TensorData(key, target.safetensors, array.shape, _Bytes(key, array, target))
 
@@ -95,13 +96,17 @@ def write_model(model: Model, directory: Path, *, dtype: str = "keep", max_shard
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     write_checkpoint(directory, tensor_items(model, dtype), max_shard_size, plan=model.checkpoint)
-    if model.checkpoint is not None:
-        for pattern in _COMPANIONS:
-            for file in sorted(model.directory.glob(pattern)):
-                if file.is_file() and not file.name.endswith(".safetensors"):
-                    shutil.copyfile(file, directory / file.name)
-    elif model.tokenizer is not None and model.tokenizer.size == 256:
+    copied = companion_files(model.directory)
+    for file in copied:
+        shutil.copyfile(file, directory / file.name)
+    if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
+
+
+def companion_files(directory: Path) -> list[Path]:
+    """Files of a model directory that travel with it unchanged: tokenizer, generation config, licence."""
+    found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file() and f.suffix != ".safetensors"}
+    return sorted(found)
 
 
 def unread_params(model: Model) -> list[str]:

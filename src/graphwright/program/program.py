@@ -293,11 +293,11 @@ class Program:
         return extract(self, list(selection))
 
     def save(self, directory: StrPath, history: Literal["full", "edits", "none"] = "full", overwrite: bool = False,
-             max_shard_size: int | str = "5GB") -> Path:  # fmt: skip
+             max_shard_size: int | str = "5GB", companions: Mapping[str, bytes] | None = None) -> Path:  # fmt: skip
         """Save into a directory that appears whole or not at all; see `program.save`."""
         from graphwright.program.save import save
 
-        return save(self, directory, history, overwrite, max_shard_size)
+        return save(self, directory, history, overwrite, max_shard_size, companions)
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +36,12 @@ Kept = Literal["full", "edits", "none"]
 
 
 def save(
-    p: Program, directory: StrPath, history: Kept = "full", overwrite: bool = False, max_shard_size: int | str = "5GB"
+    p: Program,
+    directory: StrPath,
+    history: Kept = "full",
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+    companions: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Save a program; returns the directory.
 
@@ -47,6 +52,7 @@ def save(
             not undone; values of weights are not in it), `none` only its hash, from which the journal goes on.
         overwrite: replace what stands there, in one step.
         max_shard_size: bytes of weights in a file, or "5GB"; beyond it there are several, with an index.
+        companions: further files by name, for layers above that keep facts of their own beside the program.
     Raises: DestinationExists, UnwritableTarget, UsageError, CheckpointChanged if a mapped weight's file changed; what
         stood there before still stands.
     """
@@ -98,6 +104,8 @@ def save(
             }
         body["files"] = _headers(folder)
         write_body(folder, body)
+        for name, data in (companions or {}).items():
+            (folder / name).write_bytes(data)
     return Path(directory)
 
 
