@@ -64,6 +64,8 @@ class Transaction:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
+        if isinstance(edit, SetWeight | RemoveNode):  # their inverse takes the value from before: it must be the journal's
+            p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
         edit.apply(p)
         self.done.append((edit, inverse, record))
