@@ -149,6 +149,12 @@ class Lowering:
         """Bring each written state its new value: by updating in place where nobody reads the old one later, else by a
         copy at the end, after all reads.
         """
+        states = {self.slots[self.at[self.p.operands(write)[0]]].buffer for write in self._writes}
+        for name, s in self.outputs.items():
+            value = self.slots[s].value
+            if self.slots[s].buffer in states and value is not None:  # the caller gets what it was at the step's start
+                self.outputs[name] = self._fresh(None, self.slots[s].spec)
+                self._emit("copy", (s,), (self.outputs[name],), {}, value.node, "an output that this step writes")
         last_read: dict[int, int] = {}
         for i, instr in enumerate(self.instrs):
             for s in instr.ins:

@@ -117,11 +117,11 @@ class Workspace:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
             self.variables[key].own()
+        changed = self._arena is None or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if self._arena is None:
             self._arena = backend(CPU).allocate(self.plan.arena_bytes)
             if self.poison:
                 _fill(self._arena)
-        changed = any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
             self._fold()

@@ -78,6 +78,13 @@ class History:
                 variable.data = expected
                 transaction.do(SetWeight(key, trained))  # type: ignore[arg-type]  # variables hold arrays
 
+    def drop_trained(self) -> None:
+        """Take back what was trained since the last value that the edit itself set."""
+        for variable in self.program.weights.values():
+            expected = self._expected.get(id(variable))
+            if expected is not None and variable.data is not expected:
+                variable.data, variable.shared = expected, True
+
     def write(self, t: Transaction) -> Entry | None:
         """Write the entry of an edit that holds; None if it changed nothing. Raises what no journal can hold."""
         p = self.program

@@ -125,7 +125,10 @@ def run(p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref] = "al
             results = _node(p, node, op, ins, dims)
         for port, result in enumerate(results):
             values[Value(node, port)] = swaps.get(Value(node, port), result)
-    for key, array in [(key, array.copy()) for key, array in writes]:  # all are read before any is written
+    fresh = [(key, array.copy()) for key, array in writes]  # all are read before any is written
+    for variable in (p.weights[key] for key, _ in fresh):
+        variable.shared = True  # what was read is among the values kept: they stay as they were at the step's start
+    for key, array in fresh:
         p.weights[key].own().copy_from(array)
     if keep != "all":
         kept = wanted | set(p.outputs())

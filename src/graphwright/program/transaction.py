@@ -64,6 +64,8 @@ class Transaction:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
+        if isinstance(edit, SetWeight | RemoveNode):  # their inverse takes the value from before: it must be the journal's
+            p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
         edit.apply(p)
         self.done.append((edit, inverse, record))
@@ -83,7 +85,8 @@ class Transaction:
             p.history.begin(self)
             self.owner, self.valid_before = thread, p.valid
             return self
-        # nested: a savepoint of the outer transaction
+        # nested: a savepoint of the outer transaction, what was trained so far before it
+        p.history.collect_trained(outer)
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
 
@@ -94,6 +97,7 @@ class Transaction:
         if current is not self:
             mark, labels, touched = current._savepoints.pop()
             if kind is not None:
+                p.history.drop_trained()
                 current._roll_back(mark, labels)
                 current.touched = touched
             return
@@ -138,7 +142,10 @@ class Transaction:
         p = self.program
         p.graveyard.mode = "roll back"
         while len(self.done) > mark:
-            self.done.pop()[1].apply(p)
+            inverse = self.done.pop()[1]
+            inverse.apply(p)
+            if isinstance(inverse, SetWeight):
+                p.history.note(p.weights[inverse.key])
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
         p.graveyard.mode = "edit"
