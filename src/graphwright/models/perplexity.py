@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.models.errors import PromptError
+from graphwright.models.tokenizer import ByteTokenizer
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -64,8 +65,19 @@ def bits_per_byte(model: Model, text: str, *, window: int = 256, stride: int = 1
             scored += len(targets)
             upto = start + window
         if report is not None:
-            report(Progress("scoring", min(at + batch, len(starts)), len(starts), {"bits per byte": nats / log(2) / max(scored, 1)}))
-    size = len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode()) if tokenizer.size != 256 else scored
+            report(
+                Progress(
+                    "scoring",
+                    min(at + batch, len(starts)),
+                    len(starts),
+                    {"bits per byte": nats / log(2) / max(scored, 1)},
+                )
+            )
+    size = (
+        len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode())
+        if not isinstance(tokenizer, ByteTokenizer)
+        else scored
+    )
     return BitsPerByte(nats / (log(2) * size), exp(min(nats / scored, 700)), nats, scored, size)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.dtype import bool_, float32, float64, int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
@@ -14,18 +14,17 @@ from graphwright.ops.rules import equal_dim, one_dtype
 
 @op("rope_table")
 class RopeTable:
-    """cos and sin of positions [B, T] (int64) times frequencies [d/2] (float32), times `scale`: two of [B, T, d/2].
+    """cos and sin of positions [B, T] (int64) times frequencies [d/2], times `scale`: two of [B, T, d/2].
 
-    Kept in float32 whatever the model computes in, as angles of far positions need its digits.
+    In the dtype of the frequencies: float32 whatever the model computes in, as angles of far positions need its digits,
+    or float64.
     """
 
     arity, attrs = 2, {"scale": 1.0}
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
 
     def infer(positions, frequencies, scale):
-        if positions.dtype is not int64 or frequencies.dtype is not float32:
-            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {frequencies}")
-        table = Spec((*positions.shape, frequencies.shape[0]), float32)
+        table = Spec((*positions.shape, _Frequencies.check(positions, frequencies).shape[0]), frequencies.dtype)
         return table, table
 
     def sample(rng):
@@ -39,14 +38,15 @@ class _Frequencies:
 
     @staticmethod
     def check(positions, *tables):
-        if positions.dtype is not int64 or any(t.dtype is not float32 or len(t.shape) != 1 for t in tables):
-            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {tables}")
+        one_dtype(*tables)
+        if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
+            raise DTypeError("takes int64 positions and float32 or float64 frequencies", got=f"{positions}, {tables}")
         return tables[0]
 
 
 @op("rope_dynamic")
 class RopeDynamic:
-    """Frequencies float32 [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
+    """Frequencies [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
 
     Equal to the given ones up to M = `original`; s = `factor` (dynamic NTK scaling).
     """
@@ -63,7 +63,7 @@ class RopeDynamic:
 
 @op("rope_longer")
 class RopeLonger:
-    """The second frequencies if a position lies at `original` or beyond, else the first; float32 [d/2] (LongRoPE)."""
+    """The second frequencies if a position lies at `original` or beyond, else the first; [d/2] (LongRoPE)."""
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
 

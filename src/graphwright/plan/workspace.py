@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from operator import length_hint
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Spec, Storage, backend, from_numpy
+from graphwright.array import CPU, DType, NDArray, Spec, Storage, backend, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.graph import NodeId
@@ -144,8 +145,11 @@ class Workspace:
             if p.op(v.node) in STORED:
                 return self._bound[p.key(v.node)]
             if v not in made:
-                row = get(p.op(v.node))
-                results = compute(row, [value(o) for o in p.operands(v.node)], p.attrs(v.node))
+                row, operands = get(p.op(v.node)), p.operands(v.node)
+                if row.name == "cast" and p.op(operands[0].node) in STORED:
+                    made[v] = _cast(self._bound[p.key(operands[0].node)], p.attrs(v.node)["dtype"])
+                    return made[v]
+                results = compute(row, [value(o) for o in operands], p.attrs(v.node))
                 made.update({Value(v.node, port): r for port, r in enumerate(results)})
             return made[v]
 
@@ -198,6 +202,21 @@ class Workspace:
         if not base.contiguous:
             raise ComputeError("a variable must lie row by row", where=buffer.key)
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+
+_casts: WeakKeyDictionary[NDArray, dict[DType, tuple[int, ref[Storage]]]] = WeakKeyDictionary()
+
+
+def _cast(source: NDArray, dtype: DType) -> NDArray:
+    """A frozen weight in another dtype, made once for all workspaces that need it at the same time."""
+    made = _casts.setdefault(source, {})
+    version, known = made.get(dtype, (-1, None))
+    storage = known() if known is not None and version == source.storage.version else None
+    if storage is None:
+        result = empty(source.shape, dtype).copy_from(source)
+        made[dtype] = (source.storage.version, ref(result.storage))
+        return result
+    return NDArray(storage, dtype, source.shape)
 
 
 class _Poison:

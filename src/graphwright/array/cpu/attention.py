@@ -13,15 +13,15 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.cpu.norm import statistic
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
 
-@kernel("rope_table", work=lambda o, i, a: [Spec(o[0].shape, float32)])
+@kernel("rope_table", work=lambda o, i, a: [o[0]])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """cos and sin of position · frequency, in float32, times the attention factor."""
+    """Cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
     positions, frequencies = ins[0], ins[1]
-    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=torch.float32)
+    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=frequencies.dtype)
     calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
     for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
         calls += [partial(function, angle, out=out)]
@@ -35,7 +35,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
     """Frequencies for the longest position; reads it on the host and allocates a few scalars per run."""
     positions, base = ins
     dim, theta, factor, original = 2 * base.shape[0], attrs["theta"], attrs["factor"], attrs["original"]
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    exponent = torch.arange(0, dim, 2, dtype=base.dtype) / dim
 
     def run() -> None:
         length = int(positions.max()) + 1
@@ -117,7 +117,7 @@ class _Visible:
         if self.padding is None:
             return []
         return [
-            partial(torch.logical_not, self.padding[batch], out=self.blind[1]),
+            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.blind[1]),
             partial(torch.logical_or, self.base, self.blind[1], out=self.mask),
             partial(torch.all, self.mask, 1, True, out=self.blind[0]),
         ]
