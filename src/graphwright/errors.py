@@ -52,6 +52,10 @@ class ComputeError(GraphwrightError, RuntimeError):
     """Something failed while running, on input that looked right."""
 
 
+class IndexOutOfRange(ComputeError, IndexError):
+    """An id or a place outside the axis it indexes."""
+
+
 class CycleError(UsageError):
     """An edge would close a cycle; `path` lists the nodes on it."""
 

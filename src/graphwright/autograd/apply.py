@@ -134,7 +134,8 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     else:
         data = compute(row, [t.data for t in inputs], attrs)  # type: ignore[misc]  # arrays: no symbol among them
     outputs = [Tensor(d) for d in data]
-    if grad_enabled() and row.vjp is not None and any(t.requires_grad for t in inputs):
+    taped = row.vjp is not None or row.traits.opaque
+    if taped and grad_enabled() and any(t.requires_grad for t in inputs):
         node = TapeNode(row, attrs, inputs, outputs)
         for port, out in enumerate(outputs):
             if out.dtype.is_float:

@@ -88,7 +88,7 @@ class Rope:
         one_dtype(x, cos, sin)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
-        if cos.shape[:2] != (x.shape[0], x.shape[2]) and cos.shape[0] != 1:
+        if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
             raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
         return x
 
@@ -160,7 +160,7 @@ class Sdpa:
 class SdpaBackward:
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1))
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
 
     def infer(q, k, v, *rest, scale, causal, window, optional):

@@ -11,6 +11,7 @@ from typing import Any
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU
 from graphwright.array.ndarray import NDArray, empty
+from graphwright.errors import ComputeError, IndexOutOfRange, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
@@ -43,6 +44,8 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
         layout = row.view(source.layout, attrs)
         assert layout is not None, f"{row.name}: no view of a contiguous array"
         target = empty(specs[0].shape, specs[0].dtype, device) if outs is None else outs[0]  # type: ignore[arg-type]  # bound
+        if target.spec != specs[0]:
+            raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec)
         return (target.copy_from(source.view(layout)),)
     ins = list(ins)
     for place in row.traits.contiguous:
@@ -50,13 +53,26 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
     if outs is None:
         outs = [empty(s.shape, s.dtype, device) for s in specs]  # type: ignore[arg-type]  # specs of arrays are bound
     else:
-        for out in outs:
+        for out, spec in zip(outs, specs, strict=True):
+            if out.spec != spec:
+                raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec)
             out.writable()
     kernels = backend(device)
     work = [empty(s.shape, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]  # type: ignore[arg-type]
-    for run in kernels.bind(row.name, outs, ins, attrs, work):
-        run()
+    try:
+        for run in kernels.bind(row.name, outs, ins, attrs, work):
+            run()
+    except (IndexError, RuntimeError) as error:
+        raise kernel_error(row.name, ins, error) from error
     return tuple(outs)
+
+
+def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
+    """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
+    kind = IndexOutOfRange if bounds else ComputeError
+    place = op if where is None else f"{where} ({op})"
+    return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 
 def contiguous(array: NDArray) -> NDArray:
