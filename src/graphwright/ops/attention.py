@@ -103,10 +103,13 @@ class Rope:
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
 
 
-def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...]) -> None:
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...],
+           window: int | None) -> None:  # fmt: skip
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
         raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+    if window is not None and window < 1:
+        raise ShapeError("a window holds at least the query's own key", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -141,7 +144,7 @@ class Sdpa:
     traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
 
     def infer(q, k, v, *extra, scale, causal, window, optional):
-        _check(q, k, v, extra, optional)
+        _check(q, k, v, extra, optional, window)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -165,7 +168,7 @@ class SdpaBackward:
 
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
-        _check(q, k, v, tuple(extra), optional)
+        _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
             raise ShapeError("result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}")
