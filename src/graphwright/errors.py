@@ -56,6 +56,10 @@ class IndexOutOfRange(ComputeError, IndexError):
     """An id or a place outside the axis it indexes."""
 
 
+class AliasError(UsageError):
+    """A result would be written over memory that the op still reads."""
+
+
 class CycleError(UsageError):
     """An edge would close a cycle; `path` lists the nodes on it."""
 

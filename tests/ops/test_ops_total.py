@@ -187,3 +187,39 @@ def test_out_that_is_read_only_is_refused() -> None:
     with pytest.raises(ReadOnlyArray):
         compute(get("tanh"), [from_numpy(np.ones(3))], {}, [out])
     assert not out.to_numpy().any()
+
+
+def test_out_may_lie_on_an_operand_only_where_the_row_says_so() -> None:
+    from graphwright.array import Layout
+    from graphwright.errors import AliasError
+
+    block = from_numpy(np.arange(8.0))
+    front, back = block.view(Layout((4,), (1,), 0)), block.view(Layout((4,), (1,), 2))
+    for name in OPS:
+        row = OPS[name]
+        if row.arity != 1 or row.attrs or row.view is not None or not row.traits.elementwise:
+            continue
+        with pytest.raises(AliasError):
+            compute(row, [front], {}, [back])
+        if (0, 0) in row.traits.inplace:
+            compute(row, [front], {}, [front])
+    square = block.view(Layout((2, 2), (2, 1)))
+    with pytest.raises(AliasError):
+        compute(get("matmul"), [square, square.copy()], {}, [square])
+    compute(get("tanh"), [front], {}, [block.view(Layout((4,), (1,), 4))])
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace])
+def test_in_place_gives_the_same_bits(name: str) -> None:
+    from graphwright.testing.oracle import assert_bits
+
+    inputs, attrs = draws(name, 1)[0]
+    row = OPS[name]
+    fresh = compute(row, [from_numpy(x) for x in inputs], attrs)
+    for out, place in row.traits.inplace:
+        arrays = [from_numpy(x.copy()) for x in inputs]
+        if arrays[place].spec != fresh[out].spec:
+            continue
+        outs = [arrays[place] if o == out else r.copy() for o, r in enumerate(fresh)]
+        for mine, other in zip(compute(row, arrays, attrs, outs), fresh, strict=True):
+            assert_bits(mine, other, what=f"{name} over operand {place}")

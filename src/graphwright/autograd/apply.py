@@ -55,7 +55,9 @@ def _scalar(text: str, dtype: DType) -> Any:
     """A constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
     from graphwright.autograd.tensor import Tensor
 
-    value = np.asarray(float(text) if dtype.is_float else int(text) if dtype.kind != "bool" else text == "True")
+    number = {"True": True, "False": False}.get(text)
+    number = (float(text) if dtype.is_float else int(text)) if number is None else number
+    value = np.asarray(number)
     if dtype.name == "bfloat16":
         return Tensor(compute(get("cast"), [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
     return Tensor(from_numpy(value.astype(dtype.numpy)))
