@@ -43,6 +43,7 @@ class Program:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
         version: rises with every committed edit; a plan belongs to one version.
+        derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
     """
 
@@ -66,6 +67,7 @@ class Program:
         self._kinds: dict[str, dict[NodeId, None]] = {}
         self.order_frozen = False
         self._seq = 0
+        self.derived: dict[str, Any] = {}
         self._graveyard: dict[NodeId | EdgeId, Any] = {}
         self._rewired: dict[EdgeId, list[Any]] = {}
         self._structure = StructureHash(self)
