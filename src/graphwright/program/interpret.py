@@ -144,9 +144,18 @@ def _node(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, 
     try:
         result = call(op, *ins, **p.attrs(node))
     except GraphwrightError as error:
-        error.where = f"{p.path(node)} ({op})" if error.where is None else f"{p.path(node)}: {error.where}"
+        error.where = f"{p.path(node)} ({op})" if error.where in (None, op) else f"{p.path(node)}: {error.where}"
+        error.add_note(origin(p, node))
         raise
     return result if isinstance(result, tuple) else (result,)
+
+
+def origin(p: Program, node: NodeId) -> str:
+    """Where a node that failed comes from: what it reads, and the edit that last touched it."""
+    reads = ", ".join(f"{p.path(v)}: {p.spec(v)}" for v in p.operands(node)) or "nothing"
+    entries = p.blame(node)
+    edit = f'; edit "{entries[-1].why}" touched it last' if entries else ""
+    return f"{p.path(node)} reads {reads}{edit}"
 
 
 def _runnable(p: Program) -> None:

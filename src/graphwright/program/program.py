@@ -56,6 +56,7 @@ class Program:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
         version: rises with every committed edit; a plan belongs to one version.
+        derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
         readonly: True for a past state given by `at`; fork it to go on from there.
@@ -80,6 +81,7 @@ class Program:
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
         self._seq = 0
+        self.derived: dict[str, Any] = {}
         self.graveyard = Graveyard()
         self._structure = StructureHash(self)
         self.history = History(self)
