@@ -11,8 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright.array import (
-    CPU, Device, DeviceUnavailable, Layout, MissingKernel, NDArray, ReadOnlyArray, Spec, Storage, UnboundDim, backend,
-    bfloat16, broadcast_shapes, empty, float32, from_numpy, int64,
+    CPU,
+    Device,
+    DeviceUnavailable,
+    Layout,
+    MissingKernel,
+    NDArray,
+    ReadOnlyArray,
+    Spec,
+    Storage,
+    UnboundDim,
+    backend,
+    bfloat16,
+    broadcast_shapes,
+    empty,
+    float32,
+    from_numpy,
+    int64,
 )  # fmt: skip
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, compute, get

@@ -10,8 +10,18 @@ import pytest
 
 from graphwright.array import int64
 from graphwright.autograd import (
-    GradShapeRequired, GraphFreed, ModifiedSinceForward, NotDifferentiable, NoTape, Parameter, Tensor, backward, grad,
-    no_grad, tensor, update,
+    GradShapeRequired,
+    GraphFreed,
+    ModifiedSinceForward,
+    NoTape,
+    NotDifferentiable,
+    Parameter,
+    Tensor,
+    backward,
+    grad,
+    no_grad,
+    tensor,
+    update,
 )  # fmt: skip
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS, call, compute

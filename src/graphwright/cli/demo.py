@@ -12,7 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import FAILED, Debug, Json, Quiet, Seed, Threads, bar, colours, emit_json, say, set_threads, verb
+from graphwright.cli.common import (
+    FAILED,
+    Debug,
+    Json,
+    Quiet,
+    Seed,
+    Threads,
+    bar,
+    colours,
+    emit_json,
+    say,
+    set_threads,
+    verb,
+)
 
 PROMPT = "The following"
 BRANCH, SKIP = ("layers.1.mlp.down", "layers.1.out"), ("layers.0.out", "layers.2.out")

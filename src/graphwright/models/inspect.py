@@ -13,6 +13,7 @@ from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get
 from graphwright.program import Program
 from graphwright.program.kinds import KINDS
+from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import Op, get
 from graphwright.plan.draft import Draft, Firing, Ref, Row
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Buffer, Instr
-from graphwright.program import Value
-from graphwright.program import kinds
+from graphwright.program import Value, kinds
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, Spec, Storage, backend, empty, from_numpy
+from graphwright.array import CPU, DType, NDArray, Storage, backend, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get

@@ -6,7 +6,7 @@ This is the slow, plain meaning of a program; a plan must agree with it bit for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 

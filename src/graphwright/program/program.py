@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from graphwright.array import Spec
-from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.autograd import Parameter
 from graphwright.errors import CycleError, UsageError
+from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
 from graphwright.program.graveyard import Graveyard
