@@ -15,8 +15,9 @@ from graphwright.graph import NodeId
 from graphwright.plan.layout import lower_bound, place
 from graphwright.plan.lower import Lowering
 from graphwright.plan.table import ARENA, Buffer, Instr, Slot
-from graphwright.program import FeedError, InvalidProgram, Program, Value
+from graphwright.program import FeedError, Program, Value
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.validate import refuse_broken
 
 
 class StalePlan(ComputeError):
@@ -138,8 +139,7 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
     Raises: InvalidProgram, FeedError listing every input that does not fit.
     """
     started = perf_counter()
-    if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
+    refuse_broken(p)
     dims: dict[str, int] = {}
     wrong = [f"{name}: not an input" for name in inputs.keys() - {p.path(n) for n in p.inputs()}]
     for node in p.inputs():
