@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from program_samples import counters, fingerprint, random_program, tiny
 from test_edit_machine import VERBS
 
+from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
-from graphwright.program.edits import PRIMITIVES
+from graphwright.program.edits import PRIMITIVES, AddNode, SetWeight
 from graphwright.program.packing import FIELDS
 from graphwright.program.replay import from_json
+from graphwright.program.weights import array_digest
 
 
 def scripted(p: Program) -> Program:
@@ -60,10 +62,9 @@ def test_from_a_saved_program(tmp_path):
     with pytest.raises(ReplayConflict, match="not in the history") as caught:
         replay(tmp_path / "edits", tiny())
     assert "payloads" in caught.value.fix
-    arrays = [a for e in p.journal if e.undo for x in e.undo.forward if (a := getattr(x, "array", None)) is not None]
-    arrays += [x.variable.data for e in p.journal if e.undo for x in e.undo.forward if getattr(x, "variable", None) is not None]
-    from graphwright.program.weights import array_digest
-
+    edits = [edit for e in p.journal if e.undo for edit in e.undo.forward]
+    arrays = [e.array for e in edits if isinstance(e, SetWeight)]
+    arrays += [e.variable.data for e in edits if isinstance(e, AddNode) and e.variable is not None]
     q = tiny()
     replay(tmp_path / "edits" / "journal.jsonl", q, payloads={array_digest(a): a for a in arrays})
     assert q.hash() == p.hash()
@@ -73,9 +74,6 @@ def test_on_the_bfloat16_twin():
     def build(kind: str) -> Program:
         b = Builder()
         x = b.input("x", ("B", 3), kind)
-        weight = b._program  # noqa: F841
-        from graphwright.array import dtype, empty, from_numpy
-
         w = empty((2, 3), dtype(kind)).copy_from(from_numpy(np.ones((2, 3), "f4")))
         j = b.junction(b.linear(x, b.param("w", w), name="h"), name="j")
         b.output(b.relu(j, name="r"), "y")
@@ -140,7 +138,10 @@ def test_every_primitive_has_its_forms():
     assert seen == set(PRIMITIVES) == set(FIELDS)
 
 
-@given(st.integers(0, 100), st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 999), st.integers(0, 999)), max_size=6))
+@given(
+    st.integers(0, 100),
+    st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 999), st.integers(0, 999)), max_size=6),
+)
 def test_json_round_trip(seed, script):
     """Each record, read on a program in the same state, is written the same again."""
     p, q = random_program(seed), random_program(seed)

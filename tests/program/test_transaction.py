@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,13 +10,26 @@ from program_samples import COLS, ROWS, counters, fingerprint, outputs, random_p
 from test_edit_machine import SCRIPT, Boom
 
 import graphwright.program.transaction as transaction_module
+from graphwright.array import bfloat16, empty
 from graphwright.errors import CycleError, GraphwrightError, ShapeError, UsageError
-from graphwright.graph import EditBusy, StaleHandle
+from graphwright.graph import StaleHandle
 from graphwright.ops import UnknownOp
 from graphwright.program import (
-    BadName, BoundaryMismatch, Builder, FeedError, ForeignNode, NameTaken, NotAJunction, NotConvex, NotUndoable,
-    PortEmpty, PortTaken, SpecMismatch, UnknownNode, Value,
-)  # fmt: skip
+    BadName,
+    BoundaryMismatch,
+    Builder,
+    FeedError,
+    ForeignNode,
+    NameTaken,
+    NotAJunction,
+    NotConvex,
+    NotUndoable,
+    PortEmpty,
+    PortTaken,
+    SpecMismatch,
+    UnknownNode,
+    Value,
+)
 
 
 def refused(p, error, change, *, where: str | None = None, fix: str | None = None):
@@ -63,7 +73,12 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (ShapeError, lambda e: e.rewire(e.program.in_edges("r")[0], Value(e.program.node("h"), 1)), "h", None),
         (ShapeError, lambda e: e.connect("h", "j", delay=1), "h -> j", None),
         (SpecMismatch, lambda e: e.connect("x", "j"), "j", None),
-        (SpecMismatch, lambda e: e.set_weight("w", np.ones((4, 3), "f4")) or e.link("x", "j", np.ones((2, 3), "f4")), "j", None),
+        (
+            SpecMismatch,
+            lambda e: e.set_weight("w", np.ones((4, 3), "f4")) or e.link("x", "j", np.ones((2, 3), "f4")),
+            "j",
+            None,
+        ),
         (CycleError, lambda e: e.connect("r", "j"), "r -> j", "delay"),
         (CycleError, lambda e: e.connect("j", "j"), "j -> j", None),
         (CycleError, lambda e: e.rewire(e.program.in_edges("h")[0], "r"), "r -> h", None),
@@ -75,19 +90,10 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (UsageError, lambda e: e.connect("h", "j", 2**31), "j", None),
         (BoundaryMismatch, lambda e: e.replace([e.program.node("r")], tiny()), None, None),
         (NotConvex, lambda e: e.replace([e.program.node(n) for n in ("h", "r")], tiny()), "j", "between"),
-        (Boom, lambda e: (_ for _ in ()).throw(Boom()), None, None),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_place_and_way_out(error, change, where, fix):
-    if error is Boom:
-        p = tiny()
-        before = fingerprint(p)
-        with pytest.raises(Boom), p.edit("x") as e:
-            e.rename("h", "g")
-            change(e)
-        assert fingerprint(p) == before
-    else:
-        refused(tiny(), error, change, where=where, fix=fix)
+    refused(tiny(), error, change, where=where, fix=fix)
 
 
 def test_the_other_errors():
@@ -115,9 +121,7 @@ def test_the_other_errors():
     with pytest.raises(NotUndoable, match="entry 2: barrier"):
         p.undo(2)
     assert fingerprint(p) == before
-    with pytest.raises(UsageError, match="once"), p.edit("twice") as e:
-        with e:
-            pass
+    with pytest.raises(UsageError, match="once"), p.edit("twice") as e, e:
         pass
     once = p.edit("once")
     with once:
@@ -177,16 +181,22 @@ def test_an_error_at_every_position_leaves_nothing(seed, script):
     assert fingerprint(p) == before
 
 
+def inner(p, e):
+    """A nested edit that changes a value, a spec and, by training, a value again, and fails."""
+    with p.edit("inner"):
+        e.set_weight("w", np.ones((5, 3), "f4"))
+        assert e.spec("h").shape == ("B", 5)
+        p.weights["w"].own().to_numpy()[...] = 9
+        raise Boom
+
+
 def test_a_nested_failure_takes_back_specs_values_and_training():
     p = tiny()
     before = fingerprint(p)
     with p.edit("outer") as e:
         e.rename("r", "last")
-        with pytest.raises(Boom), p.edit("inner"):
-            e.set_weight("w", np.ones((5, 3), "f4"))
-            assert e.spec("h").shape == ("B", 5)
-            p.weights["w"].own().to_numpy()[...] = 9
-            raise Boom
+        with pytest.raises(Boom):
+            inner(p, e)
         assert e.spec("h").shape == ("B", 2)
     assert p.validate().ok
     assert len(p.journal[-1].edits) == 1
@@ -233,22 +243,6 @@ def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
         for state in states[1:]:
             p.redo()
             assert fingerprint(p) == state
-
-
-def test_a_mark_is_a_state_not_a_depth():
-    p = tiny()
-    with p.edit("one") as e:
-        e.rename("h", "a")
-    p.mark("here")
-    p.undo()
-    with pytest.raises(NotUndoable, match="redo"):
-        p.rollback("here")
-    with p.edit("other") as e:
-        e.rename("h", "b")
-    with pytest.raises(NotUndoable, match="not on the present branch"):
-        p.rollback("here")
-    with pytest.raises(UsageError, match="here"):
-        p.rollback("there")
 
 
 # -- verbs ----------------------------------------------------------------------------------------------------------
@@ -317,8 +311,6 @@ def test_a_delay_is_a_state_and_cuts_the_cycle():
 
 
 def test_a_delay_keeps_the_dtype():
-    from graphwright.array import bfloat16, empty
-
     b = Builder()
     x = b.input("x", (3,), bfloat16)
     b.output(b.junction(x, name="j"), "y")
@@ -342,7 +334,9 @@ def test_extract_and_replace_by_itself():
     p = random_program(5)
     first = outputs(p)
     count = (len(p), p.graph.edge_count)
-    chosen = [n for n in p.order() if p.path(n).startswith("m") and p.op(n) in ("tanh", "relu", "neg", "exp", "add", "mul")][:1]
+    chosen = [
+        n for n in p.order() if p.path(n).startswith("m") and p.op(n) in ("tanh", "relu", "neg", "exp", "add", "mul")
+    ][:1]
     part = p.extract(chosen)
     assert part.validate().ok
     with p.edit("by itself") as e:
@@ -350,122 +344,3 @@ def test_extract_and_replace_by_itself():
     assert (len(p), p.graph.edge_count) == count
     assert all(n not in p.graph for n in chosen)
     assert outputs(p) == first
-
-
-# -- beside the edit --------------------------------------------------------------------------------------------------
-def test_steps_on_leaving_come_in_order(monkeypatch):
-    seen = []
-    p = tiny()
-
-    def spy(owner, name, label):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, **k: (seen.append(label), real(*a, **k))[1])
-
-    spy(transaction_module, "check_ports", "ports")
-    spy(transaction_module, "infer", "infer")
-    spy(p.journal, "append", "journal")
-    p.on_edit(lambda entry: seen.append(f"listener at version {p.version}"))
-    with p.edit("add") as e:
-        e.do_after = None if False else e.add("relu", "h")
-    assert list(dict.fromkeys(seen)) == ["ports", "infer", "journal", "listener at version 1"]
-
-
-def test_a_listener_that_raises_is_reported_and_undoes_nothing(caplog):
-    p = tiny()
-    told = []
-    p.on_edit(lambda entry: 1 / 0)
-    stop = p.on_edit(lambda entry: told.append((entry.why, len(entry.edits), {p.path(n) for n in entry.cone})))
-    with caplog.at_level(logging.ERROR, logger="graphwright.program"), p.edit("add") as e:
-        e.insert(p.in_edges("r")[0], "tanh", name="t")
-    assert p.version == 1
-    assert "ZeroDivisionError" in caplog.text
-    assert "entry 0 (add)" in caplog.text
-    assert told == [("add", 3, {"t", "r"})]
-    stop()
-    p.undo()
-    assert len(told) == 1
-
-
-def test_the_cone_is_small_and_so_is_the_search():
-    b = Builder()
-    value = b.input("x", (2,))
-    for i in range(5000):
-        value = b.relu(value, name=f"n{i}")
-    b.output(value, "y")
-    p = b.build()
-    for at in (1, 2500, 4998):
-        visited = p.order_labels.visited
-        with p.edit("insert") as e:
-            e.insert(p.in_edges(f"n{at}")[0], "tanh")
-        cone = 2  # the new node and its reader, whose spec stays
-        assert len(p.journal[-1].cone) + p.order_labels.visited - visited <= 4 * cone
-
-
-def test_threads_wait_for_each_other():
-    p = tiny()
-    errors: list[Exception] = []
-
-    def work(k: int) -> None:
-        try:
-            for i in range(30):
-                with p.edit(f"{k}.{i}") as e:
-                    e.add("relu", "h", name=f"n{k}_{i}")
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert errors == []
-    assert len(p.journal) == 120
-    assert len(p) == 5 + 120
-    p.journal.verify()
-    p.undo(120)
-    assert p.hash() == tiny().hash()
-
-
-def test_another_threads_edit_is_waited_for_not_joined():
-    p = tiny()
-    p.graph.timeout = 0.05
-    caught: list[Exception] = []
-
-    def other() -> None:
-        try:
-            with p.edit("other"):
-                pass
-        except Exception as error:
-            caught.append(error)
-
-    with p.edit("mine"):
-        t = threading.Thread(target=other)
-        t.start()
-        t.join()
-    assert [type(e) for e in caught] == [EditBusy]
-
-
-def test_blame_tells_nodes_from_edges():
-    p = tiny()
-    with p.edit("one") as e:
-        node = e.add("relu", "h", name="a")
-    with p.edit("two") as e:
-        e.rename("r", "rr")
-    with p.edit("three") as e:
-        edge = e.connect("h", "j")
-    assert [x.why for x in p.blame(node)] == ["one"]
-    assert [x.why for x in p.blame(edge)] == ["three"]
-    assert [x.why for x in p.blame("rr")] == ["two"]
-    assert [x.why for x in p.blame(p.node("rr"))] == ["two"]
-
-
-def test_kinds_are_listed_by_creation_after_undo():
-    b = Builder()
-    for name in "abc":
-        b.output(b.input(name, (2,)), name)
-    p = b.build()
-    with p.edit("remove the first") as e:
-        e.set_outputs(b="b", c="c")
-        e.remove("a")
-    p.undo()
-    assert [p.path(n) for n in p.inputs()] == ["a", "b", "c"]

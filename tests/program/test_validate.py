@@ -10,6 +10,7 @@ from program_samples import random_program, tiny
 
 from graphwright.array import Spec, float32
 from graphwright.program import Builder, InvalidProgram, SpecMismatch
+from graphwright.program.edits import RemoveEdge
 from graphwright.program.kinds import SOURCES
 
 
@@ -79,13 +80,16 @@ def test_an_edit_elsewhere_does_not_make_a_broken_program_valid():
 def test_ports_weights_names_and_outputs():
     p = tiny()
     with p.edit("break", check=False) as e:
-        e.do(__import__("graphwright.program.edits", fromlist=["RemoveEdge"]).RemoveEdge(p.in_edges("h")[1]))
+        e.do(RemoveEdge(p.in_edges("h")[1]))
     p.weights.set("w", random_program(0).weights.array("m0.w"))
     p._names["r"] = p.node("j")
     p._outputs["y"] = p._outputs["y"]._replace(port=3)
     report = p.validate()
     assert {(m.kind, m.where) for m in report.mismatches} == {
-        ("port", "h"), ("weight", "w"), ("name", "r"), ("output", "y"),
-    }  # fmt: skip
+        ("port", "h"),
+        ("weight", "w"),
+        ("name", "r"),
+        ("output", "y"),
+    }
     with pytest.raises(InvalidProgram, match="do not fit"):
         report.check("tiny")

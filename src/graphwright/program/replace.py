@@ -28,7 +28,8 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         value for n in order for port in range(len(p.specs(n))) for value in [Value(n, port)]
         if value in outputs or any(m not in inside for m in p.consumers(value))
     )  # fmt: skip
-    after = {m for n in order for m in p.graph.successors(n)} - inside
+    # a tied weight may be read anywhere: nothing flows back into it
+    after = {m for n in order if p.op(n) not in SOURCES for m in p.graph.successors(n)} - inside
     stack, seen = list(after), set(after)
     while stack:
         here = stack.pop()
@@ -136,8 +137,9 @@ def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
     Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared until written.
     Raises: NotConvex.
     """
+    enters, leaves = boundary(p, nodes)
+    enters = [v for v in enters if p.op(v.node) not in STORED]
     inside = set(nodes) | {v.node for n in nodes for v in p.operands(n) if p.op(v.node) in STORED}
-    enters, leaves = boundary(p, sorted(inside, key=p.order_labels.key))
     sub = Program(f"{p.name} (part)")
     values: dict[Value, Value] = {}
     for value in enters:
