@@ -15,9 +15,10 @@ from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
-from graphwright.program.errors import FeedError, InvalidProgram
+from graphwright.program.errors import FeedError
 from graphwright.program.kinds import INPUT, STORED, WRITE
 from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
 
 Ref = NodeId | Value | str
 
@@ -98,7 +99,7 @@ def run(p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref] = "al
         patch: arrays to put in place of a node's first result, a value, or what one edge carries.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
-    _runnable(p)
+    refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     arrays = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
@@ -158,17 +159,12 @@ def origin(p: Program, node: NodeId) -> str:
     return f"{p.path(node)} reads {reads}{edit}"
 
 
-def _runnable(p: Program) -> None:
-    if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
-
-
 def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
     """Run on tensors: taped if gradients are wanted, recorded under the nodes' names inside a trace.
 
     Returns: the outputs by name. Params are the program's own variables, so gradients land on them.
     """
-    _runnable(p)
+    refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     recorder: Any = active_recorder.get()
     if recorder is not None:
