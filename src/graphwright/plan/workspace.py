@@ -50,6 +50,8 @@ class Workspace:
         self._calls: list[Any] = []
         self._counts: list[int] = []
         self._arena: Storage | None = None
+        self._views: dict[int, NDArray] = {}
+        self._inputs: dict[str, NDArray] = {}
         self._memory: dict[int, Storage] = {}
         self._busy = Lock()
 
@@ -148,9 +150,10 @@ class Workspace:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
             self.variables[key].own()
-        if self._arena is None:
+        first = self._arena is None
+        if first:
             self._arena = backend(CPU).allocate(self.plan.arena_bytes)
-        changed = any(v.data is not self._bound.get(k) for k, v in self.variables.items())
+        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
             self._fold()
@@ -191,7 +194,7 @@ class Workspace:
     def _bind_calls(self) -> None:
         plan = self.plan
         kernels = backend(CPU)
-        self._views: dict[int, NDArray] = {}
+        self._views = {}
         self._calls, self._counts = [], []
         for i, instr in enumerate(plan.instrs):
             calls = kernels.bind(instr.op, [self._view(s) for s in instr.outs], [self._view(s) for s in instr.ins],
