@@ -115,7 +115,11 @@ class Workspace:
             if given is None:
                 wrong.append(f"{name}: missing, expected {spec}")
                 continue
-            data = given.data if isinstance(given, Tensor) else given if isinstance(given, NDArray) else from_numpy(np.asarray(given))
+            try:
+                data = as_array(given)
+            except GraphwrightError as error:
+                wrong.append(f"{name}: {error.what}, got {error.got}")
+                continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
             elif name in self._inputs:  # a leased value lies in the arena that the inputs are written to
@@ -225,6 +229,12 @@ class Workspace:
         if not base.contiguous:
             raise ComputeError("a variable must lie row by row", where=buffer.key)
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+
+def as_array(given: Any) -> NDArray:
+    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
+    data = given.data if isinstance(given, Tensor) else given
+    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
 
 
 class _Poison:

@@ -154,7 +154,7 @@ def _node(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, 
 def origin(p: Program, node: NodeId) -> str:
     """Where a node that failed comes from: what it reads, and the edit that last touched it."""
     reads = ", ".join(f"{p.path(v)}: {p.spec(v)}" for v in p.operands(node)) or "nothing"
-    entries = p.blame(node)
+    entries = sorted([*p.blame(node), *p.blame(p.path(node))], key=lambda entry: entry.seq)
     edit = f'; edit "{entries[-1].why}" touched it last' if entries else ""
     return f"{p.path(node)} reads {reads}{edit}"
 
