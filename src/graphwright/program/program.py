@@ -301,6 +301,30 @@ class Program:
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
+    # -- drawing ------------------------------------------------------------------------------------------------------
+    def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
+        from graphwright.program.draw import to_dot, written
+
+        return written(to_dot(self, **options), path)
+
+    def to_svg(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as SVG, also written to `path` if given; see `graphwright.program.draw.to_svg`."""
+        from graphwright.program.draw import to_svg, written
+
+        return written(to_svg(self, **options), path)
+
+    def to_html(self, path: StrPath | None = None, **options: Any) -> str:
+        """A page with groups to open and close, also written to `path`; see `graphwright.program.draw.to_html`."""
+        from graphwright.program.draw import to_html, written
+
+        return written(to_html(self, **options), path)
+
+    def _repr_html_(self) -> str:
+        from graphwright.program.draw import notebook
+
+        return notebook(self)
+
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),
             patch: Mapping[Any, Any] | None = None, **named: Any) -> Run:  # fmt: skip
