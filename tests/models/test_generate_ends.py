@@ -11,7 +11,7 @@ import pytest
 from checkpoints import edit_config, some_ids
 
 import graphwright as gw
-from graphwright.models import Sampling
+from graphwright.models import PromptError, Sampling
 
 PROMPT = some_ids((7,))
 
@@ -88,8 +88,10 @@ def test_streamed_text_is_the_text(byte_model: gw.Model) -> None:
     assert "".join(pieces) == done.text == "né😀né😀né\ufffd"  # the last character was not finished
 
 
-def test_empty_text_starts_with_the_start_token(byte_model: gw.Model) -> None:
-    assert byte_model.generate("", 5).ids == byte_model.generate([0], 5).ids
+def test_empty_text_is_refused_with_the_way_out(byte_model: gw.Model) -> None:
+    with pytest.raises(PromptError, match="an empty prompt") as caught:
+        byte_model.generate("", 5)
+    assert caught.value.fix == "give text, or the start token as ids: [0]"
 
 
 def test_cancel_is_asked_before_each_token(model: gw.Model) -> None:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
 from graphwright.array.device import CPU, Device, DeviceUnavailable
 from graphwright.array.dtype import (
-    BY_TAG, DTYPES, DType, bfloat16, bool_, dtype, float16, float32, float64, int8, int16, int32, int64, promote, result_type,
+    BY_TAG,
+    DTYPES,
+    DType,
+    bfloat16,
+    bool_,
+    dtype,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    promote,
+    result_type,
     uint8,
 )  # fmt: skip
 from graphwright.array.layout import Layout
@@ -15,5 +30,5 @@ from graphwright.array.storage import Storage
 
 __all__ = ["BY_TAG", "CPU", "DTYPES", "Backend", "DType", "Device", "DeviceUnavailable", "Dim", "Layout", "MissingKernel", "NDArray",
            "ReadOnlyArray", "Spec", "Storage", "UnboundDim", "backend", "bfloat16", "bool_", "broadcast_shapes", "dtype",
-           "empty", "float16", "float32", "float64", "from_numpy", "int8", "int16", "int32", "int64", "promote",
+           "empty", "float16", "float32", "float64", "from_numpy", "int8", "int16", "int32", "int64", "promote", "random",
            "result_type", "uint8"]  # fmt: skip

@@ -5,6 +5,8 @@ Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", secti
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -21,6 +23,11 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
         c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & _LOW, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & _LOW]
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     return np.stack(c, axis=1).astype(np.uint32)
+
+
+def stream_of(name: str) -> int:
+    """The random stream of a name: 32 bits of its BLAKE2b, so that adding a layer changes no other layer's numbers."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little")
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:

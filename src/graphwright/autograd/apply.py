@@ -36,7 +36,8 @@ class TapeNode:
 
     __slots__ = ("__weakref__", "attrs", "edges", "in_specs", "ins", "op", "out_specs", "outs", "path", "seq", "versions")
 
-    def __init__(self, op: Op, attrs: Mapping[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def __init__(self, op: Op, attrs: Mapping[str, Any], inputs: Sequence[Tensor], data: Sequence[Any],
+                 outputs: Sequence[Tensor]) -> None:  # fmt: skip
         self.op, self.attrs, self.seq = op, attrs, next(_sequence)
         self.edges: list[Any] = [
             None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
@@ -45,7 +46,7 @@ class TapeNode:
         first = outputs[0].data
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
-        self.ins: list[Any] | None = [t.data if i in keep.inputs else None for i, t in enumerate(inputs)]
+        self.ins: list[Any] | None = [d if i in keep.inputs else None for i, d in enumerate(data)]
         self.outs: list[Any] | None = [t.data if i in keep.outputs else None for i, t in enumerate(outputs)]
         self.versions = [d.storage.version if isinstance(d, NDArray) else None for d in (*self.ins, *self.outs)]
 
@@ -55,7 +56,9 @@ def _scalar(text: str, dtype: DType) -> Any:
     """A constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
     from graphwright.autograd.tensor import Tensor
 
-    value = np.asarray(float(text) if dtype.is_float else int(text) if dtype.kind != "bool" else text == "True")
+    number = {"True": True, "False": False}.get(text)
+    number = (float(text) if dtype.is_float else int(text)) if number is None else number
+    value = np.asarray(number)
     if dtype.name == "bfloat16":
         return Tensor(compute(get("cast"), [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
     return Tensor(from_numpy(value.astype(dtype.numpy)))
@@ -129,13 +132,16 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 
     inputs = _operands(row, operands)
     recorder = active.get()
+    data: list[Any] = [t.data for t in inputs]
     if recorder is not None and any(isinstance(t.data, Symbol) or isinstance(t, Variable) for t in inputs):
-        data: Sequence[Any] = recorder.record(row, tuple(inputs), attrs)
+        data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
+        results: Sequence[Any] = recorder.record(row, data, attrs)
     else:
-        data = compute(row, [t.data for t in inputs], attrs)  # type: ignore[misc]  # arrays: no symbol among them
-    outputs = [Tensor(d) for d in data]
-    if grad_enabled() and row.vjp is not None and any(t.requires_grad for t in inputs):
-        node = TapeNode(row, attrs, inputs, outputs)
+        results = compute(row, data, attrs)
+    outputs = [Tensor(r) for r in results]
+    taped = row.vjp is not None or row.traits.opaque
+    if taped and grad_enabled() and any(t.requires_grad for t in inputs):
+        node = TapeNode(row, attrs, inputs, data, outputs)
         for port, out in enumerate(outputs):
             if out.dtype.is_float:
                 out.node, out.port, out.requires_grad = node, port, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,8 +42,12 @@ class Symbol:
 class Recorder(Protocol):
     """Takes down operations instead of running them."""
 
-    def record(self, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Take down one operation; inputs may be symbols, variables or constants."""
+    def resolve(self, tensor: Tensor) -> Symbol:
+        """The symbol of a tensor: a traced value, a variable's value at this point, or a constant."""
+        ...
+
+    def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+        """Take down one operation."""
         ...
 
     def assign(self, variable: Variable, value: Tensor) -> None:

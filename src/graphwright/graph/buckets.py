@@ -18,6 +18,7 @@ from .handles import INDEX
 from .slots import SlotTable
 
 NONE = -1
+MAX_PLACES = INDEX
 BULK_MIN = 256
 """Batches below this many rows run as a loop of single edits: faster than loading compiled code, and equal to it."""
 
@@ -121,9 +122,10 @@ class Buckets:
         """Make room for `blocks` blocks. Raises CapacityError where a place would leave 31 bits."""
         if blocks <= self.capacity:
             return
-        if blocks * self.block > INDEX:
-            raise CapacityError("a bucket place has 31 bits", expected=f"<= {INDEX // self.block} blocks", got=blocks)
-        self.capacity = min(grown(self.capacity, blocks), INDEX // self.block)
+        most = MAX_PLACES // self.block
+        if blocks > most:
+            raise CapacityError("a bucket place has 31 bits", expected=f"<= {most} blocks", got=blocks)
+        self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)
             new[: len(old)], new[len(old) :] = old, NONE

@@ -27,7 +27,7 @@ Handles = HandleArray[Any] | Iterable[int] | Array
 """Handles in any shape: an array of them, a sequence, or packed int64."""
 
 
-def add_nodes(self: Graph, n: int, **columns: Any) -> NodeArray:
+def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
     """Add `n` nodes; a column is one value for all of them or one per node.
 
     Raises: UsageError for an undeclared column or a wrong length, DTypeError, CapacityError; nothing is added then.
@@ -50,9 +50,10 @@ def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **colum
     """
     with self._lock:
         table = self._edge_table
-        sources, targets = np.broadcast_arrays(packed(src), packed(dst))
-        if sources.ndim == 0:
-            sources, targets = sources[None], targets[None]
+        sources, targets = np.atleast_1d(packed(src)), np.atleast_1d(packed(dst))
+        if len(sources) != len(targets) and 1 not in (len(sources), len(targets)):
+            raise UsageError("as many sources as targets, or one for all", expected=len(sources), got=len(targets))
+        sources, targets = np.broadcast_arrays(sources, targets)
         s, t = (self._node_table.slots_of(ids, distinct=False) for ids in (sources, targets))
         rows = _rows(table, columns, len(s))
         self._out.room_many(s)

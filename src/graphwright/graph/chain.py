@@ -50,11 +50,13 @@ class Chain:
     """
 
     links: list[Link] = field(default_factory=list)
+    base: str = GENESIS
+    """What stands before the first entry: the head of another chain that this one goes on from."""
 
     @property
     def head(self) -> str:
         """Hash of the last entry: it stands for the whole chain."""
-        return self.links[-1].hash if self.links else GENESIS
+        return self.links[-1].hash if self.links else self.base
 
     def append(self, entry: Any) -> Link:
         """Add an entry. Raises UsageError if it is no plain JSON value, or too large for a line."""
@@ -70,7 +72,7 @@ class Chain:
 
     def verify(self) -> None:
         """Check all hashes again. Raises JournalCorrupt if an entry was changed in place."""
-        verify(self.lines())
+        verify(self.lines(), base=self.base)
 
     def __len__(self) -> int:
         return len(self.links)
@@ -93,33 +95,36 @@ def entry_hash(prev: str, entry: Any) -> str:
     return hashlib.sha256((prev + canonical_json(entry)).encode()).hexdigest()
 
 
-def verify(lines: Iterable[str | bytes], *, head: str | None = None) -> list[Link]:
-    """Read lines and check every hash; `head`, if given, must be the last one.
+def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
+    """Read lines that follow `base` and check every hash; `head`, if given, must be the last one.
 
     Raises: JournalCorrupt with the first bad line, counted from 1.
     """
     links: list[Link] = []
-    for link in _links(lines):
+    for link in _links(lines, base):
         links.append(link)
-    _check_head(links, head)
+    _check_head(links, head, base)
     return links
 
 
-def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None) -> Chain:
+def read(
+    path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS
+) -> Chain:
     """Read and verify a journal file; memory is bounded by its good lines.
 
     Args:
         path: a file of JSON lines.
         recover: return the lines before the first bad one instead of raising.
         head: hash the last entry must have.
+        base: hash that the first entry follows.
     Raises: JournalCorrupt, OSError.
     """
-    chain = Chain()
+    chain = Chain(base=base)
     with open(path, "rb") as file:
         try:
-            for link in _links(_bounded(file)):
+            for link in _links(_bounded(file), base):
                 chain.links.append(link)
-            _check_head(chain.links, head)
+            _check_head(chain.links, head, base)
         except JournalCorrupt:
             if not recover:
                 raise
@@ -149,8 +154,8 @@ def append_to(path: str | os.PathLike[str], link: Link) -> None:
         os.fsync(file.fileno())
 
 
-def _links(lines: Iterable[str | bytes]) -> Iterator[Link]:
-    prev = GENESIS
+def _links(lines: Iterable[str | bytes], base: str) -> Iterator[Link]:
+    prev = base
     for number, text in enumerate(lines, 1):
         line = text.encode("utf-8", "replace") if isinstance(text, str) else text
         link = _parse(line, number)
@@ -188,8 +193,8 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes]:
         yield line[:-1]
 
 
-def _check_head(links: list[Link], head: str | None) -> None:
-    last = links[-1].hash if links else GENESIS
+def _check_head(links: list[Link], head: str | None, base: str) -> None:
+    last = links[-1].hash if links else base
     if head is not None and last != head:
         raise JournalCorrupt(len(links), f"ends at {last[:12]}, expected {head[:12]}: lines are missing or added")
 

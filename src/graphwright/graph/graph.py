@@ -293,13 +293,13 @@ class Graph:
         except KeyError:
             raise self._edge_table.no_column(name) from None
 
-    def set_node(self, n: NodeId, **columns: Any) -> None:
+    def set_node(self, n: NodeId, /, **columns: Any) -> None:
         """Write columns of one node, all or none. Raises StaleHandle, UsageError, DTypeError."""
         with self._lock:
             self._node_table.update(self._node_table.slot(n), columns)
             self.version += 1
 
-    def set_edge(self, e: EdgeId, **columns: Any) -> None:
+    def set_edge(self, e: EdgeId, /, **columns: Any) -> None:
         """Write columns of one edge, all or none. Raises StaleHandle, UsageError, DTypeError."""
         with self._lock:
             self._edge_table.update(self._edge_table.slot(e), columns)

@@ -19,6 +19,8 @@ from .errors import CapacityError, NotUndoable, StaleHandle
 from .handles import EDGE_BIT, INDEX, INDEX_BITS, EdgeId, Ids, NodeId
 
 DEAD = -1
+MAX_SLOTS = INDEX
+RESERVED = {"self", "src", "dst"}  # parameters of add_edge
 
 
 class SlotTable:
@@ -53,7 +55,7 @@ class SlotTable:
     # -- columns ----------------------------------------------------------------------------------------------------
     def add_column(self, name: str, declared: Any) -> None:
         """Declare a column; rows that exist get its default. Raises UsageError if the name is taken."""
-        if not name.isidentifier() or name in self.columns:
+        if not name.isidentifier() or name in self.columns or name in RESERVED:
             raise UsageError("a column needs a new name that is an identifier", got=name, expected=list(self.columns))
         column = Column(name, declared, self._counter)
         column.grow(self.capacity)
@@ -133,7 +135,7 @@ class SlotTable:
             self.reserve(self.size + 1)
         return self.size
 
-    def next_handle(self) -> Handle:
+    def next_handle(self) -> NodeId | EdgeId:
         """The handle that the next `issue` gives."""
         slot = self.peek()
         return self.kind(slot, self.high_cells[slot])
@@ -271,9 +273,9 @@ class SlotTable:
         """Make room for `capacity` slots. Raises CapacityError beyond 2^31 - 1."""
         if capacity <= self.capacity:
             return
-        if capacity > INDEX:
-            raise CapacityError("a handle has 31 bits for its index", expected=f"<= {INDEX}", got=capacity)
-        self.capacity = min(grown(self.capacity, capacity), INDEX)
+        if capacity > MAX_SLOTS:
+            raise CapacityError("a handle has 31 bits for its index", expected=f"<= {MAX_SLOTS}", got=capacity)
+        self.capacity = min(grown(self.capacity, capacity), MAX_SLOTS)
         for column in (*self._inner, *self.columns.values()):
             column.grow(self.capacity)
         self._bind()

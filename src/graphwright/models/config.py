@@ -25,11 +25,11 @@ class Config(Mapping[str, Any]):
         self.fields, self.raw, self.path = dict(fields), raw, path
 
     @staticmethod
-    def read(directory: Path) -> Config:
+    def read(directory: Path, name: str = "config.json") -> Config:
         """Raises: ModelNotFound without a config.json, ConfigError if it is no JSON object."""
-        path = directory / "config.json"
+        path = directory / name
         if not path.is_file():
-            raise ModelNotFound("no config.json beside the weights", where=str(directory),
+            raise ModelNotFound(f"no {name} here", where=str(directory),
                                 fix="give the directory that save_pretrained wrote")  # fmt: skip
         try:
             fields = read_json(path, _LIMIT, nesting=16)

@@ -67,19 +67,23 @@ class Inspection:
         return _tree(self.tensors, depth)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, depth: int = 3) -> str:
+        """The facts for people, the tree `depth` levels deep."""
         lines = [
             f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
             f"({', '.join(self.dtypes)})",
             f"{_count(self.flops_per_token)}FLOP per token, {_size(self.kv_bytes_per_token)} of KV cache per token"
             f"{', head tied to the embedding' if self.tied else ''}; {self.nodes} nodes, {self.edges} edges",
         ]
-        for level, name, note, parameters in self.tree():
+        for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
         return "\n".join(lines)
 
 
-def inspect_program(p: Program, family: str, config: Config, checkpoint: Checkpoint, dims: Any) -> Inspection:
+def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Facts of a program as it is now, edits included."""
     rows = tuple(
         TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).bind({}).shape, p.spec(n).nbytes)  # type: ignore[arg-type]  # bound

@@ -48,7 +48,7 @@ class Model:
         notes: what was found and is no error, e.g. rows of the embedding beyond the tokenizer.
     """
 
-    def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint,
+    def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint | None,
                  directory: Path, keys: dict[str, str], tokenizer: Tokenizer | None, compute: str, stored: str = "keep",
                  notes: Sequence[str] = ()) -> None:  # fmt: skip
         self.program, self.arch, self.dims, self.config = program, arch, dims, config
@@ -64,6 +64,9 @@ class Model:
         if self._original is None:
             from graphwright.models.open import build
 
+            if self.checkpoint is None:
+                raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
+                                 fix="model.program.at(seq) gives an earlier state")  # fmt: skip
             self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute,
                                    f"{self.directory.name} (original)")  # fmt: skip
         return self._original
@@ -182,7 +185,7 @@ class Model:
     # -- looking -------------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
-        return inspect_program(self.program, self.arch.name, self.config, self.checkpoint, self.dims)
+        return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""
@@ -200,6 +203,12 @@ class Model:
         from graphwright.models.export import export
 
         return export(self, directory, **options)
+
+    def save(self, directory: Any, *, history: str = "full", overwrite: bool = False) -> Path:
+        """Save program, journal, config and tokenizer, so that `gw.open(directory)` continues where this stopped."""
+        from graphwright.models.saved import save_model
+
+        return save_model(self, directory, history=history, overwrite=overwrite)
 
     def __repr__(self) -> str:
         p = self.program

@@ -16,6 +16,7 @@ from graphwright.models.architecture import Architecture, find
 from graphwright.models.config import Config
 from graphwright.models.errors import ModelNotFound, TensorMismatch, UnsupportedDType
 from graphwright.models.model import Model
+from graphwright.models.saved import is_saved, open_saved
 from graphwright.models.tokenizer import AutoTokenizer, Tokenizer, find_tokenizer
 from graphwright.program import Builder, Program
 from graphwright.safetensors import Checkpoint
@@ -42,6 +43,8 @@ def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "f
             raise UsageError("a floating dtype is needed", where=name, expected="float32, bfloat16, ...", got=wanted)
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
+    if is_saved(directory):
+        return open_saved(directory, tokenizer)
     config = Config.read(directory)
     family = find(config) if arch is None else arch
     checkpoint = Checkpoint(place)

@@ -88,7 +88,7 @@ class Rope:
         one_dtype(x, cos, sin)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
-        if cos.shape[:2] != (x.shape[0], x.shape[2]) and cos.shape[0] != 1:
+        if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
             raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
         return x
 
@@ -103,10 +103,13 @@ class Rope:
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
 
 
-def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...]) -> None:
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...],
+           window: int | None) -> None:  # fmt: skip
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
         raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+    if window is not None and window < 1:
+        raise ShapeError("a window holds at least the query's own key", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -141,7 +144,7 @@ class Sdpa:
     traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
 
     def infer(q, k, v, *extra, scale, causal, window, optional):
-        _check(q, k, v, extra, optional)
+        _check(q, k, v, extra, optional, window)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -160,12 +163,12 @@ class Sdpa:
 class SdpaBackward:
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1))
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
 
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
-        _check(q, k, v, tuple(extra), optional)
+        _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
             raise ShapeError("result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}")

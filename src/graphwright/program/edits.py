@@ -14,10 +14,11 @@ from graphwright.autograd import Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
-from graphwright.program.errors import PortTaken
+from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import KINDS, STORED
-from graphwright.program.program import Value
+from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.program import MAX_PORT, Value, is_key
+from graphwright.program.weights import SOURCE, array_digest
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -55,6 +56,24 @@ def _handle(handle: NodeId | EdgeId) -> list[int]:
     return [handle.index, handle.generation]
 
 
+def _check_value(p: Program, value: Value) -> None:
+    """Raises: StaleHandle, ShapeError for a result that the node does not have."""
+    count = len(p.specs(p.node(value)))
+    if not 0 <= value.port < count:
+        raise ShapeError("the node has no such result", where=p.path(value), expected=f"0 to {count - 1}", got=value.port)
+
+
+_KIND_ATTRS = {PARAM: {"key", "trainable"}, CONST: {"key"}, STATE: {"key"}}
+
+
+def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
+    if op not in KINDS:
+        get(op).complete(attrs, where)
+    elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
+        raise UsageError(f"a {op} does not take these attributes", where=where, got=", ".join(unknown),
+                         expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none")  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class AddNode:
     """Put a node in, unconnected; `node` is the handle it gets. Params, consts and states bring their variable.
@@ -73,10 +92,15 @@ class AddNode:
 
     def check(self, p: Program) -> None:
         p.check_name(self.name)
-        if self.op not in KINDS:
-            get(self.op).complete(self.attrs, self.name)
-        if self.op in STORED and self.variable is None and self.attrs["key"] not in p.weights:
+        _check_attrs(self.op, self.attrs, self.name)
+        if self.op not in STORED:
+            return
+        key = self.attrs.get("key")
+        if self.variable is None and key not in p.weights:
             raise UsageError("a new param, const or state needs a value", where=self.name, fix="e.param(name, array)")
+        if self.variable is not None and (key in p.weights or not is_key(key)):
+            raise NameTaken("a weight has this key, or the key is no text", where=self.name, got=key,
+                            fix="key= another, or e.set_weight(key, value) to change it")  # fmt: skip
 
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
@@ -94,7 +118,7 @@ class AddNode:
         record = {"edit": "AddNode", "handle": _handle(self.node), "op": self.op, "attrs": encode_attrs(self.attrs),
                   "path": self.name, "specs": [s.to_json() for s in self.specs], "seq": self.seq}  # fmt: skip
         if self.variable is not None:
-            record["payload"] = payload_json(self.variable.data)  # type: ignore[arg-type]  # variables hold arrays
+            record["payload"] = payload_json(p, self.variable.data)  # type: ignore[arg-type]  # variables hold arrays
         return record
 
 
@@ -143,10 +167,12 @@ class AddEdge:
     port: int
 
     def check(self, p: Program) -> None:
-        p.value(self.src)
-        if self.src.port >= len(p.specs(self.src.node)):
-            raise ShapeError("the node has no such result", where=p.path(self.src), expected=len(p.specs(self.src.node)),
-                             got=self.src.port)  # fmt: skip
+        _check_value(p, self.src)
+        dst = p.node(self.dst)
+        if p.op(dst) in SOURCES:
+            raise NotAJunction("a source reads nothing", where=p.path(dst), got=p.op(dst))
+        if not 0 <= self.port <= MAX_PORT:
+            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=self.port)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             raise PortTaken("a port takes exactly one edge, and has it", where=f"{p.path(self.dst)}, port {self.port}",
                             fix="e.rewire(edge, new_src) replaces what it reads")  # fmt: skip
@@ -198,7 +224,7 @@ class Rewire:
     src: Value
 
     def check(self, p: Program) -> None:
-        p.value(self.src)
+        _check_value(p, self.src)
         p.graph.endpoints(self.edge)
 
     def invert(self, p: Program) -> Edit:
@@ -223,21 +249,29 @@ class SetAttr:
     attrs: Mapping[str, Any]
 
     def check(self, p: Program) -> None:
-        op = p.op(p.node(self.node))
-        if op not in KINDS:
-            get(op).complete(self.attrs, p.path(self.node))
+        op, path = p.op(p.node(self.node)), p.path(self.node)
+        _check_attrs(op, self.attrs, path)
+        encode_attrs(self.attrs)
+        if op in STORED:
+            key = self.attrs.get("key")
+            if key != p.key(self.node) and (key in p.weights or not is_key(key)):
+                raise NameTaken("a weight has this key, or the key is no text", where=path, got=key)
 
     def invert(self, p: Program) -> Edit:
         return SetAttr(self.node, p.attrs(self.node))
 
     def apply(self, p: Program) -> None:
+        if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
+            p.weights.rekey(old, new)
+            for reader in _readers(p, old):
+                p.update_node(reader, attrs={**p.attrs(reader), "key": new})
         p.update_node(self.node, attrs=dict(self.attrs))
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         return (self.node,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetAttr", "path": p.path(self.node), "attrs": encode_attrs(self.attrs)}
+        return {"edit": "SetAttr", "handle": _handle(self.node), "path": p.path(self.node), "attrs": encode_attrs(self.attrs)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +295,7 @@ class Rename:
         return (self.node,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Rename", "path": p.path(self.node), "name": self.name}
+        return {"edit": "Rename", "handle": _handle(self.node), "path": p.path(self.node), "name": self.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +306,7 @@ class SetWeight:
     array: NDArray
 
     def check(self, p: Program) -> None:
-        p.weights[self.key]
+        p.weights[self.key]  # raises UnknownNode
 
     def invert(self, p: Program) -> Edit:
         return SetWeight(self.key, p.weights.array(self.key))
@@ -284,10 +318,10 @@ class SetWeight:
             p.update_node(node, specs=(self.array.spec,))
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return tuple(n for kind in STORED for n in p.of_kind(kind) if p.key(n) == self.key)
+        return _readers(p, self.key)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetWeight", "key": self.key, "payload": payload_json(self.array)}
+        return {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +332,7 @@ class SetOutputs:
 
     def check(self, p: Program) -> None:
         for _, value in self.outputs:
-            p.value(value)
+            _check_value(p, value)
 
     def invert(self, p: Program) -> Edit:
         return SetOutputs(tuple(zip(p.output_names(), p.outputs(), strict=True)))
@@ -318,13 +352,21 @@ PRIMITIVES: dict[str, type] = {
 }
 
 
-def payload_json(array: NDArray) -> dict[str, Any]:
-    """An array in a journal line: its spec and its BLAKE2b-128; the bytes lie in `history.safetensors` by that digest.
+def payload_json(p: Program, array: NDArray) -> dict[str, Any]:
+    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors` by that digest.
 
     A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
     """
-    from hashlib import blake2b
+    digest = p.weights.reference_of(array) or array_digest(array)
+    name = {"source": True} if digest == SOURCE else {"blake2b": digest}
+    return {"spec": array.spec.to_json(), **name}
 
-    if array.storage.readonly:
-        return {"spec": array.spec.to_json(), "source": True}
-    return {"spec": array.spec.to_json(), "blake2b": blake2b(array.tobytes(), digest_size=16).hexdigest()}
+
+def made_by(edit: Edit) -> NodeId | EdgeId | None:
+    """The handle that an edit issues, if it issues one."""
+    return edit.node if isinstance(edit, AddNode) else edit.edge if isinstance(edit, AddEdge) else None
+
+
+def _readers(p: Program, key: str) -> tuple[NodeId, ...]:
+    """Nodes that stand for a weight."""
+    return tuple(n for kind in sorted(STORED) for n in p.of_kind(kind) if p.key(n) == key)

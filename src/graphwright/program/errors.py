@@ -34,7 +34,15 @@ class ForeignNode(UsageError):
 
 
 class InvalidProgram(UsageError):
-    """The program is open for repair and cannot run; `findings` says why."""
+    """The program is open for repair and cannot run; `findings` says why, one `Mismatch` each."""
+
+    def __init__(self, what: str = "", *, findings: tuple[object, ...] = (), **facts: object) -> None:
+        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+        self.findings = findings
+
+
+class ProgramFileError(GraphwrightError, ValueError):
+    """A saved program that is incomplete, damaged, newer than this package, or was never one."""
 
 
 class FeedError(UsageError):

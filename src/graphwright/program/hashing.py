@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphwright.array import DType, Spec
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program.kinds import CONST, PARAM, STATE
 
@@ -18,7 +21,7 @@ _MODULUS = 1 << 256
 
 
 def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes as JSON values: dtypes by name, specs and tuples as lists."""
+    """Attributes as JSON values: dtypes by name, specs and tuples as lists. Raises: UsageError for what has no such form."""
     return {name: _encode(value) for name, value in attrs.items()}
 
 
@@ -29,11 +32,15 @@ def _encode(value: Any) -> Any:
         return {"spec": value.to_json()}
     if isinstance(value, tuple | list):
         return [_encode(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and value != value:
         return {"float": "nan"}
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return {"float": "inf" if value > 0 else "-inf"}
-    return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UsageError("an attribute is a number, a text, None, a dtype, a spec, or a tuple of these", got=repr(value))
 
 
 def decode_attrs(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +73,13 @@ class StructureHash:
         self._dirty: set[NodeId] = set()
         self._sum = 0
         self._structure: str | None = None
+
+    def copy(self, program: Program) -> StructureHash:
+        """The same for a copy of the program."""
+        twin = StructureHash(program)
+        twin._digests, twin._dirty = dict(self._digests), set(self._dirty)
+        twin._sum, twin._structure = self._sum, self._structure
+        return twin
 
     def touch(self, node: NodeId) -> None:
         """Note that a node changed."""
@@ -119,6 +133,6 @@ class StructureHash:
         p = self._program
         keys = sorted({p.key(n) for kind in (PARAM, CONST, STATE) for n in p.of_kind(kind)})
         for key in keys:
-            mapped = mapped_by_reference and p.weights.array(key).storage.readonly
-            state.update(f"\n{key} {'source' if mapped else p.weights.digest(key)}".encode())
+            name = p.weights.reference(key) if mapped_by_reference else p.weights.digest(key)
+            state.update(f"\n{key} {name}".encode())
         return state.hexdigest()

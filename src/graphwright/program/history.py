@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
-from graphwright.errors import UsageError
+from graphwright.autograd import Variable
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.edits import SetWeight
+from graphwright.program.edits import AddNode, SetWeight, made_by
 from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Entry, Undo
 
@@ -16,9 +18,19 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.transaction import Transaction
 
+_log = logging.getLogger("graphwright.program")
+_EDGE_EDITS = frozenset({"AddEdge", "RemoveEdge", "Rewire"})
+
 
 class History:
-    """The undo and redo stacks of a program, and the edit that is open."""
+    """The undo and redo stacks of a program, and the edit that is open.
+
+    Attributes:
+        undoable, redoable: entries that can be taken back and made again, the next one last.
+        marks: name -> seq of the last entry at the time; -1 before the first.
+        open: the edit that is open.
+        listeners: called with each entry.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -27,137 +39,261 @@ class History:
         self.marks: dict[str, int] = {}
         self.open: Transaction | None = None
         self.listeners: list[Callable[[Entry], None]] = []
-        self._held: dict[str, tuple[NDArray, bool]] = {}
-        self._expected: dict[str, NDArray] = {}
+        self._held: list[tuple[Variable, NDArray, bool]] = []
+        self._expected: dict[int, NDArray] = {}
         self._lock: Any = None
         self._before = ""
 
-    # -- an edit ----------------------------------------------------------------------------------------------------------
+    # -- an edit ----------------------------------------------------------------------------------------
     def begin(self, transaction: Transaction) -> None:
-        """Open an edit: note the state, and make weights copy themselves before they are trained in place."""
+        """Open an edit: note the state, and make weights copy themselves before they are trained in place.
+
+        Raises: UsageError for a read-only program, EditBusy if another thread's edit stays open.
+        """
         p = self.program
-        self._lock = p.graph.locked()
-        self._lock.__enter__()
-        self.open = transaction
-        self._before = p.state_hash()
-        self._held = {key: (p.weights.array(key), v.shared) for key, v in p.weights.items()}
-        self._expected = {key: array for key, (array, _) in self._held.items()}
-        for variable in p.weights.values():
+        _writable(p)
+        lock = p.graph.locked()
+        lock.__enter__()
+        try:
+            self._before = p.state_hash()
+        except BaseException:
+            lock.__exit__(None, None, None)
+            raise
+        self._lock, self.open = lock, transaction
+        self._held = [(v, v.data, v.shared) for v in p.weights.values()]  # type: ignore[misc]  # variables hold arrays
+        self._expected = {id(v): array for v, array, _ in self._held}
+        for variable, _, _ in self._held:
             variable.shared = True
 
-    def note(self, key: str, array: NDArray) -> None:
-        """Told of each `SetWeight` in the edit, so that it is not taken for training."""
-        self._expected[key] = array
+    def note(self, variable: Variable) -> None:
+        """Told of each value that the edit itself sets, so that it is not taken for training."""
+        variable.shared = True
+        self._expected[id(variable)] = variable.data  # type: ignore[assignment]  # variables hold arrays
 
     def collect_trained(self, transaction: Transaction) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
-        p = self.program
-        for key, array in list(self._expected.items()):
-            if key in p.weights and (trained := p.weights.array(key)) is not array:
-                p.weights.set(key, array)
-                transaction.do(SetWeight(key, trained))
+        for key, variable in list(self.program.weights.items()):
+            expected = self._expected.get(id(variable))
+            if expected is not None and (trained := variable.data) is not expected:
+                variable.data = expected
+                transaction.do(SetWeight(key, trained))  # type: ignore[arg-type]  # variables hold arrays
 
-    def end(self, transaction: Transaction | None) -> None:
-        """Close the edit: write its entry, or after a roll-back put the weights' flags back."""
+    def drop_trained(self) -> None:
+        """Take back what was trained since the last value that the edit itself set."""
+        for variable in self.program.weights.values():
+            expected = self._expected.get(id(variable))
+            if expected is not None and variable.data is not expected:
+                variable.data, variable.shared = expected, True
+
+    def write(self, t: Transaction) -> Entry | None:
+        """Write the entry of an edit that holds; None if it changed nothing. Raises what no journal can hold."""
         p = self.program
+        if not t.done:
+            return None
+        undo = None
+        if t.keep_undo:
+            specs = {n: (old, p.specs(n) if n in p.graph else old) for n, old in t.specs_before.items()}
+            undo = Undo(
+                tuple(d[0] for d in t.done),
+                tuple(d[1] for d in reversed(t.done)),
+                specs,
+                (t.valid_before, p.valid),
+                t.relabelled[::-1],
+            )
+        entry = p.journal.append(
+            undo=undo,
+            cone=tuple(n for n in t.cone if n in p.graph),
+            why=t.why,
+            author=t.author,
+            tool=t.tool,
+            line=t.line,
+            base_version=p.version,
+            edits=[d[2] for d in t.done],
+            before=self._before,
+            after=p.state_hash(),
+            warnings=t.warnings,
+        )
+        p.version += 1
+        self.undoable.append(entry)
+        if self.redoable:
+            lost = [e.undo for e in self.redoable if e.undo is not None]
+            p.graveyard.forget([h for undo in lost for edit in undo.forward if (h := made_by(edit)) is not None])
+            self.redoable.clear()
+        return entry
+
+    def end(self, entry: Entry | None, *, failed: bool = False) -> None:
+        """Close the edit and tell the listeners; after a roll-back put values and flags of the weights back."""
         self.open = None
-        for key, (array, shared) in self._held.items():
-            variable = p.weights.get(key)
-            if variable is None:
-                continue
-            if transaction is None and variable.data is not array:
-                p.weights.set(key, array)
+        for variable, array, shared in self._held:
+            if failed:
+                variable.data = array
             if variable.data is array:  # one that the edit set stays shared: the journal holds it too
                 variable.shared = shared
-        self._held, self._expected = {}, {}
-        try:
-            if transaction is not None and transaction.done:
-                p.version += 1
-                specs = {n: (old, p.specs(n)) for n, old in transaction.specs_before.items() if n in p.graph}
-                undo = Undo(tuple(d[0] for d in transaction.done), tuple(d[1] for d in reversed(transaction.done)), specs,
-                            transaction.relabelled[::-1])  # fmt: skip
-                entry = p.journal.append(
-                    undo=undo, why=transaction.why, author=transaction.author, tool=transaction.tool,
-                    line=transaction.line, base_version=p.version - 1, edits=[d[2] for d in transaction.done],
-                    before=self._before, after=p.state_hash(), warnings=transaction.warnings,
-                )  # fmt: skip
-                self.undoable.append(entry)
-                self.redoable.clear()
-        finally:
-            self._lock.__exit__(None, None, None)
-        if transaction is not None and transaction.done:
+        self._held, self._expected = [], {}
+        self._lock.__exit__(None, None, None)
+        if entry is not None:
             self._tell(entry)
 
     def _tell(self, entry: Entry) -> None:
         for listener in list(self.listeners):
-            listener(entry)
+            try:
+                listener(entry)
+            except Exception:  # the commit stands, and the other listeners are told too
+                _log.exception("a listener of %s failed at entry %d (%s)", self.program.name, entry.seq, entry.why)
 
-    # -- undo and redo ----------------------------------------------------------------------------------------------------
+    # -- undo and redo ----------------------------------------------------------------------------------
+    def walk(self, n: int, *, back: bool) -> None:
+        """Undo or redo `n` entries, or none of them. Raises: NotUndoable."""
+        _writable(self.program)
+        if self.open is not None:
+            raise UsageError("an edit is open", fix="leave the with-block first")
+        stack = self.undoable if back else self.redoable
+        if n > len(stack):
+            verb = "undo" if back else "redo"
+            what = f"fewer edits are there to {verb}" if stack else f"there is nothing to {verb}"
+            raise NotUndoable(what, where=self.program.name, expected=n, got=len(stack))
+        for entry in stack[len(stack) - n :]:
+            _check_kept(entry)
+        for _ in range(n):
+            self.step(back)
+
     def step(self, back: bool) -> Entry:
         """Undo or redo one entry, as an entry of its own."""
         p = self.program
-        if self.open is not None:
-            raise UsageError("an edit is open", fix="leave the with-block first")
-        stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
-        if not stack:
-            raise NotUndoable(f"there is nothing to {'undo' if back else 'redo'}", where=p.name)
-        entry = stack[-1]
-        undo = entry.undo
-        if undo is None:
-            raise NotUndoable("the undo payload of this entry was not kept", where=f"entry {entry.seq}: {entry.why}")
-        before = p.state_hash()
-        edits = undo.inverse if back else undo.forward
-        records = []
-        p.order_frozen = True
-        for edit in edits:
-            records.append(edit.to_json(p))
-            edit.apply(p)
-        undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
-        p.order_frozen = False
-        for node, specs in undo.specs.items():
-            if node in p.graph:
-                p.update_node(node, specs=specs[0 if back else 1])
-        stack.pop()
-        other.append(entry)
-        p.version += 1
-        verb = "undo" if back else "redo"
-        made = p.journal.append(
-            undo=None, why=f"{verb}: {entry.why}", author="human", tool=None, line=None, base_version=p.version - 1,
-            edits=records, before=before, after=p.state_hash(), warnings=(),
-            **{"undoes" if back else "redoes": entry.seq},
-        )  # fmt: skip
+        _writable(p)
+        with p.graph.locked():
+            made = self._step(back)
         self._tell(made)
         return made
 
+    def _step(self, back: bool) -> Entry:
+        p = self.program
+        stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
+        entry = stack[-1]
+        undo = _check_kept(entry)
+        before, records = p.state_hash(), []
+        cone: dict[NodeId, None] = {}
+        p.graveyard.mode = "undo" if back else "redo"
+        try:
+            for edit in undo.inverse if back else undo.forward:
+                records.append(edit.to_json(p))
+                edit.apply(p)
+                cone |= dict.fromkeys(edit.touches(p))
+            undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
+        finally:
+            p.graveyard.mode = "edit"
+        for node, specs in undo.specs.items():
+            if node in p.graph:
+                p.update_node(node, specs=specs[0 if back else 1])
+        p.valid = undo.valid[0 if back else 1]
+        other.append(stack.pop())
+        facts = {"undoes" if back else "redoes": entry.seq}
+        made = p.journal.append(
+            undo=None,
+            cone=tuple(n for n in cone | undo.specs if n in p.graph),
+            why=f"{'undo' if back else 'redo'}: {entry.why}",
+            author="human",
+            tool=None,
+            line=None,
+            base_version=p.version,
+            edits=records,
+            before=before,
+            after=p.state_hash(),
+            warnings=(),
+            **facts,
+        )
+        p.version += 1
+        return made
+
+    # -- marks ------------------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
         """Name the present state."""
-        self.marks[name] = len(self.undoable)
+        self.marks[name] = self.undoable[-1].seq if self.undoable else -1
+
+    def marked(self, name: str) -> int:
+        """Seq of the entry that was last when a mark was set. Raises: UsageError listing the marks."""
+        if name not in self.marks:
+            raise UsageError("no such mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
+        return self.marks[name]
+
+    def depth(self, seq: int, where: object) -> int:
+        """How many entries must be undone to the state after entry `seq`. Raises: NotUndoable."""
+        if seq == -1:
+            return len(self.undoable)
+        below = [e.seq for e in self.undoable]
+        if seq in below:
+            return len(below) - 1 - below.index(seq)
+        ahead = any(e.seq == seq for e in self.redoable)
+        raise NotUndoable(
+            "this state lies ahead: it was undone" if ahead else "this state is not on the present branch",
+            where=where,
+            fix="p.redo() to it" if ahead else None,
+        )
 
     def rollback(self, name: str) -> int:
         """Undo to a mark; returns how many entries were undone."""
-        depth = self.marks.get(name)
-        if depth is None:
-            raise UsageError("no such mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
-        count = len(self.undoable) - depth
-        if count < 0:
-            raise NotUndoable("the mark lies ahead: it was undone", where=name, fix="p.redo() to it")
-        for _ in range(count):
-            self.step(back=True)
+        count = self.depth(self.marked(name), name)
+        self.walk(count, back=True)
         return count
 
-    def blame(self, node: NodeId | EdgeId | None, path: str | None) -> list[Entry]:
-        """Entries whose edits name a node by handle, or a path or key."""
-        wanted = None if node is None else [node.index, node.generation]
-        return [e for e in self.program.journal if any(_names(edit, wanted, path) for edit in e.edits)]
+    # -- who did it -------------------------------------------------------------------------------------
+    def blame(self, ref: NodeId | EdgeId | None, path: str | None) -> list[Entry]:
+        """Entries whose edits name a node or edge by handle, or a path or key."""
+        return [e for e in self.program.journal if any(_names(edit, ref, path) for edit in e.edits)]
+
+    def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
+        """What a dead handle was, and the entry that removed it, as far as the journal knows."""
+        kind = "RemoveEdge" if isinstance(handle, EdgeId) else "RemoveNode"
+        here = [] if self.open is None else [("this edit", [d[2] for d in self.open.done])]
+        past = ((f"entry {e.seq}: {e.why}", e.edits) for e in reversed(self.program.journal))
+        for by, records in (*here, *past):
+            for record in reversed(records):
+                if record["edit"] == kind and record["handle"] == [handle.index, handle.generation]:
+                    edge = (
+                        f"{record['src']['path']} -> {record['dst']}, port {record['port']}"
+                        if kind == "RemoveEdge"
+                        else ""
+                    )
+                    return edge or record["path"], by
+        return None, None
 
 
-def _names(record: Any, handle: list[int] | None, path: str | None) -> bool:
+def _writable(p: Program) -> None:
+    if p.readonly:
+        raise UsageError("a past state cannot be changed", where=p.name, fix="p.fork() is a program of its own")
+
+
+def _check_kept(entry: Entry) -> Undo:
+    """What undoes an entry, with every byte it needs still there. Raises: NotUndoable."""
+    where = f"entry {entry.seq}: {entry.why}"
+    if entry.undo is None:
+        raise NotUndoable(
+            "what would undo this entry was not kept", where=where, fix="edit(keep_undo=True), and save(history='full')"
+        )
+    for edit in (*entry.undo.inverse, *entry.undo.forward):
+        array = edit.array if isinstance(edit, SetWeight) else None
+        if isinstance(edit, AddNode) and edit.variable is not None:
+            array = edit.variable.data
+        if isinstance(array, NDArray) and not array.storage.touched:
+            try:
+                array.storage.memory  # noqa: B018  # opens the file: it must still be the one that was read
+            except GraphwrightError as error:
+                raise NotUndoable(
+                    "the bytes that would undo this entry are gone",
+                    where=where,
+                    got=error.what,
+                    fix="put the file back as it was",
+                ) from error
+    return entry.undo
+
+
+def _names(record: Any, ref: NodeId | EdgeId | None, path: str | None) -> bool:
     """True if a journal record mentions a handle, path or key anywhere."""
     if isinstance(record, dict):
-        if handle is not None and record.get("handle") == handle:
+        named = ref is not None and record.get("handle") == [ref.index, ref.generation]
+        if named and isinstance(ref, EdgeId) == (record.get("edit") in _EDGE_EDITS):
             return True
         if path is not None and path in (record.get("path"), record.get("dst"), record.get("key"), record.get("name")):
             return True
-        return any(_names(v, handle, path) for v in record.values())
-    return isinstance(record, list) and any(_names(v, handle, path) for v in record)
-
+        return any(_names(v, ref, path) for v in record.values())
+    return isinstance(record, list) and any(_names(v, ref, path) for v in record)

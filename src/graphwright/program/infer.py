@@ -7,11 +7,11 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from graphwright.array import Spec
-from graphwright.errors import GraphwrightError
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.errors import PortEmpty, SpecMismatch
-from graphwright.program.kinds import SOURCES, WRITE
+from graphwright.program.kinds import PARAM, SOURCES, STATE, WRITE
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -27,7 +27,7 @@ def check_ports(p: Program, node: NodeId) -> None:
     gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
     if gap < len(ports) or len(ports) < least:
         raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}",
-                        fix="e.rewire(edge, new_src) instead of e.cut(edge): only edges into junctions can be cut")  # fmt: skip
+                        fix="fill it in the same edit: e.rewire(edge, new_src); only edges into junctions can be left out")  # fmt: skip
 
 
 def _least(op: str) -> int:
@@ -46,6 +46,10 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
     operands = p.operands(node)
     ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
     if op == WRITE:
+        if len(ins) != 2:
+            raise PortEmpty("a write reads its target and the next value", where=p.path(node), expected=2, got=len(ins))
+        if p.op(operands[0].node) not in (PARAM, STATE):
+            raise UsageError("only a param or a state is written", where=p.path(node), got=p.path(operands[0]))
         if ins[0] != ins[1]:
             raise SpecMismatch([_mismatch(p, node, ins)])
         return ()
@@ -59,9 +63,12 @@ def _mismatch(p: Program, node: NodeId, ins: list[Spec]) -> GraphwrightError:
                             got=ins[1])  # fmt: skip
 
 
-def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]]) -> int:
-    """Bring specs up to date downstream of the touched nodes; old ones go into `before`. Returns nodes visited.
+def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]],
+          wanted: NodeId | None = None) -> set[NodeId]:  # fmt: skip
+    """Bring specs up to date downstream of the touched nodes; old ones go into `before`. Returns the nodes visited.
 
+    Args:
+        wanted: only a mismatch at this node counts: the others may be mended before the edit ends.
     Raises: SpecMismatch with every mismatch found; the specs of a mismatched node and what follows are left.
     """
     key = p.order_labels.key
@@ -77,7 +84,8 @@ def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec
         try:
             fresh = infer_node(p, node)
         except GraphwrightError as error:
-            wrong.append(error)
+            if wanted is None or node == wanted:
+                wrong.append(error)
             continue
         if fresh != p.specs(node):
             before.setdefault(node, p.specs(node))
@@ -89,7 +97,7 @@ def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec
                 heappush(heap, (key(reader), reader))
     if wrong:
         raise SpecMismatch(wrong)
-    return len(seen)
+    return seen
 
 
 def bound_specs(p: Program, order: Iterable[NodeId], dims: Mapping[str, int]) -> dict[NodeId, tuple[Spec, ...]]:

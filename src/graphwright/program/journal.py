@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ class Undo:
     Attributes:
         forward, inverse: primitive edits in the order to apply them.
         specs: specs that inference changed: node -> (before, after).
+        valid: whether the program was, and is, whole.
         labels: changes of the topological order, in the order to restore them for the next step; each step leaves here
             what the step in the other direction restores.
     """
@@ -28,6 +29,7 @@ class Undo:
     forward: tuple[Edit, ...]
     inverse: tuple[Edit, ...]
     specs: dict[NodeId, tuple[tuple[Spec, ...], tuple[Spec, ...]]]
+    valid: tuple[bool, bool] = (True, True)
     labels: list[Relabelled[NodeId]] = field(default_factory=list)
 
 
@@ -45,6 +47,8 @@ class Entry:
         undoes, redoes: seq of the entry that this one takes back or makes again.
         warnings: what was allowed but probably not meant.
         prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
+        undo: what takes it back; None if that was not kept.
+        cone: nodes that inference looked at; in memory only.
     """
 
     seq: int
@@ -63,6 +67,7 @@ class Entry:
     prev: str
     hash: str
     undo: Undo | None = field(default=None, repr=False, compare=False)
+    cone: tuple[NodeId, ...] = field(default=(), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The entry as it stands in `journal.jsonl`."""
@@ -106,15 +111,19 @@ class Journal(Sequence[Entry]):
 
     @property
     def hash(self) -> str:
-        """Hash of the last entry; 64 zeros for an empty journal."""
+        """Hash of the last entry; of an empty journal what it goes on from, or 64 zeros."""
         return self.chain.head
 
-    def append(self, *, undo: Undo | None, **facts: Any) -> Entry:
+    def put(self, entry: Entry) -> None:
+        """Replace an entry by the same entry with another undo."""
+        self._entries[entry.seq] = entry
+
+    def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
         """Add an entry made of facts; seq, time, prev and hash are filled in here."""
         body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries),
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds")}  # fmt: skip
         link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
-        entry = Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo)
+        entry = replace(Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo), cone=cone)
         self._entries.append(entry)
         return entry
 

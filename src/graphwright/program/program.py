@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from graphwright.array import Spec
-from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.autograd import Parameter
-from graphwright.errors import UsageError
+from graphwright.errors import CycleError, UsageError
+from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
+from graphwright.program.graveyard import Graveyard
+from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
 from graphwright.program.weights import Weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from graphwright.files import StrPath
+    from graphwright.program.diff import ProgramDiff
     from graphwright.program.interpret import Run
     from graphwright.program.journal import Entry, Journal
     from graphwright.program.selection import Selection
     from graphwright.program.transaction import Transaction
+    from graphwright.program.validate import AssemblyReport
 
 
 class Value(NamedTuple):
@@ -32,8 +39,14 @@ class Value(NamedTuple):
     port: int = 0
 
 
-_NODE_COLUMNS = {"op": object, "attrs": object, "name": object, "specs": object, "seq": "i8", "next_port": "i4"}
-_EDGE_COLUMNS = {"src_port": "i4", "dst_port": "i4"}
+NODE_COLUMNS = {
+    "op": object, "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs), "name": object,
+    "specs": ColumnSpec(object, encode=lambda specs: [s.to_json() for s in specs],
+                        decode=lambda data: tuple(Spec.from_json(s) for s in data)),
+    "seq": "i8", "next_port": "i4",
+}  # fmt: skip
+EDGE_COLUMNS = {"src_port": "i4", "dst_port": "i4"}
+MAX_PORT = 2**31 - 2
 
 
 class Program:
@@ -43,33 +56,36 @@ class Program:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
         version: rises with every committed edit; a plan belongs to one version.
+        derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
+        valid: False while an edit with `check=False` left it broken; `validate()` says where.
+        readonly: True for a past state given by `at`; fork it to go on from there.
     """
 
     compiler: ClassVar[Callable[..., Any] | None] = None
     """Set by the layer that plans, so that `program.compile(...)` needs no import upwards."""
 
     def __init__(self, name: str = "program") -> None:
-        from graphwright.program.hashing import StructureHash
         from graphwright.program.history import History
         from graphwright.program.journal import Journal
 
         self.name = name
-        self.graph = Graph(node_columns=_NODE_COLUMNS, edge_columns=_EDGE_COLUMNS, block=8)
+        self.graph = Graph(node_columns=NODE_COLUMNS, edge_columns=EDGE_COLUMNS, block=8)
         self.order_labels: OnlineOrder[NodeId] = OnlineOrder(self.graph)
         self.weights = Weights()
         self.version = 0
         self.journal: Journal = Journal()
         self.valid = True
+        self.readonly = False
         self._names: dict[str, NodeId] = {}
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
-        self.order_frozen = False
         self._seq = 0
-        self._graveyard: dict[NodeId | EdgeId, Any] = {}
-        self._rewired: dict[EdgeId, list[Any]] = {}
+        self.derived: dict[str, Any] = {}
+        self.graveyard = Graveyard()
         self._structure = StructureHash(self)
         self.history = History(self)
+        self.graph.describe = self.history.describe
 
     # -- looking ------------------------------------------------------------------------------------------------------
     def node(self, ref: NodeId | Value | str) -> NodeId:
@@ -247,6 +263,68 @@ class Program:
         """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
         return self._structure.full(mapped_by_reference=True)
 
+    # -- beside others ----------------------------------------------------------------------------------------------------
+    def fork(self, name: str | None = None) -> Program:
+        """A program of its own that starts as this one is and shares weights until written; see `program.fork`."""
+        from graphwright.program.fork import fork
+
+        return fork(self, name)
+
+    def at(self, ref: str | int) -> Program:
+        """A past state as a read-only program: of a mark, or after a journal entry; see `program.fork`."""
+        from graphwright.program.fork import at
+
+        return at(self, ref)
+
+    def diff(self, other: Program) -> ProgramDiff:
+        """What changed from `other` to this program; see `program.diff`."""
+        from graphwright.program.diff import diff
+
+        return diff(self, other)
+
+    def validate(self) -> AssemblyReport:
+        """Check everything against everything else and report all that does not fit; see `program.validate`."""
+        from graphwright.program.validate import validate
+
+        return validate(self)
+
+    def extract(self, selection: Selection | Sequence[NodeId]) -> Program:
+        """A selection as a program that shares weights; see `program.replace`."""
+        from graphwright.program.replace import extract
+
+        return extract(self, list(selection))
+
+    def save(self, directory: StrPath, history: Literal["full", "edits", "none"] = "full", overwrite: bool = False,
+             max_shard_size: int | str = "5GB", companions: Mapping[str, bytes] | None = None) -> Path:  # fmt: skip
+        """Save into a directory that appears whole or not at all; see `program.save`."""
+        from graphwright.program.save import save
+
+        return save(self, directory, history, overwrite, max_shard_size, companions)
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+    def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
+        from graphwright.program.draw import to_dot, written
+
+        return written(to_dot(self, **options), path)
+
+    def to_svg(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as SVG, also written to `path` if given; see `graphwright.program.draw.to_svg`."""
+        from graphwright.program.draw import to_svg, written
+
+        return written(to_svg(self, **options), path)
+
+    def to_html(self, path: StrPath | None = None, **options: Any) -> str:
+        """A page with groups to open and close, also written to `path`; see `graphwright.program.draw.to_html`."""
+        from graphwright.program.draw import to_html, written
+
+        return written(to_html(self, **options), path)
+
+    def _repr_html_(self) -> str:
+        from graphwright.program.draw import notebook
+
+        return notebook(self)
+
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),
             patch: Mapping[Any, Any] | None = None, **named: Any) -> Run:  # fmt: skip
@@ -280,7 +358,8 @@ class Program:
         return Program.compiler(self, *args, **options)
 
     # -- editing ----------------------------------------------------------------------------------------------------------
-    def edit(self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True) -> Transaction:
+    def edit(self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True,
+             keep_undo: bool = True) -> Transaction:  # fmt: skip
         """Open an edit: `with program.edit("drop a branch") as e: ...` is one undo step.
 
         Args:
@@ -288,21 +367,20 @@ class Program:
             author: `human`, `gate`, `evolution` or `pass`.
             tool: name of the program that edits, if one does.
             check: False admits a broken state (`program.valid` is False then), so that it can be repaired.
+            keep_undo: False keeps nothing to undo it with: `undo` stops there.
         Raises: on exit PortEmpty or SpecMismatch; with any error the program is as before, bit for bit.
         """
         from graphwright.program.transaction import Transaction
 
-        return Transaction(self, why, author, tool, check)
+        return Transaction(self, why, author, tool, check, keep_undo)
 
     def undo(self, n: int = 1) -> None:
-        """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable."""
-        for _ in range(n):
-            self.history.step(back=True)
+        """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""
+        self.history.walk(n, back=True)
 
     def redo(self, n: int = 1) -> None:
-        """Make the last `n` undone edits again. Raises: NotUndoable."""
-        for _ in range(n):
-            self.history.step(back=False)
+        """Make the last `n` undone edits again. Raises: NotUndoable, and nothing is redone."""
+        self.history.walk(n, back=False)
 
     def mark(self, name: str) -> None:
         """Name the present state for `rollback`."""
@@ -319,7 +397,11 @@ class Program:
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
 
     def on_edit(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
-        """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it."""
+        """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it.
+
+        `entry.edits` is what was done, `entry.cone` the nodes that inference looked at. The commit stands whatever the
+        listener does: its exception is logged by `graphwright.program`.
+        """
         self.history.listeners.append(listener)
         return lambda: self.history.listeners.remove(listener)
 
@@ -342,10 +424,15 @@ class Program:
 
     def check_name(self, name: str) -> None:
         """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
-        if not name or len(name) > 4096 or any(not s for s in name.split(".")) or any(ord(c) < 32 for c in name):
+        if not is_name(name):
             raise BadName("a name is a dotted path without empty segments or control characters", got=repr(name[:80]))
         if name in self._names:
             raise NameTaken("a node of this name exists", where=name, fix="name= another, or e.rename the old one")
+
+    @property
+    def order_frozen(self) -> bool:
+        """True while undo or redo restores labels from its log."""
+        return self.graveyard.mode != "edit"
 
     def _reorder(self, change: Callable[[], Relabelled[NodeId]]) -> None:
         """Change the order and log it for undo; while undoing, the log itself restores the order."""
@@ -354,18 +441,30 @@ class Program:
             if record and self.history.open is not None:
                 self.history.open.relabelled.append(record)
 
+    def _order_edge(self, src: NodeId, dst: NodeId) -> None:
+        """Make room in the order for an edge. Raises: CycleError naming the path, nothing changed."""
+        try:
+            self._reorder(lambda: self.order_labels.add_edge(src, dst))
+        except CycleError as error:
+            names = [self.path(n) for n in error.path]  # type: ignore[arg-type]  # the order holds node handles
+            raise CycleError("an edge would close a cycle", path=error.path, where=f"{self.path(src)} -> {self.path(dst)}",
+                             got=" -> ".join([*names, names[0]]),
+                             fix="cut an edge on the path, or e.connect(src, junction, delay=1)") from error  # fmt: skip
+
     def insert_node(self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
                     seq: int | None = None, handle: NodeId | None = None, after: NodeId | None = None) -> NodeId:  # fmt: skip
         """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place in order."""
         number = self._seq if seq is None else seq
-        if handle is not None and handle in self._graveyard:
-            node = self.graph.restore_node(self._graveyard.pop(handle))
-        else:
+        revived = self.graveyard.revive(self.graph, handle)
+        node = revived
+        if revived is None:
             node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
             self._seq = max(self._seq, number + 1)
         self._reorder(lambda: self.order_labels.insert(node, after=after, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
+        if revived is not None:  # kinds are listed in order of creation, also after an undo
+            self._kinds[op] = dict.fromkeys(sorted(self._kinds[op], key=self.seq))
         self._structure.touch(node)
         return node
 
@@ -376,16 +475,15 @@ class Program:
         del self._names[name]
         del self._kinds[op][node]
         self._reorder(lambda: self.order_labels.remove(node))
-        self._graveyard[node] = self.graph.remove_node(node)
+        self.graveyard.bury(node, self.graph.remove_node(node))
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
         if port is None:
             port = self.graph.node(dst, "next_port")
-        self._reorder(lambda: self.order_labels.add_edge(src.node, dst))
-        if handle is not None and handle in self._graveyard:
-            edge = self.graph.restore_edge(self._graveyard.pop(handle))
-        else:
+        self._order_edge(src.node, dst)
+        edge = self.graveyard.revive(self.graph, handle)
+        if edge is None:
             edge = self.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
         if port >= self.graph.node(dst, "next_port"):
             self.graph.set_node(dst, next_port=port + 1)
@@ -395,18 +493,14 @@ class Program:
     def delete_edge(self, edge: EdgeId) -> None:
         """Take an edge out; its handle can be revived."""
         dst = self.graph.target(edge)
-        self._graveyard[edge] = self.graph.remove_edge(edge)
+        self.graveyard.bury(edge, self.graph.remove_edge(edge))
         self._structure.touch(dst)
 
     def move_edge(self, edge: EdgeId, src: Value) -> None:
         """Let an edge start at another value. Raises: CycleError, nothing changed."""
         dst = self.graph.target(edge)
-        self._reorder(lambda: self.order_labels.add_edge(src.node, dst))
-        past = self._rewired.setdefault(edge, [])
-        if past and past[-1].source == src.node:  # going back: the old place in the bucket too
-            self.graph.restore_rewire(past.pop())
-        elif self.graph.source(edge) != src.node:
-            past.append(self.graph.rewire_edge(edge, src=src.node))
+        self._order_edge(src.node, dst)
+        self.graveyard.rewire(self.graph, edge, src.node)
         self.graph.set_edge(edge, src_port=src.port)
         self._structure.touch(dst)
 
@@ -451,3 +545,17 @@ class Program:
         """Declare one more result."""
         self.set_outputs({**self._outputs, name: value})
 
+
+
+def is_name(name: object) -> bool:
+    """True for a dotted path without empty segments or control characters, at most 4096 long, that UTF-8 can hold."""
+    if not isinstance(name, str) or not 0 < len(name) <= 4096 or not all(name.split(".")):
+        return False
+    return not any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name)
+
+
+def is_key(key: object) -> bool:
+    """True for a text that can name a tensor in a checkpoint."""
+    if not isinstance(key, str) or any(0xD800 <= ord(c) < 0xE000 for c in key):
+        return False
+    return 0 < len(key.encode()) <= 4096 and key != "__metadata__"

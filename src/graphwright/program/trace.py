@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, Spec
@@ -29,17 +29,20 @@ class TraceRecorder:
         self._expected: tuple[str, str] | None = None
 
     # -- the recorder protocol --------------------------------------------------------------------------------------------
-    def record(self, op: Op, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+    def resolve(self, tensor: Tensor) -> Symbol:
+        """The symbol of a tensor."""
+        return tensor.data if isinstance(tensor.data, Symbol) else Symbol(tensor.spec, self.value_of(tensor), self)
+
+    def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Take down one operation."""
-        operands = [self.value_of(t) for t in inputs]
-        node = self.program.add_op(op.name, operands, attrs, self._name(op.name))
+        node = self.program.add_op(op.name, [self._own(s) for s in inputs], attrs, self._name(op.name))
         specs = self.program.specs(node)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Take down that a variable holds `value` from here on."""
         self._source(variable)
-        self._current[id(variable)] = value
+        self._current[id(variable)] = self.resolved(value)
 
     def path(self, symbol: Symbol) -> str:
         """Name of the node behind a symbol."""
@@ -52,6 +55,13 @@ class TraceRecorder:
             if leaf.grad is not None and not leaf.grad.symbolic:
                 raise TraceError("a gradient from before the traced step would be added to", where=leaf.name or None,
                                  fix="call zero_grad() inside the step, before backward()")  # fmt: skip
+
+    def resolved(self, tensor: Tensor) -> Tensor:
+        """The value that a tensor has now, also after a variable behind it is assigned to."""
+        if not isinstance(tensor, Variable):
+            return tensor
+        value = self.value_of(tensor)
+        return Tensor(Symbol(tensor.spec, value, self))
 
     # -- for programs that run inside a trace -------------------------------------------------------------------------------
     def depends(self, program: Program) -> None:
@@ -70,9 +80,7 @@ class TraceRecorder:
             current = self._current.get(id(tensor))
             return self._source(tensor) if current is None else self.value_of(current)
         if isinstance(data, Symbol):
-            if data.recorder is not self:
-                raise TraceError("a tensor of another trace", got=data.spec, fix="return it from that trace and feed it")
-            return data.handle
+            return self._own(data)
         found = self._consts.get(id(data))
         if found is None:
             name = self.program.free_name(tensor.name or "const")
@@ -80,6 +88,11 @@ class TraceRecorder:
             self.program.weights.add(name, Variable(data, name=name))
             found = self._consts[id(data)] = (data, Value(node))
         return found[1]
+
+    def _own(self, symbol: Symbol) -> Value:
+        if symbol.recorder is not self:
+            raise TraceError("a tensor of another trace", got=symbol.spec, fix="return it from that trace and feed it")
+        return symbol.handle
 
     def _source(self, variable: Variable) -> Value:
         found = self.variables.get(id(variable))

@@ -6,7 +6,9 @@ Invariant: leaving by an exception, anyone's, restores the program bit for bit; 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,15 +17,24 @@ import numpy as np
 
 from graphwright.array import NDArray, Spec, dtype, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable
-from graphwright.errors import UsageError
+from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
 from graphwright.program.edits import (
-    AddEdge, AddNode, Edit, RemoveEdge, RemoveNode, Rename, Rewire, SetAttr, SetOutputs, SetWeight,
+    AddEdge,
+    AddNode,
+    Edit,
+    RemoveEdge,
+    RemoveNode,
+    Rename,
+    Rewire,
+    SetAttr,
+    SetOutputs,
+    SetWeight,
 )  # fmt: skip
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.infer import check_ports, infer
-from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
+from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
 
@@ -41,10 +52,14 @@ class Transaction:
         why, author, tool, line: what the journal entry will say; line is the user's file and line.
         done: the primitive edits made so far, each with its inverse and its JSON form.
         warnings: what is allowed but probably not meant.
+        cone: nodes that inference looked at when the edit was left.
     """
 
-    def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool) -> None:
+    def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
+        self.keep_undo, self.valid_before = keep_undo, program.valid
+        self.owner = 0
+        self.cone: set[NodeId] = set()
         self.line = _caller()
         self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
         self.touched: dict[NodeId, None] = {}
@@ -58,21 +73,30 @@ class Transaction:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
+        if isinstance(edit, SetWeight | RemoveNode):  # their inverse takes the value from before: it must be the journal's
+            p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
         edit.apply(p)
         self.done.append((edit, inverse, record))
         if isinstance(edit, SetWeight):
-            p.history.note(edit.key, edit.array)
+            p.history.note(p.weights[edit.key])
+        elif isinstance(edit, AddNode) and edit.variable is not None:
+            p.history.note(edit.variable)
         for node in edit.touches(p):
             self.touched[node] = None
 
     def __enter__(self) -> Transaction:
         p = self.program
-        outer = p.history.open
-        if outer is None:
+        outer, thread = p.history.open, threading.get_ident()
+        if self.owner:
+            raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
+        if outer is None or outer.owner != thread:
             p.history.begin(self)
+            self.owner, self.valid_before = thread, p.valid
             return self
-        # nested: a savepoint of the outer transaction
+        # nested: a savepoint of the outer transaction, what was trained so far before it
+        self.owner = thread
+        p.history.collect_trained(outer)
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
 
@@ -83,57 +107,68 @@ class Transaction:
         if current is not self:
             mark, labels, touched = current._savepoints.pop()
             if kind is not None:
+                p.history.drop_trained()
                 current._roll_back(mark, labels)
                 current.touched = touched
             return
         if kind is not None:
-            self._roll_back(0, 0)
-            p.history.end(None)
+            self._give_up()
             return
         try:
             self._settle()
+            entry = p.history.write(self)
         except BaseException:
-            self._roll_back(0, 0)
-            p.history.end(None)
+            self._give_up()
             raise
-        p.history.end(self)
+        p.history.end(entry)
+
+    def _give_up(self) -> None:
+        self._roll_back(0, 0)
+        self.program.valid = self.valid_before
+        self.program.history.end(None, failed=True)
 
     def _settle(self) -> None:
         """Check ports and bring specs up to date. Raises: PortEmpty, SpecMismatch."""
         p = self.program
-        alive = [n for n in self.touched if n in p.graph]
         p.history.collect_trained(self)
+        # what was broken before may be anywhere: then everything is looked at
+        alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
         try:
             for node in alive:
                 check_ports(p, node)
-            infer(p, alive, self.specs_before)
+            self.cone = infer(p, alive, self.specs_before)
             p.valid = True
         except UsageError:
             if self.check:
                 raise
             p.valid = False
+            with suppress(UsageError):  # what can be inferred is
+                infer(p, alive, self.specs_before)
         for node in alive:
             if p.is_junction(node) and not p.graph.in_degree(node):
                 self.warnings.append(f"{p.path(node)} has no edge left and is zero")
 
     def _roll_back(self, mark: int, labels: int) -> None:
         p = self.program
-        p.order_frozen = True
+        p.graveyard.mode = "roll back"
         while len(self.done) > mark:
-            self.done.pop()[1].apply(p)
+            inverse = self.done.pop()[1]
+            inverse.apply(p)
+            if isinstance(inverse, SetWeight):
+                p.history.note(p.weights[inverse.key])
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
-        p.order_frozen = False
-        if mark == 0:
-            for node, specs in self.specs_before.items():
-                if node in p.graph:
-                    p.update_node(node, specs=specs)
+        p.graveyard.mode = "edit"
+        for node, specs in self.specs_before.items():  # what is left of the edit is inferred again when it ends
+            if node in p.graph:
+                p.update_node(node, specs=specs)
+        self.specs_before.clear()
 
     # -- looking, inside the edit ---------------------------------------------------------------------------------------
     def spec(self, ref: Ref) -> Spec:
         """Spec of a value, changes of this edit included."""
         p = self.program
-        infer(p, [n for n in self.touched if n in p.graph], self.specs_before)
+        infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
         return p.spec(ref)
 
     # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -192,12 +227,21 @@ class Transaction:
     def const(self, name: str, value: Any) -> NodeId:
         """Add a fixed tensor."""
         array = as_array(value)
-        return self._node(CONST, {"key": name}, name, (array.spec,), Variable(array, name=name))
+        key = self._free_key(name)
+        return self._node(CONST, {"key": key}, name, (array.spec,), Variable(array, name=key))
 
     def state(self, name: str, value: Any) -> NodeId:
         """Add a tensor that is carried from step to step, with its first value."""
         array = as_array(value)
-        return self._node(STATE, {"key": name}, name, (array.spec,), Variable(array, name=name))
+        key = self._free_key(name)
+        return self._node(STATE, {"key": key}, name, (array.spec,), Variable(array, name=key))
+
+    def _free_key(self, wanted: str) -> str:
+        """`wanted`, or with a number behind: a renamed node keeps its key, so a free name may be a taken key."""
+        n, key = 1, wanted
+        while key in self.program.weights:
+            n, key = n + 1, f"{wanted}_{n + 1}"
+        return key
 
     def carry(self, src: Ref, state: Ref) -> NodeId:
         """Let a state (or param) have the value of `src` in the next step."""
@@ -227,9 +271,12 @@ class Transaction:
         node = self.program.node(ref)
         self.do(SetAttr(node, {**self.program.attrs(node), **attrs}))
 
-    def rename(self, ref: Ref, name: str) -> None:
-        """Give a node another name; its checkpoint key stays."""
-        self.do(Rename(self.program.node(ref), name))
+    def rename(self, ref: Ref, name: str, *, key: str | None = None) -> None:
+        """Give a node another name; its checkpoint key stays, unless another `key` is given."""
+        node = self.program.node(ref)
+        self.do(Rename(node, name))
+        if key is not None:
+            self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
 
     def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any]) -> None:
         """Put another value under a param's key; all readers of tied weights see it.
@@ -266,11 +313,17 @@ class Transaction:
         value, target = p.value(src), p.node(dst)
         for _ in range(delay):
             spec = self.spec(value)
-            held = self.state(p.free_name(f"{p.path(target)}.held"), np.zeros(spec.shape, spec.dtype.numpy))
+            if spec.symbolic:
+                raise ShapeError("a delay keeps a value from step to step, and its size is not known",
+                                 where=f"{p.path(value)} -> {p.path(target)}", got=spec)  # fmt: skip
+            zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
+            held = self.state(p.free_name(f"{p.path(target)}.held"), zero)
             self.carry(value, held)
             value = Value(held)
         if port is None and p.is_junction(target):
             port = p.graph.node(target, "next_port")
+        elif port is None and p.op(target) in SOURCES:
+            raise NotAJunction("a source reads nothing", where=p.path(target), got=p.op(target))
         elif port is None:
             taken = {p.edge_port(e) for e in p.in_edges(target)}
             port = next(i for i in range(len(taken) + 1) if i not in taken)

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.program.errors import UnknownNode
+
+SOURCE = "source"
+"""What stands for the bytes of a weight that lies untouched in an opened file."""
+
+
+class Promise(NamedTuple):
+    """What a saved program says of an array in its files, whose bytes are checked when they are first touched.
+
+    Attributes:
+        digest: its `array_digest`.
+        source: whether it was counted by reference when it was saved.
+    """
+
+    digest: str
+    source: bool
+
+
+def array_digest(array: NDArray) -> str:
+    """BLAKE2b-128 over spec and bytes."""
+    state = blake2b(repr(array.spec).encode(), digest_size=16)
+    state.update(array.to_numpy(bits=True).data if array.contiguous and array.size else array.tobytes())
+    return state.hexdigest()
 
 
 class Weights(Mapping[str, Variable]):
@@ -16,6 +40,7 @@ class Weights(Mapping[str, Variable]):
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}
         self._digests: dict[str, tuple[NDArray, int, str]] = {}
+        self.promises: WeakKeyDictionary[NDArray, Promise] = WeakKeyDictionary()
 
     def __getitem__(self, key: str) -> Variable:
         try:
@@ -51,25 +76,55 @@ class Weights(Mapping[str, Variable]):
         variable.data = array
         return before
 
+    def rekey(self, old: str, new: str) -> None:
+        """Let a variable be stored under another key."""
+        self._variables[new] = self._variables.pop(old)
+        self._digests.pop(old, None)
+
+    def reference(self, key: str) -> str:
+        """The digest, or `SOURCE` for a weight that lies untouched in an opened file; reads no file."""
+        return self.reference_of(self.array(key)) or self.digest(key)
+
+    def reference_of(self, array: NDArray) -> str | None:
+        """What stands for an array in a file: its promised digest, or `SOURCE`; None for one in memory."""
+        if not array.storage.readonly:
+            return None
+        promise = self.promises.get(array)
+        return SOURCE if promise is None or promise.source else promise.digest
+
     def digest(self, key: str) -> str:
         """BLAKE2b-128 over dtype, shape and bytes; computed once per value."""
         array = self.array(key)
+        if array.storage.readonly and (promise := self.promises.get(array)) is not None:
+            assert array.storage.memory is not None  # touching it checks the promise
+            return promise.digest
         known = self._digests.get(key)
         if known is not None and known[0] is array and known[1] == array.storage.version:
             return known[2]
-        state = blake2b(repr(array.spec).encode(), digest_size=16)
-        state.update(array.to_numpy(bits=True).data if array.contiguous and array.size else array.tobytes())
-        self._digests[key] = (array, array.storage.version, state.hexdigest())
+        self._digests[key] = (array, array.storage.version, array_digest(array))
         return self._digests[key][2]
 
-    def fork(self) -> Weights:
+    def fork(self, twins: VariableTwins | None = None) -> Weights:
         """Variables of their own over the same arrays; whoever writes first, copies."""
-        twin = Weights()
+        twin, twins = Weights(), twins or VariableTwins()
         for key, variable in self._variables.items():
+            twin.add(key, twins(variable))
+        twin._digests, twin.promises = dict(self._digests), self.promises
+        return twin
+
+
+class VariableTwins:
+    """Second variables over the same arrays, one per variable, so that tied ones stay tied. Both sides copy on writing."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Variable, Variable]] = {}
+
+    def __call__(self, variable: Variable) -> Variable:
+        """The twin of a variable."""
+        if id(variable) not in self._made:
             variable.shared = True
             kind = Parameter if isinstance(variable, Parameter) else Variable
-            copy = kind(self.array(key), variable.requires_grad, variable.name)
-            copy.shared = True
-            twin.add(key, copy)
-        twin._digests = dict(self._digests)
-        return twin
+            twin = kind(variable.data, variable.requires_grad, variable.name)  # type: ignore[arg-type]  # arrays
+            twin.shared = True
+            self._made[id(variable)] = (variable, twin)
+        return self._made[id(variable)][1]

@@ -100,6 +100,11 @@ def _writable_alias(host: np.ndarray) -> np.ndarray:
     return np.asarray(_Alias(host))
 
 
+def set_num_threads(threads: int) -> None:
+    """CPU threads of all kernels."""
+    torch.set_num_threads(threads)
+
+
 def tensor_allocations(run: Call) -> list[int]:
     """Bytes of each CPU tensor allocation that `run()` makes, in order: the test hook behind "no allocation per step"."""
     from torch.profiler import ProfilerActivity, profile

@@ -1,0 +1,5 @@
+"""`python -m graphwright` is the same as `graphwright`."""
+
+from graphwright.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""What all verbs share: output for people or as one JSON document, errors in three lines, exit codes, threads, bars."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from graphwright.errors import GraphwrightError
+from graphwright.progress import Progress, Report
+
+DONE, FAILED, USAGE, UNCHECKED, INTERRUPTED = 0, 1, 2, 3, 130
+SCHEMA = 1
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else goes to stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no hints.")]
+Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 leaves the default.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
+    """A command: errors of the package become three lines and an exit code, Ctrl-C becomes 130."""
+
+    @wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> None:
+        debug = kwargs.get("debug", False)
+        try:
+            code = fn(*args, **kwargs)
+        except GraphwrightError as error:
+            if debug:
+                raise
+            if kwargs.get("as_json"):
+                emit_json({"ok": False, **error.to_json()})
+            fail(str(error))
+            raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
+        except KeyboardInterrupt:
+            fail("interrupted; nothing half-written is left")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            os._exit(DONE)
+        if code:
+            raise typer.Exit(code)
+
+    return run
+
+
+def fail(text: str) -> None:
+    """An error on stderr."""
+    first, _, rest = text.partition("\n")
+    red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
+    print(f"{red}error{off}  {first}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
+
+
+def say(text: str = "") -> None:
+    """A line on stdout."""
+    print(text, flush=True)
+
+
+def emit_json(value: dict[str, Any]) -> None:
+    """The JSON document on stdout."""
+    print(json.dumps({"schema": SCHEMA, **value}, indent=1), flush=True)
+
+
+def colours(stream: Any) -> bool:
+    """Whether to colour: a terminal, and neither NO_COLOR nor TERM=dumb."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def set_threads(threads: int) -> None:
+    """Limit the CPU threads of everything that runs."""
+    if threads:
+        from graphwright.array.cpu import set_num_threads
+
+        set_num_threads(threads)
+
+
+@contextmanager
+def bar(quiet: bool = False) -> Iterator[Report | None]:
+    """A progress bar on stderr with rate and remaining time; None when nobody would see it."""
+    if quiet or not colours(sys.stderr):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description:<12}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, Any] = {}
+
+        def report(p: Progress) -> None:
+            facts = "  ".join(f"{k} {v:,.0f}" if v >= 1000 else f"{k} {v:.4g}" for k, v in p.facts.items())
+            if p.what not in tasks:
+                tasks[p.what] = shown.add_task(p.what, total=p.total, facts=facts)
+            shown.update(tasks[p.what], completed=p.done, facts=facts)
+
+        yield report

@@ -1,0 +1,54 @@
+"""`graphwright export DIR OUT`: a checkpoint for transformers, with its receipt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphwright.cli.common import Debug, Json, Quiet, Threads, bar, emit_json, say, set_threads, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright export bundled copy")(export)
+
+
+@verb
+def export(directory: Annotated[str, typer.Argument(metavar="DIR")],
+           out: Annotated[Path | None, typer.Argument(metavar="OUT")] = None,
+           rung: Annotated[str, typer.Option(help="auto, or 1 to 5.")] = "auto",
+           dtype: Annotated[str, typer.Option(help="keep, or a dtype to round to.")] = "keep",
+           check: Annotated[str, typer.Option(help="auto, required or none: proof by transformers in a clean process.")] = "auto",
+           max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
+           overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+           plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
+           threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+    """Write a Hugging Face directory, have it loaded by transformers in a clean process, and write receipt.json."""
+    from dataclasses import asdict
+
+    from graphwright.errors import UsageError
+    from graphwright.models import open
+
+    set_threads(threads)
+    model = open(directory)
+    if plan:
+        found = model.export_plan()
+        if as_json:
+            emit_json(asdict(found))
+        else:
+            say(str(found))
+        return
+    if out is None:
+        raise UsageError("where to?", fix=f"graphwright export {directory} OUT")
+    with bar(quiet or as_json) as report:
+        receipt = model.export(out, rung=rung, dtype=dtype, check=check, max_shard_size=max_shard_size, overwrite=overwrite, report=report)
+    if as_json:
+        emit_json({"out": str(out), "receipt": receipt.to_json()})
+        return
+    for label, value in receipt.summary():
+        say(f"{label:<22} {value}")
+    for warning in receipt.warnings:
+        say(f"warning                {warning}")
+    say(f"wrote                  {out}")

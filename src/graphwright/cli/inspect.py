@@ -1,0 +1,57 @@
+"""`graphwright inspect DIR`: what a model is, from headers alone; imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graphwright.cli.common import Debug, Json, emit_json, say, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright inspect bundled --depth 2")(inspect)
+
+
+@verb
+def inspect(directory: Annotated[str, typer.Argument(metavar="DIR")],
+            depth: Annotated[int, typer.Option(min=1, help="Levels of the tree.")] = 3,
+            tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+            as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+    """Family, tree, dtypes, bytes, FLOPs and KV bytes per token of a model. Reads no weight."""
+    from graphwright.models import UnsupportedArchitecture, open, resolve
+
+    try:
+        facts = open(directory, tokenizer=False).inspect()
+    except UnsupportedArchitecture as error:
+        _unknown(resolve(directory), error, as_json)
+        return
+    if as_json:
+        emit_json(facts.to_json())
+        return
+    say(facts.text(depth))
+    if tensors:
+        say()
+        for row in facts.tensors:
+            say(f"{row.key:<56} {row.dtype:<9} {row.shape!s:<16} {row.nbytes:>12,} B")
+
+
+def _unknown(path: Path, error: Any, as_json: bool) -> None:
+    """A class that no architecture describes: tensors grouped by path are what can be said."""
+    from graphwright.safetensors import Checkpoint
+
+    with Checkpoint(path) as checkpoint:
+        rows = [{"key": i.key, "dtype": i.tag, "shape": list(i.shape), "bytes": i.nbytes} for i in checkpoint.infos()]
+    if as_json:
+        emit_json({"family": None, "note": error.what, "tensors": rows})
+        return
+    say(f"{error.what}: {error.got} (nearest: {error.expected})")
+    groups: dict[str, list[int]] = {}
+    for row in rows:
+        count = groups.setdefault(".".join(row["key"].split(".")[:3]), [0, 0])
+        count[0] += 1
+        count[1] += row["bytes"]
+    for name, (count, size) in groups.items():
+        say(f"  {name:<48} {count:>5} tensors {size:>14,} B")

@@ -1,0 +1,92 @@
+"""`graphwright train DIR_OR_CONFIG --text FILE`: train on text, resumable, and write the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphwright.cli.common import Debug, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright train bundled --text notes.txt --steps 50 --out trained")(train)
+
+
+@verb
+def train(source: Annotated[str, typer.Argument(metavar="DIR_OR_CONFIG", help="A model, or a config.json to start from scratch.")],
+          text: Annotated[Path, typer.Option(help="File to train on, UTF-8.")],
+          out: Annotated[Path | None, typer.Option(help="Hugging Face directory to write; a structure no class has is saved as a model.")] = None,
+          steps: Annotated[int, typer.Option(min=1)] = 100,
+          batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 16,
+          window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
+          lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+          warmup: Annotated[int, typer.Option(min=0, help="Steps to reach it.")] = 10,
+          weight_decay: Annotated[float, typer.Option()] = 0.1,
+          clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
+          bf16: Annotated[bool, typer.Option("--bf16", help="Matrix products in bfloat16.")] = False,
+          state: Annotated[Path | None, typer.Option(help="Directory for the state to resume from; written every --save-every steps.")] = None,
+          save_every: Annotated[int, typer.Option(min=1)] = 100,
+          held_out: Annotated[Path | None, typer.Option(help="File to measure bits per byte on, before and after.")] = None,
+          seed: Seed = 0, threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+    """AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, run again to resume."""
+    from graphwright.files import UnreadableFile
+    from graphwright.models import open
+    from graphwright.models.config import Config
+    from graphwright.models.create import create
+    from graphwright.models.train import Recipe, Trainer
+
+    set_threads(threads)
+    texts = {}
+    for name, path in (("text", text), ("held_out", held_out)):
+        if path is not None:
+            try:
+                texts[name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UnreadableFile("the text cannot be read", where=str(path), got=str(error)) from None
+    scratch = source.endswith(".json")
+    model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
+    recipe = Recipe(steps=steps, batch=batch, window=window, lr=lr, warmup=warmup, weight_decay=weight_decay, clip=clip,
+                    autocast="bfloat16" if bf16 else "", seed=seed)  # fmt: skip
+    trainer = Trainer(model, texts["text"], recipe)
+    facts: dict = {"parameters": model.inspect().parameters}
+    with bar(quiet or as_json) as report:
+        if held_out is not None:
+            facts["bits_per_byte"] = {"before": model.perplexity(texts["held_out"], report=report).bits_per_byte}
+        if state is not None and (state / "train.json").is_file():
+            trainer.load(state)
+            facts["resumed_at"] = trainer.done
+        losses: list[float] = []
+        with model.program.edit(f"train on {text.name}", author="human", tool="graphwright train"):
+            while trainer.done < recipe.steps:
+                made = trainer.run(min(save_every, recipe.steps - trainer.done), report)
+                losses += made.losses
+                facts["tokens_per_s"] = made.tokens_per_s
+                if state is not None:
+                    trainer.save(state)
+        if held_out is not None:
+            facts["bits_per_byte"]["after"] = model.perplexity(texts["held_out"], report=report).bits_per_byte
+    facts |= {"steps": trainer.done, "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None}}
+    if out is not None:
+        facts["out"] = _write(model, out, scratch)
+    if as_json:
+        emit_json(facts)
+        return
+    if losses:
+        say(f"{len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token, {facts['tokens_per_s']:,.0f} token/s")
+    else:
+        say(f"nothing left to do: the state in {state} is at step {trainer.done}")
+    if held_out is not None:
+        say(f"held out {facts['bits_per_byte']['before']:.4f} -> {facts['bits_per_byte']['after']:.4f} bits per byte")
+    if out is not None:
+        say(f"wrote {out}: {facts['out']}")
+
+
+def _write(model, out: Path, scratch: bool) -> str:  # noqa: ANN001  # typer reads annotations of commands only
+    if model.export_plan().rung is None:
+        model.save(out)
+        return "a saved model (its structure is no family's): graphwright export says more"
+    receipt = model.export(out, dtype="bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep")
+    return "a Hugging Face directory, confirmed by transformers" if receipt.confirmed else "a Hugging Face directory"

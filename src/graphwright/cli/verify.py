@@ -1,0 +1,34 @@
+"""`graphwright verify DIR`: an export against its receipt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from graphwright.cli.common import Debug, Json, emit_json, say
+from graphwright.cli.common import verb as command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright export bundled copy && graphwright verify copy")(verify)
+
+
+@command
+def verify(directory: Annotated[str, typer.Argument(metavar="DIR")], as_json: Json = False, debug: Debug = False) -> int:
+    """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
+    from graphwright.models import resolve
+    from graphwright.models.verify import verify as check
+
+    found = check(resolve(directory))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        for line in found.checked:
+            say(f"holds      {line}")
+        for line in found.unchecked:
+            say(f"unchecked  {line}")
+        for line in found.problems:
+            say(f"differs    {line}")
+    return found.exit_code

@@ -1,0 +1,28 @@
+"""`graphwright warmup`: compile, once per install, what is compiled at all: the bulk edits of the graph container."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import typer
+
+from graphwright.cli.common import Debug, Json, Quiet, emit_json, say, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright warmup")(warmup)
+
+
+@verb
+def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
+    """Build the native code that bulk edits use; cached on disk, so a second call is quick."""
+    started = perf_counter()
+    from graphwright.graph.warmup import warmup as build
+
+    build()
+    seconds = perf_counter() - started
+    if as_json:
+        emit_json({"seconds": seconds})
+    elif not quiet:
+        say(f"native code is ready ({seconds:.1f} s)")

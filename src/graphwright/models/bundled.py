@@ -1,0 +1,43 @@
+"""The small model inside the package, and the recipe that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphwright.models.errors import ModelNotFound
+from graphwright.models.train import Recipe
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 0,
+    "dtype": "bfloat16",
+    "eos_token_id": 0,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "hidden_size": 192,
+    "initializer_range": 0.02,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 6,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "vocab_size": 256,
+}
+
+RECIPE = Recipe(steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0)
+
+
+def bundled() -> Path:
+    """The Hugging Face directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
+    place = Path(__file__).parent / "data" / "pydoc-llama"
+    if not (place / "config.json").is_file():
+        raise ModelNotFound("this build of the package has no bundled model", where=str(place),
+                            fix="python examples/train_bundled.py --out DIR makes it")  # fmt: skip
+    return place

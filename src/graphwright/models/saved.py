@@ -1,0 +1,55 @@
+"""A model saved with its edits: the program, its journal, and beside them config, tokenizer and what the model knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphwright.files import StrPath, read_json
+from graphwright.models.architecture import find
+from graphwright.models.config import Config
+from graphwright.models.errors import ConfigError
+from graphwright.models.tokenizer import byte_tokenizer_json, find_tokenizer
+from graphwright.models.write import companion_files
+from graphwright.program.load import load
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+FACTS = "model.json"
+
+
+def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
+    """Save a model so that `gw.open` continues it: structure, weights, journal and undo, config, tokenizer.
+
+    Raises: what `program.save` raises; what stood at the directory before still stands then.
+    """
+    files = {"config.json": model.config.raw}
+    facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
+    files[FACTS] = (json.dumps(facts, indent=1) + "\n").encode()
+    for file in companion_files(model.directory):
+        files.setdefault(file.name, file.read_bytes())
+    if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
+        files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
+    model.program.save(directory, history=history, overwrite=overwrite, companions=files)
+    return Path(directory)
+
+
+def is_saved(directory: Path) -> bool:
+    """True for a directory that `save_model` wrote."""
+    return (directory / "program.json").is_file()
+
+
+def open_saved(directory: Path, tokenizer: bool = True) -> Model:
+    """The model of such a directory. Raises: ProgramFileError, ConfigError."""
+    from graphwright.models.model import Model
+
+    config = Config.read(directory)
+    facts = read_json(directory / FACTS, 64 << 20)
+    if not isinstance(facts, dict) or facts.get("schema") != 1:
+        raise ConfigError("model.json is of another schema", where=str(directory), expected=1, got=facts.get("schema"))
+    family = find(config)
+    dims = family.read(config)
+    found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
+    return Model(load(directory), family, dims, config, None, directory, dict(facts["keys"]), found, facts["compute"])

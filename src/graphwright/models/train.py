@@ -1,0 +1,187 @@
+"""Training a model on text: windows drawn by Philox, one compiled step, a state that resumes bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from graphwright.array import BY_TAG, NDArray, from_numpy, random
+from graphwright.autograd import Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.files import atomic_directory, read_json
+from graphwright.models.model import Model, need_tokenizer
+from graphwright.models.sampling import NonFinite
+from graphwright.nn import functional
+from graphwright.optim import AdamW, amp, clip_grad_norm_, warmup_cosine
+from graphwright.plan import compile
+from graphwright.progress import Progress, Report
+from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        steps: optimizer steps in all.
+        batch, window: windows per step, and tokens each predicts.
+        lr: peak learning rate; linear warm-up over `warmup` steps, then a cosine down to `floor` · lr.
+        betas, eps, weight_decay: of AdamW; decay acts on matrices only.
+        clip: largest gradient norm; 0 for none.
+        autocast: `bfloat16` to run matrix products in 16 bits, or "".
+        seed: of the windows.
+    """
+
+    steps: int = 100
+    batch: int = 16
+    window: int = 256
+    lr: float = 3e-3
+    warmup: int = 100
+    floor: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    autocast: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch, self.window) < 1 or self.lr <= 0 or self.clip < 0:
+            raise UsageError("steps, batch and window are at least 1, lr above 0, clip at least 0", got=self)
+
+
+@dataclass(slots=True)
+class Training:
+    """What a run did: loss (nats per token) at each step of this run, tokens and seconds."""
+
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    steps_done: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed over the run, first step included."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class Trainer:
+    """A model, its optimizer and its place in the data.
+
+    Use it inside `with model.program.edit("train"):` to make the run one journal entry that undo takes back.
+
+    Args:
+        model: any opened or created model, edited ones included.
+        text: what to train on.
+        recipe: see Recipe.
+    Raises: UsageError for a text shorter than a window.
+    """
+
+    def __init__(self, model: Model, text: str, recipe: Recipe) -> None:
+        self.model, self.recipe = model, recipe
+        self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
+        if len(self.ids) < recipe.window + 1:
+            raise UsageError("the text is shorter than one window", expected=f"> {recipe.window} tokens", got=len(self.ids),
+                             fix="a longer text, or a smaller window")  # fmt: skip
+        self.optimizer = AdamW(model, recipe.lr, recipe.betas, recipe.eps, recipe.weight_decay, decay_matrices_only=True)
+        self.done = 0
+        self._positions = np.ascontiguousarray(np.broadcast_to(np.arange(recipe.window), (recipe.batch, recipe.window)))
+        self._compiled = compile(self._step)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets int64 [batch, window] of a step; depends on seed and step alone."""
+        r = self.recipe
+        starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
+        rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
+        return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+
+    def _step(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
+        opt, r = self.optimizer, self.recipe
+        opt.zero_grad()
+        with amp.autocast(r.autocast) if r.autocast else nullcontext():
+            logits = self.model.program(ids=ids, positions=positions)
+        loss = functional.cross_entropy(logits.float(), targets)
+        loss.backward()
+        if r.clip:
+            clip_grad_norm_(self.model.program.parameters(), r.clip)
+        opt.step()
+        return loss
+
+    def run(self, steps: int | None = None, report: Report | None = None) -> Training:
+        """Train for some steps (those left by default).
+
+        Raises: NonFinite when the loss is no number; the weights then are those of that step.
+        """
+        r, made = self.recipe, Training()
+        last = r.steps if steps is None else min(self.done + steps, r.steps)
+        started = perf_counter()
+        while self.done < last:
+            self.optimizer.lr = warmup_cosine(self.done, peak=r.lr, warmup=r.warmup, total=r.steps, floor=r.floor)
+            ids, targets = self.batch(self.done)
+            loss = self._compiled(ids, self._positions, targets).item()
+            self.done += 1
+            made.losses.append(loss)
+            made.tokens += ids.size
+            made.seconds = perf_counter() - started
+            made.steps_done = self.done
+            if not np.isfinite(loss):
+                raise NonFinite("the loss is not a finite number", where=f"step {self.done}", got=loss,
+                                fix="a smaller lr, or clip=1.0; undo() takes the training back")  # fmt: skip
+            if report is not None:
+                report(Progress("training", self.done, r.steps, {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}))
+        return made
+
+    # -- resuming ---------------------------------------------------------------------------------------------------------
+    def _variables(self) -> Iterator[tuple[str, Variable]]:
+        for p in self.model.program.parameters():
+            yield f"param.{p.name}", p
+        for name, variable in self.optimizer.variables().items():
+            yield name, variable
+
+    def save(self, directory: str | Path) -> None:
+        """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
+        items = []
+        for name, variable in self._variables():
+            array = variable.data
+            assert isinstance(array, NDArray)
+            items.append(TensorData(name, array.dtype.safetensors, array.shape, array.tobytes()))
+        facts = {"schema": SCHEMA, "done": self.done, "recipe": asdict(self.recipe), "tokens": len(self.ids),
+                 "structure": self.model.program.structure_hash()}  # fmt: skip
+        with atomic_directory(directory, overwrite=True) as place:
+            write_checkpoint(place, items, stem="state")
+            (place / "train.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from a saved state: all is checked before anything is changed.
+
+        Raises: UsageError naming what differs: schema, structure, recipe or text.
+        """
+        facts = read_json(Path(directory) / "train.json", 1 << 20)
+        now = {"schema": SCHEMA, "recipe": json.loads(json.dumps(asdict(self.recipe))), "tokens": len(self.ids),
+               "structure": self.model.program.structure_hash()}  # fmt: skip
+        wrong = [name for name, value in now.items() if facts.get(name) != value]
+        if wrong or not isinstance(facts.get("done"), int):
+            raise UsageError("the saved training is of another run", where=str(directory),
+                             got=", ".join(f"{n}: {facts.get(n)}" for n in wrong), expected=", ".join(f"{n}: {now[n]}" for n in wrong))  # fmt: skip
+        with Checkpoint(directory, stem="state") as checkpoint:
+            arrays = {}
+            for name, variable in self._variables():
+                info = checkpoint.info(name)
+                if tuple(info.shape) != variable.shape or BY_TAG.get(info.tag) is not variable.dtype:
+                    raise UsageError("a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{info.shape}")
+                host = np.frombuffer(bytes(checkpoint.bytes(name)), variable.dtype.numpy).reshape(info.shape)
+                arrays[name] = from_numpy(host.copy(), bits=variable.dtype)
+        for name, variable in self._variables():
+            variable.assign(Tensor(arrays[name]))
+        self.done = facts["done"]
+
+
+__all__ = ["Recipe", "Trainer", "Training"]

@@ -1,0 +1,220 @@
+"""What differs between two programs: nodes, edges, attributes and outputs by path, weights by checkpoint key."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import NDArray
+from graphwright.graph import NodeId
+from graphwright.program.hashing import encode_attrs
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+_CHUNK = 1 << 20  # elements compared at once in float64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A node that both programs have: `facts` maps `op`, `specs`, `operands`, `attrs.<name>` to (before, after)."""
+
+    path: str
+    facts: dict[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChange:
+    """A weight that both programs have under one key, with other bytes.
+
+    Attributes:
+        before, after: specs; where they differ in shape nothing is measured.
+        max_abs: largest |after - before|.
+        relative: ‖after - before‖₂ / ‖before‖₂.
+        cosine: of the two as flat vectors.
+    """
+
+    key: str
+    before: str
+    after: str
+    max_abs: float | None = None
+    relative: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramDiff:
+    """What `program.diff(other)` found, told as a change from `other` to `program`.
+
+    Attributes:
+        added, removed, changed: nodes by path.
+        edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
+        outputs: name -> (before, after), None for one that was not there.
+        weights: changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
+        equal: number of weights with equal bytes.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[NodeChange, ...]
+    edges_added: tuple[str, ...]
+    edges_removed: tuple[str, ...]
+    outputs: dict[str, tuple[str | None, str | None]]
+    weights: tuple[WeightChange, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    equal: int
+
+    @property
+    def identical(self) -> bool:
+        """True if the two programs are equal in structure and in every byte."""
+        return not (
+            self.added
+            or self.removed
+            or self.changed
+            or self.edges_added
+            or self.edges_removed
+            or self.outputs
+            or self.weights
+            or self.missing
+            or self.extra
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON; numbers that are not finite become null."""
+        changed = [{"path": c.path, **{k: list(v) for k, v in c.facts.items()}} for c in self.changed]
+        weights = [{n: _finite(getattr(w, n)) for n in WeightChange.__slots__} for w in self.weights]
+        return {
+            "identical": self.identical,
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": changed,
+            "edges_added": list(self.edges_added),
+            "edges_removed": list(self.edges_removed),
+            "outputs": {name: list(pair) for name, pair in self.outputs.items()},
+            "weights": weights,
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+            "equal": self.equal,
+        }
+
+    def __str__(self) -> str:
+        if self.identical:
+            return f"identical ({self.equal} weights)"
+        lines = [f"+ {path}" for path in self.added] + [f"- {path}" for path in self.removed]
+        lines += [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()]
+        lines += [f"+ edge {e}" for e in self.edges_added] + [f"- edge {e}" for e in self.edges_removed]
+        lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
+        lines += [f"+ weight {key}" for key in self.extra] + [f"- weight {key}" for key in self.missing]
+        for w in self.weights:
+            facts = (
+                f"max |d| {w.max_abs:.3g}, relative {w.relative:.3g}, cosine {w.cosine:.6f}"
+                if w.max_abs is not None
+                else ""
+            )
+            lines.append(f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "") + facts)
+        return "\n".join(lines)
+
+
+def diff(p: Program, other: Program) -> ProgramDiff:
+    """What changed from `other` to `p`. Weights that both share as one array are equal without being read."""
+    here, there = _paths(p), _paths(other)
+    common = [path for path in there if path in here]
+    changed = [NodeChange(path, facts) for path in common if (facts := _facts(p, here[path], other, there[path]))]
+    new, old = _edges(p), _edges(other)
+    after, before = _outputs(p), _outputs(other)
+    shared = [key for key in other.weights if key in p.weights]
+    compared = [_compare(key, p, other) for key in shared]
+    return ProgramDiff(
+        added=tuple(path for path in here if path not in there),
+        removed=tuple(path for path in there if path not in here),
+        changed=tuple(changed),
+        edges_added=tuple((new - old).elements()),
+        edges_removed=tuple((old - new).elements()),
+        outputs={n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
+        or _order_of(before, after),
+        weights=tuple(w for w in compared if w is not None),
+        missing=tuple(k for k in other.weights if k not in p.weights),
+        extra=tuple(k for k in p.weights if k not in other.weights),
+        equal=compared.count(None),
+    )
+
+
+def _paths(p: Program) -> dict[str, NodeId]:
+    return {p.path(n): n for n in p.order()}
+
+
+def _operands(p: Program, node: NodeId) -> list[str]:
+    return [p.path(v) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
+
+
+def _facts(p: Program, n: NodeId, other: Program, m: NodeId) -> dict[str, tuple[Any, Any]]:
+    facts: dict[str, tuple[Any, Any]] = {}
+    if p.op(n) != other.op(m):
+        facts["op"] = (other.op(m), p.op(n))
+    new, old = encode_attrs(p.attrs(n)), encode_attrs(other.attrs(m))
+    facts |= {
+        f"attrs.{k}": (old.get(k), new.get(k))
+        for k in {**old, **new}
+        if (k in old, old.get(k)) != (k in new, new.get(k))
+    }
+    if p.specs(n) != other.specs(m):
+        facts["specs"] = (repr(list(other.specs(m))), repr(list(p.specs(n))))
+    if _operands(p, n) != _operands(other, m):
+        facts["operands"] = (_operands(other, m), _operands(p, n))
+    return facts
+
+
+def _edges(p: Program) -> Counter[str]:
+    """Edges as text. Ports of a junction are numbers without meaning; the order of its sum shows in `operands`."""
+    found: Counter[str] = Counter()
+    for path, node in _paths(p).items():
+        for i, v in enumerate(p.operands(node)):
+            found[f"{p.path(v)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"] += 1
+    return found
+
+
+def _outputs(p: Program) -> dict[str, str]:
+    return {n: f"{p.path(v)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+
+
+def _order_of(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """Outputs that are the same but declared in another order."""
+    moved = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    return {"(order)": (", ".join(before), ", ".join(after))} if moved else {}
+
+
+def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
+    a, b = other.weights.array(key), p.weights.array(key)
+    if (a is b and a.storage is b.storage) or (a.spec == b.spec and other.weights.digest(key) == p.weights.digest(key)):
+        return None
+    names = (repr(a.spec), repr(b.spec))
+    return WeightChange(key, *names, *_distance(a, b)) if a.shape == b.shape else WeightChange(key, *names)
+
+
+def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
+    """Largest difference, relative L2 distance and cosine, in float64."""
+    x, y = (_flat(v) for v in (a, b))
+    largest = delta = xx = yy = xy = 0.0
+    for i in range(0, len(x), _CHUNK):
+        u, v = x[i : i + _CHUNK].astype(np.float64), y[i : i + _CHUNK].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = v - u
+            largest = float(np.maximum(largest, np.abs(d).max(initial=0.0)))  # keeps NaN, as max() would not
+            delta, xx, yy, xy = delta + d @ d, xx + u @ u, yy + v @ v, xy + u @ v
+    norm = math.sqrt(xx) * math.sqrt(yy)
+    relative = math.sqrt(delta) / math.sqrt(xx) if xx else (0.0 if delta == 0 else math.inf)
+    cosine = xy / norm if norm else (1.0 if xx == yy else 0.0)
+    return largest, float(relative), float(cosine)
+
+
+def _flat(array: NDArray) -> np.ndarray:
+    return np.ascontiguousarray(array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)).reshape(-1)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

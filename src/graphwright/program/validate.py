@@ -1,0 +1,190 @@
+"""Assembly check: does everything fit everything else? All that does not is reported at once.
+
+Each node is inferred from what its operands *claim* to be, so that one fault is one finding and does not spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import Spec
+from graphwright.errors import GraphwrightError
+from graphwright.graph import NodeId
+from graphwright.graph.analysis import strongly_connected_components
+from graphwright.ops import OPS
+from graphwright.program.errors import InvalidProgram
+from graphwright.program.infer import check_ports, infer_node
+from graphwright.program.kinds import KINDS, STORED, WRITE
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One thing that does not fit.
+
+    Attributes:
+        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`.
+        where: path of the node, or name of the output.
+        what: one sentence.
+        axis: the first dimension that differs, where that is what is wrong.
+        expected, got: as text.
+    """
+
+    kind: str
+    where: str
+    what: str
+    axis: int | None = None
+    expected: str | None = None
+    got: str | None = None
+
+    def __str__(self) -> str:
+        axis = "" if self.axis is None else f", axis {self.axis}"
+        facts = f" (expected {self.expected}, got {self.got})" if self.expected or self.got else ""
+        return f"{self.where}{axis}: {self.what}{facts}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are known."""
+        return {n: getattr(self, n) for n in self.__slots__ if getattr(self, n) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyReport:
+    """What `program.validate()` found; empty if all is well."""
+
+    mismatches: tuple[Mismatch, ...]
+    nodes: int
+    edges: int
+
+    @property
+    def ok(self) -> bool:
+        """True if everything fits."""
+        return not self.mismatches
+
+    def check(self, name: str) -> None:
+        """Raises: InvalidProgram with all findings, if there are any."""
+        if self.mismatches:
+            raise InvalidProgram(
+                "parts of the program do not fit:\n  " + "\n  ".join(map(str, self.mismatches)),
+                where=name,
+                findings=self.mismatches,
+                fix="repair it with edit(check=False); load(dir, check=False) opens a saved one",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "ok": self.ok,
+            "nodes": self.nodes,
+            "edges": self.edges,
+            "mismatches": [m.to_json() for m in self.mismatches],
+        }
+
+    def __str__(self) -> str:
+        head = f"{self.nodes} nodes, {self.edges} edges: " + (
+            "all fits" if self.ok else f"{len(self.mismatches)} mismatches"
+        )
+        return "\n".join([head, *(f"  {m}" for m in self.mismatches)])
+
+
+def validate(p: Program) -> AssemblyReport:
+    """Infer every node again from its operands, look at every weight, port, name and output, and search for cycles."""
+    found = [m for node in p.nodes() for m in _node(p, node)]
+    found += [*_weights(p), *_cycles(p), *_outputs(p)]
+    return AssemblyReport(tuple(found), len(p), p.graph.edge_count)
+
+
+def refuse_broken(p: Program) -> None:
+    """Raises: InvalidProgram with all findings, if the program was left broken."""
+    if not p.valid:
+        validate(p).check(p.name)
+        raise InvalidProgram("the program was left broken", where=p.name, fix="with program.edit('mend'): ...")
+
+
+def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
+    path, op = p.path(node), p.op(node)
+    if p._names.get(path) != node:
+        yield Mismatch("name", path, "two nodes have this name")
+    if op not in KINDS and op not in OPS:
+        yield Mismatch("op", path, "no such op", got=op)
+        return
+    broken = [v for v in p.operands(node) if v.port >= len(p.specs(v.node))]
+    if broken:
+        yield Mismatch(
+            "port", path, "reads a result that is not there", got=f"{p.path(broken[0])}, result {broken[0].port}"
+        )
+        return
+    try:
+        check_ports(p, node)
+    except GraphwrightError as error:
+        yield Mismatch("port", path, error.what, got=str(error.where))
+        return
+    try:
+        fresh = infer_node(p, node)
+    except GraphwrightError as error:
+        yield Mismatch("spec", path, error.what, None, _text(error.expected), _text(error.got))
+        return
+    for want, have in zip(fresh, p.specs(node), strict=False):
+        if want != have:
+            yield Mismatch(
+                "spec", path, "has another spec than its op gives", first_axis(want, have), repr(want), repr(have)
+            )
+    if len(fresh) != len(p.specs(node)):
+        yield Mismatch("spec", path, "has another number of results", None, str(len(fresh)), str(len(p.specs(node))))
+
+
+def _weights(p: Program) -> Iterator[Mismatch]:
+    for kind in sorted(STORED):
+        for node in p.of_kind(kind):
+            key = p.attrs(node).get("key")
+            if key not in p.weights:
+                yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
+            elif (have := p.weights[key].spec) != (want := p.spec(node)):
+                yield Mismatch(
+                    "weight",
+                    p.path(node),
+                    f"its weight {key} has another spec",
+                    first_axis(want, have),
+                    repr(want),
+                    repr(have),
+                )
+    written: dict[NodeId, str] = {}
+    for node in p.of_kind(WRITE):
+        targets = p.operands(node)[:1]
+        if targets and targets[0].node in written:
+            yield Mismatch("weight", p.path(targets[0].node), "is written twice in a step", got=p.path(node))
+        written.update({v.node: p.path(node) for v in targets})
+
+
+def _cycles(p: Program) -> Iterator[Mismatch]:
+    tangled: set[NodeId] = set()
+    for component in strongly_connected_components(p.graph):
+        if len(component) > 1 or p.graph.has_edge(component[0], component[0]):
+            tangled |= set(component)
+            names = sorted(p.path(n) for n in component)
+            yield Mismatch("cycle", names[0], "nodes depend on each other", got=", ".join(names[:10]))
+    key = p.order_labels.key
+    for edge in p.graph.edges():
+        src, dst = p.graph.endpoints(edge)
+        if src not in tangled and key(src) >= key(dst):
+            yield Mismatch("order", p.path(edge), "comes later in the order than what reads it")
+
+
+def _outputs(p: Program) -> Iterator[Mismatch]:
+    for name, value in zip(p.output_names(), p.outputs(), strict=True):
+        if value.node not in p.graph or not 0 <= value.port < len(p.specs(value.node)):
+            yield Mismatch("output", name, "names a result that is not there", got=repr(value))
+
+
+def first_axis(want: Spec, have: Spec) -> int | None:
+    """The first dimension in which two specs of one rank differ."""
+    if len(want.shape) != len(have.shape):
+        return None
+    return next((i for i, (a, b) in enumerate(zip(want.shape, have.shape, strict=True)) if a != b), None)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

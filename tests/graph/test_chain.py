@@ -1,0 +1,142 @@
+"""The hash chain: every byte is covered, hostile lines are bounded, the good prefix can be read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphwright.errors import UsageError
+from graphwright.graph import Chain, JournalCorrupt, canonical_json, chain
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def sample():
+    journal = Chain()
+    for i, why in enumerate(["first", "zweiter Schnitt ü\u2028", 'quote " and \\ slash']):
+        journal.append({"seq": i, "why": why, "edits": [{"kind": "AddNode", "at": [i, 1.5, None]}]})
+    return journal
+
+
+@given(st.lists(values, max_size=5))
+def test_entries_come_back_from_a_file_as_they_were(tmp_path_factory, entries):
+    path = tmp_path_factory.mktemp("chain") / "journal.jsonl"
+    journal = Chain()
+    for entry in entries:
+        journal.append(entry)
+    chain.write(path, journal)
+    again = chain.read(path, head=journal.head)
+    assert list(again) == entries
+    assert again.lines() == journal.lines()
+    assert [link.entry for link in chain.verify(journal.lines())] == entries
+
+
+@given(values)
+def test_canonical_json_does_not_depend_on_how_the_value_was_built(value):
+    text = canonical_json(value)
+    assert json.loads(text) == value
+    assert canonical_json(json.loads(text)) == text
+    assert text.isascii()
+    assert "\n" not in text
+    if isinstance(value, dict):
+        assert canonical_json(dict(reversed(value.items()))) == text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, {"a": object()}, b"bytes", {"a": {2}}])
+def test_what_is_no_json_is_refused_before_it_enters(value):
+    journal = sample()
+    before = journal.lines()
+    with pytest.raises(UsageError):
+        journal.append(value)
+    assert journal.lines() == before
+
+
+def test_one_flipped_bit_anywhere_is_found_with_its_line(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = sample()
+    chain.write(path, journal)
+    good = path.read_bytes()
+    ends = [i for i, byte in enumerate(good) if byte == 10]
+    for at in range(len(good)):
+        for bit in (0, 3, 5):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+            line = 1 + sum(end < at for end in ends)
+            with pytest.raises(JournalCorrupt) as caught:
+                chain.read(path)
+            assert caught.value.line == line
+            assert caught.value.reason
+            prefix = chain.read(path, recover=True)
+            assert prefix.lines() == journal.lines()[: line - 1]
+
+
+def test_entries_cannot_be_dropped_swapped_doubled_or_cut_off(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = sample()
+    a, b, c = journal.lines()
+    for lines, bad in [([a, c], 2), ([b, c], 1), ([a, a], 2), ([a, c, b], 2)]:
+        with pytest.raises(JournalCorrupt) as caught:
+            chain.verify(lines)
+        assert caught.value.line == bad
+    assert len(chain.verify([a, b])) == 2  # a chain alone cannot know its end
+    with pytest.raises(JournalCorrupt, match="missing or added"):
+        chain.verify([a, b], head=journal.head)
+    path.write_bytes("\n".join([a, b, c]).encode())  # torn: the last newline is not there
+    with pytest.raises(JournalCorrupt, match="torn"):
+        chain.read(path)
+    assert chain.read(path, recover=True).lines() == [a, b]
+    path.write_bytes(b"")
+    assert chain.read(path).head == chain.GENESIS
+
+
+def test_appending_to_a_file_continues_the_chain(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Chain()
+    for i in range(4):
+        chain.append_to(path, journal.append({"seq": i}))
+    loaded = chain.read(path, head=journal.head)
+    chain.append_to(path, loaded.append({"seq": 4}))
+    assert [entry["seq"] for entry in chain.read(path)] == [0, 1, 2, 3, 4]
+    journal.links[1].entry["seq"] = 9  # an entry changed in place
+    with pytest.raises(JournalCorrupt) as caught:
+        journal.verify()
+    assert caught.value.line == 2
+
+
+def test_hostile_lines_are_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    deep = b'{"entry":' + b"[" * 100_000 + b"]" * 100_000 + b',"hash":"","prev":""}'
+    hidden = b'{"entry":"' + b"[" * 100_000 + b'","hash":"","prev":""}'
+    number = b'{"entry":' + b"9" * 100_000 + b',"hash":"","prev":""}'
+    twice = sample().lines()[0].encode().replace(b'{"entry"', b'{"prev":"","entry"')
+    for line, reason in [
+        (deep, "nested deeper"),
+        (hidden, "hash it claims"),
+        (number, "not a journal line"),
+        (twice, "canonical"),
+        (b"[1]", "not a journal line"),
+        (b"\xff\xfe", "not a journal line"),
+        (b"", "not a journal line"),
+    ]:
+        path.write_bytes(line + b"\n")
+        with pytest.raises(JournalCorrupt, match=reason):
+            chain.read(path)
+    value = 1
+    for _ in range(chain.MAX_DEPTH):
+        value = [value]
+    journal = Chain()
+    journal.append(value)
+    assert len(chain.verify(journal.lines())) == 1
+    with pytest.raises(UsageError, match="nested too deep"):
+        journal.append([value])
+    monkeypatch.setattr(chain, "MAX_LINE", 1000)
+    with pytest.raises(UsageError, match="does not fit a line"):
+        journal.append("x" * 1000)
+    path.write_bytes(b"x" * 10_000)
+    with pytest.raises(JournalCorrupt, match="longer than 1000 bytes"):
+        chain.read(path)
+    assert len(chain.read(path, recover=True)) == 0

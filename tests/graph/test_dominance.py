@@ -1,0 +1,79 @@
+"""Dominators, articulation nodes, bridges and the critical path against networkx."""
+
+import itertools
+
+import networkx as nx
+import pytest
+
+from graphwright.graph import Graph, analysis, dominance
+
+from .test_analysis import random_graph
+
+
+def immediate(oracle, root):
+    """networkx 3.4 maps the root to itself, later ones leave it out."""
+    return nx.immediate_dominators(nx.DiGraph(oracle), root) | {root: None}
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_dominators_both_ways_agree_with_networkx(seed):
+    rng, g, oracle = random_graph(seed, density=2.2)
+    n = rng.choice(list(g.nodes()))
+    assert dominance.dominators(g, n) == immediate(oracle, n)
+    assert dominance.post_dominators(g, n) == immediate(oracle.reverse(), n)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_several_roots_are_one_virtual_root(seed):
+    rng, g, oracle = random_graph(seed, density=2.2)
+    roots = rng.sample(list(g.nodes()), min(3, g.node_count))
+    oracle.add_edges_from(("root", n) for n in roots)
+    expected = {n: None if d == "root" else d for n, d in immediate(oracle, "root").items() if n != "root"}
+    assert dominance.dominators(g, roots) == expected
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_articulation_nodes_and_bridges_agree_with_networkx(seed):
+    _, g, oracle = random_graph(seed, density=1.1)
+    flat = nx.Graph(oracle)
+    assert set(dominance.articulation_nodes(g)) == set(nx.articulation_points(flat))
+    pairs = {frozenset(pair) for pair in nx.bridges(flat)}
+    single = [e for e in g.edges() if frozenset(g.endpoints(e)) in pairs and not parallel(g, e)]
+    assert dominance.bridges(g) == single
+
+
+def parallel(g, e):
+    u, v = g.endpoints(e)
+    return len(g.edges_between(u, v)) + len(g.edges_between(v, u)) > 1
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_critical_path_is_the_longest(seed):
+    rng, g, oracle = random_graph(seed, acyclic=True, density=2)
+    cost = {n: rng.randint(-2, 9) for n in g.nodes()}
+    total, path = dominance.critical_path(g, cost.__getitem__)
+    assert total == sum(cost[n] for n in path)
+    assert all(g.has_edge(u, v) for u, v in itertools.pairwise(path))
+    weighted = nx.DiGraph()
+    for n in oracle:
+        weighted.add_edge("start", (n, "in"), w=0)
+        weighted.add_edge((n, "in"), (n, "out"), w=cost[n])
+        weighted.add_edge((n, "out"), "end", w=0)
+    weighted.add_edges_from(((u, "out"), (v, "in"), {"w": 0}) for u, v in oracle.edges())
+    best = {"start": 0}
+    for node in nx.topological_sort(weighted):
+        for after in weighted[node]:
+            best[after] = max(best.get(after, -(10**9)), best[node] + weighted[node][after]["w"])
+    assert total == best["end"]
+
+
+def test_long_chains_do_not_overflow():
+    g = Graph()
+    nodes = g.add_nodes(100_000)
+    edges = g.add_edges(nodes[:-1], nodes[1:])
+    assert dominance.dominators(g, nodes[0])[nodes[-1]] == nodes[-2]
+    assert dominance.bridges(g) == list(edges)
+    assert len(dominance.articulation_nodes(g)) == 99_998
+    assert dominance.critical_path(g, lambda _: 1.0) == (100_000.0, tuple(nodes))
+    assert dominance.critical_path(Graph(), lambda _: 1.0) == (0.0, ())
+    assert analysis.levels(Graph()) == {}
