@@ -149,6 +149,47 @@ def test_a_rewire_whose_in_places_are_gone_is_put_back_whole():
     assert g.hash(places=True) == state
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seed", range(60))
+def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
+    """Later rewires keep the free lists as they were, so restores get far before a place does not fit."""
+    rng = random.Random(seed)
+    outcomes = set()
+    for _ in range(12):
+        g = Graph(block=rng.choice([1, 2, 4]))
+        nodes = list(g.add_nodes(5))
+        edges = list(g.add_edges([rng.choice(nodes) for _ in range(24)], [rng.choice(nodes) for _ in range(24)]))
+        chosen = rng.sample(edges, 8)
+        edit = rng.choice(["edges", "rewires", "node", "rewire", "nodes"])
+        if edit == "edges":
+            record, restore = g.remove_edges(chosen), g.restore_edges
+        elif edit == "nodes":
+            record, restore = g.remove_nodes(nodes[:2]), g.restore_nodes
+        elif edit == "node":
+            record, restore = g.remove_node(nodes[0]), g.restore_node
+        elif edit == "rewires":
+            ends = [[rng.choice(nodes) for _ in chosen] for _ in range(2)]
+            record, restore = g.rewire_edges(chosen, *ends), g.restore_rewires
+        else:
+            record = g.rewire_edge(chosen[0], rng.choice(nodes), rng.choice(nodes))
+            restore = g.restore_rewire
+        alive, rest = list(g.nodes()), [e for e in g.edges() if e not in chosen[:8]]
+        for e in rng.sample(rest, min(len(rest), rng.randint(1, 3))):
+            g.rewire_edge(e, **{rng.choice(["src", "dst"]): rng.choice(alive)})
+        state = g.hash(places=True)
+        try:
+            restore(record)
+            outcomes.add("fits")
+        except NotUndoable:
+            assert g.hash(places=True) == state
+            outcomes.add("refused")
+        assert Graph.from_dict(g.to_dict()).hash(places=True) == g.hash(places=True)  # the loader checks every list
+        for n in g.nodes():
+            assert all(g.source(e) == n for e in g.out_edges(n))
+            assert all(g.target(e) == n for e in g.in_edges(n))
+    assert "refused" in outcomes
+
+
 def test_one_bad_row_in_100_000_leaves_the_graph_bit_equal():
     g = Graph({}, {"port": "u1"})
     nodes = g.add_nodes(1000)

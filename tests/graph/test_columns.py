@@ -8,7 +8,26 @@ from graphwright.graph import ColumnSpec, Graph
 from graphwright.graph.columns import Column
 
 DTYPES = ["?", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
-VALUES = [0, 1, -1, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 16777217, 1.5, -0.0, 1e30, True, False]
+VALUES = [
+    0,
+    1,
+    -1,
+    127,
+    128,
+    255,
+    256,
+    2**31 - 1,
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    2**60 + 2**36 + 1,
+    1.5,
+    -0.0,
+    1e30,
+    True,
+    False,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,14 +1,17 @@
 """Handles: packing, identity, and that none ever names two things."""
 
+import ast
 import copy
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphwright
 from graphwright.graph import EdgeArray, EdgeId, NodeArray, NodeId
 
 from .model import Session, new_graph, random_edit
@@ -48,6 +51,20 @@ def test_handles_read_copy_and_serialise_as_integers():
     assert json.loads(json.dumps(n)) == int(n)
     for twin in (copy.copy(n), copy.deepcopy([n])[0]):
         assert (type(twin), twin) == (NodeId, n)
+
+
+def test_no_handle_is_built_by_hand_outside_the_container():
+    """A generation that somebody makes up is always dead, or somebody else's."""
+    package = Path(graphwright.__file__).parent
+    found = []
+    for path in package.rglob("*.py"):
+        if path.parent == package / "graph":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                found += [f"{path.name}:{node.lineno}"] if name in ("NodeId", "EdgeId") else []
+    assert found == []
 
 
 def test_arrays_give_handles_and_integers():

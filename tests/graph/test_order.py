@@ -1,7 +1,7 @@
 """The online order against networkx: cycles found with a true path, labels repaired, restored, and local."""
 
-import itertools
 import random
+from itertools import pairwise
 
 import networkx as nx
 import pytest
@@ -48,7 +48,7 @@ def test_random_insertions_agree_with_networkx_and_undo_restores_every_label(gap
                     order.add_edge(u, v)
                 path = caught.value.path
                 assert (path[0], path[-1]) == (v, u)
-                assert all(oracle.has_edge(a, b) for a, b in itertools.pairwise(path))
+                assert all(oracle.has_edge(a, b) for a, b in pairwise(path))
                 assert order.labels() == before
                 cycles += 1
                 if edge:
@@ -75,7 +75,7 @@ def test_a_forward_edge_changes_nothing_and_a_backward_one_only_its_window():
     order = OnlineOrder(graph)
     for n in nodes:
         order.insert(n)
-    for u, v in itertools.pairwise(nodes):
+    for u, v in pairwise(nodes):
         assert not order.add_edge(u, v)
         graph.add_edge(u, v)
     assert order.visited == 0
@@ -88,13 +88,34 @@ def test_a_forward_edge_changes_nothing_and_a_backward_one_only_its_window():
     holds(order, graph)
 
 
+def test_searches_stay_between_the_two_labels():
+    graph = Graph()
+    before, nodes = graph.add_nodes(200), graph.add_nodes(1000)
+    order = OnlineOrder(graph)
+    for n in (*before, *nodes):
+        order.insert(n)
+    for chain in (before, nodes):
+        for u, v in pairwise(chain):
+            order.add_edge(u, v)
+            graph.add_edge(u, v)
+    late = graph.add_node()
+    order.insert(late, after=nodes[505])
+    order.add_edge(before[-1], late)
+    graph.add_edge(before[-1], late)
+    assert order.visited == 0
+    order.add_edge(late, nodes[500])
+    assert order.visited == 7  # nodes 500 to 505 ahead, and the late node itself: not 500 nodes on, not 200 back
+    graph.add_edge(late, nodes[500])
+    holds(order, graph)
+
+
 def test_a_node_put_between_two_costs_no_search_at_any_size():
     graph = Graph()
     nodes = graph.add_nodes(5000)
     order = OnlineOrder(graph)
     for n in nodes:
         order.insert(n)
-    for u, v in itertools.pairwise(nodes):
+    for u, v in pairwise(nodes):
         order.add_edge(u, v)
         graph.add_edge(u, v)
     before = nodes[2500]

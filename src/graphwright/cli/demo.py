@@ -1,2 +1,276 @@
-"""stub"""
-def register(app): pass
+"""`graphwright demo`: the main job from end to end on the bundled model, each chapter with the line of Python that did it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from graphwright.cli.common import (
+    FAILED,
+    Debug,
+    Json,
+    Quiet,
+    Seed,
+    Threads,
+    bar,
+    colours,
+    emit_json,
+    say,
+    set_threads,
+    verb,
+)
+
+PROMPT = "The following"
+BRANCH, SKIP = ("layers.1.mlp.down", "layers.1.out"), ("layers.0.out", "layers.2.out")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright demo --out graphwright-demo --quick")(demo)
+
+
+@dataclass(slots=True)
+class Chapter:
+    """One step of the demo: what was done, the Python that did it, what came out, and what was checked."""
+
+    title: str
+    code: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    checks: dict[str, bool] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@verb
+def demo(out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("graphwright-demo"),
+         quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
+         overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
+         seed: Seed = 0, threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> int:  # fmt: skip
+    """Open, draw, run, cut, undo, add a skip, train, export and prove; writes report.html, model.svg and receipt.json."""
+    from graphwright.files import atomic_directory
+
+    set_threads(threads)
+    started = perf_counter()
+    show = not (as_json or quiet)
+    with atomic_directory(out, overwrite=overwrite) as place:
+        story = _Story(place, quick, seed, quiet or as_json, show)
+        chapters = story.run()
+        facts = {"seconds": round(perf_counter() - started, 2), "ok": all(all(c.checks.values()) for c in chapters),
+                 "chapters": [{"title": c.title, "code": c.code, "seconds": round(c.seconds, 3), "facts": c.facts, "checks": c.checks}
+                              for c in chapters]}  # fmt: skip
+        (place / "demo.json").write_text(json.dumps({"schema": 1, **facts}, indent=1) + "\n", encoding="utf-8")
+        from graphwright.cli.report import write_report
+
+        write_report(place / "report.html", chapters, story, facts["seconds"])
+    if as_json:
+        emit_json({**facts, "out": str(out)})
+    elif show:
+        say(f"\n{facts['seconds']:.0f} s in all. Look at {out}/report.html, then try:")
+        say(f"  graphwright inspect {out}/exported\n  graphwright verify {out}/exported\n  graphwright diff bundled {out}/edited")
+    return 0 if facts["ok"] else FAILED
+
+
+class _Story:
+    """The chapters in order, and what later ones need of earlier ones."""
+
+    def __init__(self, place: Path, quick: bool, seed: int, silent: bool, show: bool) -> None:
+        self.place, self.quick, self.seed, self.silent, self.show = place, quick, seed, silent, show
+        self.chapters: list[Chapter] = []
+        self.losses: list[float] = []
+        self.receipt: Any = None
+
+    def run(self) -> list[Chapter]:
+        """Tell all chapters."""
+        steps: list[tuple[str, str, Callable[[Chapter], None]]] = [
+            ("open", 'model = gw.open("bundled")', self.open),
+            ("draw", 'model.program.to_svg("model.svg")', self.draw),
+            ("measure", 'model.perplexity(held_out); model.generate(prompt, 160, temperature=0.7)', self.measure),
+            ("cut a branch while it runs", 'with p.edit("cut") as e: e.cut(edge)', self.cut),
+            ("undo", "p.undo()", self.undo),
+            ("add a skip", 'with p.edit("skip") as e: e.link("layers.0.out", "layers.2.out", zeros)', self.skip),
+            ("train the edited model", 'with p.edit("train"): Trainer(model, text, recipe).run()', self.train),
+            ("export, proved by transformers", 'receipt = model.export("exported")', self.export),
+            ("undo everything", "p.undo(2)", self.undo_all),
+        ]
+        for number, (title, code, step) in enumerate(steps, 1):
+            chapter = Chapter(title, code)
+            if self.show:
+                bold, dim, off = ("\033[1m", "\033[2m", "\033[0m") if colours(__import__("sys").stdout) else ("", "", "")
+                say(f"\n{bold}{number}. {title}{off}\n   {dim}>>> {code}{off}")
+            started = perf_counter()
+            step(chapter)
+            chapter.seconds = perf_counter() - started
+            self.chapters.append(chapter)
+            if self.show:
+                for line in chapter.lines:
+                    say(f"   {line}")
+                for what, held in chapter.checks.items():
+                    say(f"   {'ok    ' if held else 'FAILED'} {what}")
+        return self.chapters
+
+    # -- chapters -----------------------------------------------------------------------------------------------------------
+    def open(self, c: Chapter) -> None:
+        import graphwright as gw
+
+        started = perf_counter()
+        self.model = gw.open("bundled")
+        ms = (perf_counter() - started) * 1e3
+        self.p = self.model.program
+        facts = self.model.inspect()
+        touched = sum(v.data.storage.touched for v in self.p.weights.values() if v.data.storage.readonly)  # type: ignore[union-attr]  # arrays
+        c.facts = {"ms": round(ms, 1), "parameters": facts.parameters, "bytes": facts.nbytes, "nodes": facts.nodes, "weights_read": touched}
+        c.lines = [*facts.text(2).splitlines(), f"opened in {ms:.1f} ms from config and headers alone"]
+        c.checks = {"no weight byte was read": touched == 0}
+
+    def draw(self, c: Chapter) -> None:
+        text = self.p.to_svg(self.place / "model.svg")
+        c.facts = {"bytes": len(text)}
+        c.lines = [f"model.svg, {len(text):,} bytes; blocks are collapsed, report.html unfolds them"]
+
+    def measure(self, c: Chapter) -> None:
+        from graphwright.models.corpus import pydoc_split
+
+        self.train_text, held_out = pydoc_split()
+        self.held_out = held_out[:3200] if self.quick else held_out
+        self.before = self._score()
+        made = self.model.generate(PROMPT, 160, temperature=0.7, seed=self.seed)
+        self.logits = self.model.logits(self._ids())
+        self.hash = self.p.hash()
+        c.facts = {"bits_per_byte": self.before, "text": made.text, "bytes_per_s": round(made.tokens_per_s), "hash": self.hash}
+        c.lines = [f"{self.before:.4f} bits per byte on {len(self.held_out.encode()):,} held-out bytes", *_quoted(PROMPT + made.text),
+                   f"{made.tokens_per_s:,.0f} bytes/s"]  # fmt: skip
+        c.checks = {"better than 2 bits per byte": self.before < 2}
+
+    def cut(self, c: Chapter) -> None:
+        from graphwright.models import StaleCache
+
+        edge = next(e for e in self.p.in_edges(BRANCH[1]) if self.p.path(self.p.graph.source(e)) == BRANCH[0])
+        ids = self._ids()
+        cache = self.model.new_cache(len(ids) + 2)
+        cache.step(ids[None])
+        started = perf_counter()
+        with self.p.edit("cut the MLP branch of block 1", tool="graphwright demo") as e:
+            e.cut(edge)
+        try:
+            cache.check()
+            refused = False
+        except StaleCache:
+            refused = True
+        self.model.reprefill(cache)
+        cache.step(ids[None, -1:])
+        ms = (perf_counter() - started) * 1e3
+        damaged = self._score()
+        text = self.model.generate(PROMPT, 80, temperature=0.7, seed=self.seed).text
+        c.facts = {"edge": " -> ".join(BRANCH), "ms_to_next_byte": round(ms, 1), "bits_per_byte": damaged, "text": text}
+        c.lines = [f"cut {' -> '.join(BRANCH)}; the next byte came {ms:.0f} ms after, cache filled again included",
+                   f"{self.before:.4f} -> {damaged:.4f} bits per byte", *_quoted(PROMPT + text)]  # fmt: skip
+        c.checks = {"the old cache was refused": refused, "the damage shows": damaged > self.before}
+
+    def undo(self, c: Chapter) -> None:
+        import numpy as np
+
+        started = perf_counter()
+        self.p.undo()
+        ms = (perf_counter() - started) * 1e3
+        c.facts = {"ms": round(ms, 2)}
+        c.lines = [f"undone in {ms:.1f} ms"]
+        c.checks = {"logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
+                    "hash is the one from before": self.p.hash() == self.hash}  # fmt: skip
+
+    def skip(self, c: Chapter) -> None:
+        import numpy as np
+
+        width = self.p.spec(SKIP[0]).shape[-1]
+        with self.p.edit("skip from block 0 to block 2", tool="graphwright demo") as e:
+            e.link(*SKIP, np.zeros((width, width), np.float32), name="layers.2.skip")
+        same = np.array_equal(self.model.logits(self._ids()), self.logits)
+        c.facts = {"nodes": len(self.p), "parameters": self.model.inspect().parameters}
+        c.lines = [f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; {c.facts['parameters']:,} parameters now"]
+        c.checks = {"same function until it is trained": bool(same)}
+
+    def train(self, c: Chapter) -> None:
+        from graphwright.models.train import Recipe, Trainer
+
+        recipe = Recipe(steps=4 if self.quick else 60, batch=4 if self.quick else 12, window=128 if self.quick else 256, lr=6e-4,
+                        warmup=6, floor=0.1, seed=self.seed + 1)  # fmt: skip
+        trainer = Trainer(self.model, self.train_text, recipe)
+        with bar(self.silent) as report, self.p.edit("train the edited model", tool="graphwright demo"):
+            result = trainer.run(report=report)
+        self.losses = result.losses
+        after = self._score()
+        weight = self.p.weights["layers.2.skip.weight"].numpy()
+        c.facts = {"steps": len(result.losses), "loss": [round(x, 4) for x in result.losses], "tokens_per_s": round(result.tokens_per_s),
+                   "bits_per_byte": after, "skip_norm": float((weight.astype("f8") ** 2).sum() ** 0.5)}  # fmt: skip
+        c.lines = [f"{len(result.losses)} steps, {result.tokens_per_s:,.0f} bytes/s; forward, backward, clipping and AdamW are one plan",
+                   f"loss {spark(result.losses)} {result.losses[0]:.3f} -> {result.losses[-1]:.3f} nats per byte",
+                   f"{self.before:.4f} -> {after:.4f} bits per byte; the skip has grown to norm {c.facts['skip_norm']:.3f}"]  # fmt: skip
+        c.checks = {"the gradient reached the skip": c.facts["skip_norm"] > 0}
+        if not self.quick:
+            c.checks["no worse than before the edit"] = after < self.before + 0.02
+
+    def export(self, c: Chapter) -> None:
+        with bar(self.silent) as report:
+            self.receipt = self.model.export(self.place / "exported", report=report)
+        self.model.save(self.place / "edited")
+        shutil.copyfile(self.place / "exported" / "receipt.json", self.place / "receipt.json")
+        self.picture = self.p.to_svg(diff=self._original())
+        rows = self.receipt.summary()
+        c.facts = {label: value for label, value in rows}
+        c.lines = [f"{label:<22} {value}" for label, value in rows]
+        if self.receipt.confirmed:
+            c.checks = {"transformers computes the same in a clean process": True}
+        else:
+            c.lines.append("not confirmed: transformers is not installed (pip install 'graphwright[hf]')")
+
+    def undo_all(self, c: Chapter) -> None:
+        import filecmp
+
+        import numpy as np
+
+        self.p.undo(2)
+        copy = self.place / "copy"
+        self.model.export(copy, check="none")
+        same = filecmp.cmp(copy / "model.safetensors", self.model.directory / "model.safetensors", shallow=False)
+        shutil.rmtree(copy)
+        c.facts = {"journal": len(self.p.journal), "journal_hash": self.p.journal.hash}
+        c.lines = [f"{len(self.p.journal)} journal entries, chained to {self.p.journal.hash[:16]}"]
+        c.checks = {"hash is the one from chapter 3": self.p.hash() == self.hash,
+                    "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
+                    "an export now has the very bytes of the original file": same}  # fmt: skip
+        self.p.journal.verify()
+
+    # -- helpers --------------------------------------------------------------------------------------------------------------
+    def _ids(self) -> Any:
+        import numpy as np
+
+        return np.asarray(self.model.tokenizer.encode(self.held_out[:200]), np.int64)  # type: ignore[union-attr]  # bundled has one
+
+    def _score(self) -> float:
+        with bar(self.silent) as report:
+            return round(self.model.perplexity(self.held_out, report=report).bits_per_byte, 5)
+
+    def _original(self) -> Any:
+        import graphwright as gw
+
+        return gw.open("bundled").program
+
+
+def spark(values: list[float], width: int = 40) -> str:
+    """A line of block characters over the values."""
+    step = max(1, len(values) // width)
+    means = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
+    low, high = min(means), max(means)
+    return "".join("▁▂▃▄▅▆▇█"[int((m - low) / (high - low or 1) * 7.999)] for m in means)
+
+
+def _quoted(text: str, width: int = 96) -> list[str]:
+    import textwrap
+
+    return ["| " + line for part in text.splitlines() for line in (textwrap.wrap(part, width) or [""])]

@@ -141,7 +141,7 @@ class Column:
             raise DTypeError("values of mixed or unknown type", where=self.name, expected=self.dtype, got=given.dtype)
         if self.dtype.kind in "iu" and given.dtype.kind in "iub":
             cast = given.astype(self.dtype)
-            fits = (cast == given) & ((cast < 0) == (given < 0))
+            fits = cast == given  # numpy compares integers of different types by value
             if not fits.all():
                 bad = given if given.ndim == 0 else given[~fits][0]
                 raise DTypeError("value out of range", where=self.name, expected=self.dtype, got=bad)

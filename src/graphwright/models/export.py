@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -17,10 +18,17 @@ import numpy as np
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import atomic_directory, sha256_file
 from graphwright.models.clean_process import (
-    GREEDY_TOKENS, Computed, check_prompts, compare, compute_here, compute_there, transformers_installed,
+    GREEDY_TOKENS,
+    Computed,
+    check_prompts,
+    compare,
+    compute_here,
+    compute_there,
+    transformers_installed,
 )  # fmt: skip
+from graphwright.models.codegen import check_emittable, generate
 from graphwright.models.deviation import Deviation, deviations
-from graphwright.models.errors import ExportError, RungImpossible
+from graphwright.models.errors import ExportError, RungImpossible, VerificationFailed
 from graphwright.models.health import non_finite
 from graphwright.models.inspect import flops
 from graphwright.models.receipt import SCHEMA, Receipt
@@ -41,15 +49,18 @@ class ExportPlan:
     Attributes:
         rung: the lowest possible one, or None.
         deviations: what is not as the family's template has it.
+        not_better: why no lower rung: {rung, reason, path}.
         bytes: of the weights to be written.
     """
 
     rung: int | None
     deviations: tuple[Deviation, ...]
+    not_better: tuple[dict[str, Any], ...]
     bytes: int
 
     def __str__(self) -> str:
-        lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung that is built can carry this structure"]
+        lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung can carry this structure"]
+        lines += [f"  not rung {n['rung']}: {n['reason']}" for n in self.not_better]
         lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
         lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
@@ -59,7 +70,17 @@ def export_plan(model: Model) -> ExportPlan:
     """What an export would do; reads no payload, writes nothing."""
     found = tuple(deviations(model))
     p = model.program
-    return ExportPlan(1 if not found else None, found, sum(p.spec(n).nbytes for n in p.params()))
+    size = sum(p.spec(n).nbytes for n in p.params())
+    if not found:
+        return ExportPlan(1, (), (), size)
+    first = f"{found[0].path} {found[0].kind}: {found[0].detail}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
+    why = [{"rung": 1, "reason": first, "path": found[0].path}]
+    why += [{"rung": n, "reason": "not built in this version", "path": found[0].path} for n in (2, 3, 4)]
+    try:
+        check_emittable(p)
+    except RungImpossible as error:
+        return ExportPlan(None, found, (*why, {"rung": 5, "reason": f"{error.what}: {error.got}", "path": str(error.where)}), size)
+    return ExportPlan(5, found, tuple(why), size)
 
 
 def export(model: Model, directory: str | os.PathLike[str], *, rung: int | str = "auto", prefer: str = "stock",
@@ -97,11 +118,11 @@ def export(model: Model, directory: str | os.PathLike[str], *, rung: int | str =
     here = compute_here(model, texts)
     with atomic_directory(target, overwrite=overwrite) as place:
         tell("writing")
-        write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
+        _write(model, place, chosen, dtype, max_shard_size)
         facts: dict[str, Any] = {}
         if confirmed:
             tell("loading with transformers in a clean process")
-            facts = _prove(place, here, texts, 1e-5 if dtype == "keep" else 2e-2)
+            facts = _prove(place, here, texts, 1e-5 if dtype == "keep" else 2e-2, trust=chosen == 5)
         tell("measuring")
         receipt = _receipt(model, place, chosen, prefer, plan, confirmed, facts, here, texts, dtype)
         (place / "README.md").write_text(_card(model, receipt, target.name), encoding="utf-8")
@@ -113,10 +134,10 @@ def _choose(plan: ExportPlan, rung: int | str) -> int:
     if rung not in ("auto", 1, 2, 3, 4, 5, "1", "2", "3", "4", "5"):
         raise UsageError("unknown rung", expected="auto or 1 to 5", got=rung)
     if plan.rung is None or (rung != "auto" and int(rung) != plan.rung):
-        shown = "; ".join(f"{d.path} {d.kind}: {d.detail}" for d in plan.deviations[:6])
-        wanted = "rung 1" if rung == "auto" else f"rung {rung}"
-        raise RungImpossible(f"{wanted} cannot carry this structure, and no other one is built", got=shown or None,
-                             expected="the family's own structure" if plan.deviations else f"rung {plan.rung}",
+        reason = next((n["reason"] for n in plan.not_better if rung == "auto" or n["rung"] == int(rung)), None)
+        wanted = "no rung" if rung == "auto" else f"rung {rung}"
+        raise RungImpossible(f"{wanted} can carry this structure" if rung == "auto" else f"{wanted} is not the one for this structure",
+                             got=reason, expected=f"rung {plan.rung}" if plan.rung else None,
                              fix="program.save(DIR) keeps any structure; program.undo() takes edits back")  # fmt: skip
     return plan.rung
 
@@ -130,16 +151,32 @@ def _refuse_non_finite(model: Model) -> None:
                               fix="undo the edit or training that made them")  # fmt: skip
 
 
-def _prove(place: Path, here: Computed, prompts: Sequence[np.ndarray], tolerance: float) -> dict[str, Any]:
-    from graphwright.models.errors import VerificationFailed
+def _write(model: Model, place: Path, rung: int, dtype: str, max_shard_size: int | str) -> None:
+    """Files of a rung; only rung 5 changes the config and adds code."""
+    if rung != 5:
+        write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
+        return
+    ident = model.program.structure_hash()[:10]
+    edits = [f"{e.why} ({e.author}; {_summary(e.edits)})" for e in model.program.history.undoable]
+    fields = {**model.config.fields, "architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}",
+              "tie_word_embeddings": False, "auto_map": {"AutoConfig": f"configuration_{ident}.EditedConfig",
+                                                         "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM"}}  # fmt: skip
+    p = model.program
+    needed = p.reachable(p.outputs())
+    write_model(model, place, dtype=dtype, max_shard_size=max_shard_size, config=(json.dumps(fields, indent=2) + "\n").encode(),
+                only={p.key(n) for n in p.params() if n in needed})  # fmt: skip
+    for name, text in generate(model.program, ident, edits).items():
+        (place / name).write_text(text, encoding="utf-8")
 
-    there = compute_there(place, prompts)
+
+def _prove(place: Path, here: Computed, prompts: Sequence[np.ndarray], tolerance: float, trust: bool) -> dict[str, Any]:
+    there = compute_there(place, prompts, trust=trust)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             raise VerificationFailed(f"transformers reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
     compared = compare(here, there, tolerance)
     error = {k: compared[k] for k in ("max_abs", "max_rel", "tol")}
-    return {"loader": "transformers", **there.facts, "trust_remote_code": False, "prompts": len(prompts),
+    return {"loader": "transformers", **there.facts, "trust_remote_code": trust, "prompts": len(prompts),
             "tokens": [len(g) for g in here.greedy], "export_error": error, "greedy_equal": compared["greedy_equal"]}  # fmt: skip
 
 
@@ -172,7 +209,7 @@ def _receipt(model: Model, place: Path, rung: int, prefer: str, plan: ExportPlan
     alive = [e for e in p.history.undoable if e.undo is not None]
     return Receipt(
         schema=SCHEMA, created=datetime.now(UTC).isoformat(timespec="seconds"), graphwright=__version__, rung=rung,
-        prefer=prefer, exact=dtype == "keep", confirmed=confirmed, not_better=[], source=source,
+        prefer=prefer, exact=dtype == "keep", confirmed=confirmed, not_better=list(plan.not_better), source=source,
         result={"files": _files(place), "program_hash": p.hash()},
         journal={"entries": len(p.journal), "hash": p.journal.hash, "by_author": dict(Counter(e.author for e in alive)),
                  "edits": [{"why": e.why, "author": e.author, "summary": _summary(e.edits)} for e in alive]},
@@ -227,7 +264,7 @@ Exported by Graphwright {receipt.graphwright} from `{model.directory.name}`.
 
 ```python
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}"{", trust_remote_code=True" if receipt.rung == 5 else ""})
 ```
 
 ## Edits

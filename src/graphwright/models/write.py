@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,19 @@ _COMPANIONS = (
 """Files that belong to a model and are copied as they are."""
 
 
-def tensor_items(model: Model, dtype: str = "keep") -> Iterator[TensorData]:
+def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
     """The tensors of a model in the order of its file; those that still map it unchanged as references into it.
 
     Args:
         dtype: `keep` stores each tensor in the dtype that its file has, else a dtype name.
+        only: keys to write; by default all that the graph reads, and what the file carries besides.
     Raises: ExportError for a value that the dtype cannot hold.
     """
     p, source = model.program, model.checkpoint
     arrays = {p.key(n): p.weights.array(p.key(n)) for n in p.params()}
     order = list(source.keys()) if source is not None else []
-    for key in [*[k for k in order if k in arrays or _passed_on(model, k)], *[k for k in arrays if k not in order]]:
+    every = [*[k for k in order if k in arrays or _passed_on(model, k)], *[k for k in arrays if k not in order]]
+    for key in every if only is None else [k for k in every if k in only]:
         array = arrays.get(key)
         stored = source is not None and key in source and source.info(key).tag
         wanted = named(dtype) if dtype != "keep" else None
@@ -88,14 +90,15 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 
 
 def write_model(model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str = "5GB",
-                config: bytes | None = None) -> None:  # fmt: skip
+                config: bytes | None = None, only: Container[str] | None = None) -> None:  # fmt: skip
     """Write config, weights, tokenizer and companions into an existing directory.
 
     Args:
         config: bytes of config.json; those that were read by default.
+        only: keys of the tensors to write.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
-    write_checkpoint(directory, tensor_items(model, dtype), max_shard_size, plan=model.checkpoint)
+    write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
     copied = companion_files(model.directory)
     for file in copied:
         shutil.copyfile(file, directory / file.name)

@@ -21,7 +21,16 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
 from graphwright.program.edits import (
-    AddEdge, AddNode, Edit, RemoveEdge, RemoveNode, Rename, Rewire, SetAttr, SetOutputs, SetWeight,
+    AddEdge,
+    AddNode,
+    Edit,
+    RemoveEdge,
+    RemoveNode,
+    Rename,
+    Rewire,
+    SetAttr,
+    SetOutputs,
+    SetWeight,
 )  # fmt: skip
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.infer import check_ports, infer

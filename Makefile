@@ -1,0 +1,48 @@
+# Each target does its own set-up; a second run installs nothing and needs no network.
+VENV ?= .venv
+PYTHON ?= python3
+OUT ?= graphwright-demo
+NAME ?=
+BIN := $(VENV)/bin
+export VENV PYTHON
+
+.PHONY: help demo test lint types cov bench lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+demo:  ## open, edit, train and export the bundled model; writes graphwright-demo/
+	@scripts/environment.sh hf
+	@$(BIN)/graphwright warmup --quiet
+	@$(BIN)/graphwright demo --out $(OUT) --overwrite
+
+test:  ## lint, then all tests
+	@scripts/environment.sh all,dev
+	@$(BIN)/ruff check --quiet src tests benchmarks examples
+	@$(BIN)/graphwright warmup --quiet
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint:  ## ruff's rules and format
+	@scripts/environment.sh all,dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types:  ## pyright
+	@scripts/environment.sh all,dev
+	$(BIN)/pyright
+
+cov:  ## branch coverage
+	@scripts/environment.sh all,dev
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -p no:xdist
+	$(BIN)/coverage report --skip-covered
+
+bench:  ## figures beside peers; NAME=edits for one
+	@scripts/environment.sh hf,bench
+	$(BIN)/python -m benchmarks $(NAME)
+
+lock:  ## rewrite constraints.txt from this environment
+	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//; /@ file/d' | sort -t= -k1,1 | awk '/^torch==/ {print; next} {rest = rest $$0 "\n"} END {printf "%s", rest}' > constraints.txt
+
+clean:  ## remove everything generated
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .coverage* $(OUT)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+"""Colours and line styles of pictures: one table for SVG and HTML (light and dark, by CSS) and one for DOT."""
+
+from __future__ import annotations
+
+from html import escape
+
+from graphwright.program.draw.labels import clean
+
+EDGES = {
+    "data": ("#1f8a4c", "#4cc38a", "", "data"),
+    "attention": ("#2459d3", "#7aa2ff", "", "attention"),
+    "residual": ("#d1332e", "#ff7b72", "6 4", "residual"),
+    "state": ("#7b3fb5", "#c59cf0", "2 3", "state"),
+}
+"""Kind of edge: stroke in light and dark, dashes, word in the legend."""
+
+FAMILIES = {
+    "source": ("#eef1f4", "#2a3038", "#8a94a0", "#79838f"),
+    "state": ("#f3ebfb", "#33264a", "#7b3fb5", "#a77bd6"),
+    "sum": ("#ffffff", "#15191e", "#d1332e", "#ff7b72"),
+    "attention": ("#e3ecff", "#1d2c4d", "#2459d3", "#7aa2ff"),
+    "weight": ("#fff3d6", "#3a301a", "#b98900", "#d6ab3f"),
+    "view": ("#f6f7f8", "#1d2229", "#b3bac2", "#555e69"),
+    "pointwise": ("#e6f5ea", "#1b3325", "#3f9a63", "#4f9d70"),
+    "op": ("#e5f3f6", "#18313a", "#34879c", "#56a3b6"),
+    "group": ("#f1f0fa", "#26253a", "#6a66a8", "#8a86c8"),
+}
+"""Family of box: fill in light and dark, outline in light and dark."""
+
+MARKS = {
+    "added": ("#14914a", "#3ddc84", "", "added"),
+    "removed": ("#8b8f94", "#8b949e", "2 4", "removed"),
+    "changed": ("#c77700", "#f5a524", "", "changed"),
+}
+"""Difference of two programs: stroke in light and dark, dashes, word in the legend."""
+
+FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
+
+
+def text(value: str) -> str:
+    """A string as text or attribute value of XML and HTML."""
+    return escape(clean(value), quote=True)
+
+
+def css() -> str:
+    """Style sheet of the SVG: classes start with `gw-`, so a page may hold several pictures and its own styles."""
+    light, dark = _theme(0), _theme(1)
+    dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d, _) in (EDGES | MARKS).items() if d)
+    return (
+        f".gw text{{font:12px {FONT};fill:var(--gw-ink);user-select:text;unicode-bidi:plaintext;white-space:pre}}"
+        ".gw .gw-n{font-size:13px;font-weight:bold}.gw .gw-s{fill:var(--gw-soft)}.gw .gw-c{font-size:11px}"
+        ".gw-b rect{stroke-width:1.2}.gw-e path{fill:none;stroke-width:1.5}"
+        ".gw-f rect{fill:var(--gw-frame);stroke:var(--gw-line);stroke-width:1}"
+        ".gw .gw-h,.gw-e text{paint-order:stroke;stroke:var(--gw-paper);stroke-width:3px}"
+        ".gw-e:hover path{stroke-width:3}.gw-b:hover rect{stroke-width:2.4}"
+        ".gw .gw-paper{fill:var(--gw-paper)}"
+        ".gw-diff .gw-b:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.6}"
+        ".gw-diff .gw-e:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.45}"
+        ".gw-b.gw-added rect,.gw-b.gw-changed rect{stroke-width:3}"
+        ".gw-b.gw-removed rect{stroke-dasharray:2 4;fill:none;stroke-width:2}.gw-e.gw-added path{stroke-width:3}"
+        f".gw .gw-none rect{{fill:url(#gw-hatch)}}{dashes}"
+        f".gw{{{light}}}@media(prefers-color-scheme:dark){{.gw{{{dark}}}}}{_rules()}"
+    )
+
+
+def _theme(dark: int) -> str:
+    paper, ink, soft, line, frame = (
+        ("#0f1318", "#e6e9ed", "#a4adb8", "#4b535d", "rgba(150,160,175,.07)")
+        if dark
+        else ("#ffffff", "#1b1f24", "#56606b", "#b9c0c8", "rgba(110,118,129,.06)")
+    )
+    parts = [f"--gw-paper:{paper};--gw-ink:{ink};--gw-soft:{soft};--gw-line:{line};--gw-frame:{frame}"]
+    parts += [f"--gw-{k}:{c[dark]}" for k, c in (EDGES | MARKS).items()]
+    parts += [f"--gw-fill-{k}:{c[dark]};--gw-edge-{k}:{c[2 + dark]}" for k, c in FAMILIES.items()]
+    return ";".join(parts)
+
+
+def _rules() -> str:
+    boxes = "".join(f".gw-{k}-box rect{{fill:var(--gw-fill-{k});stroke:var(--gw-edge-{k})}}" for k in FAMILIES)
+    lines = "".join(f".gw-{k} path{{stroke:var(--gw-{k})}}.gw-tip-{k}{{fill:var(--gw-{k})}}" for k in (EDGES | MARKS))
+    marked = "".join(f".gw-b.gw-{k} rect{{stroke:var(--gw-{k})}}" for k in MARKS)
+    return boxes + lines + marked
+
+
+def tips() -> str:
+    """Arrow heads, one per kind of edge, and the hatch for values that are missing."""
+    heads = "".join(
+        f'<marker id="gw-tip-{k}" class="gw-tip-{k}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" '
+        'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 .8L8 4L0 7.2z" stroke="none" '
+        'style="stroke:none"/></marker>'
+        for k in (EDGES | MARKS)
+    )
+    return (
+        f'<defs>{heads}<pattern id="gw-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><path d="M0 0V6" stroke="#8b949e" stroke-opacity=".45" stroke-width="1.5"/>'
+        "</pattern></defs>"
+    )

@@ -1,0 +1,133 @@
+"""The command line: one JSON document per verb, exit codes, errors in three lines, and nothing written on failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+import graphwright as gw
+from graphwright.cli import app
+
+CUT = "layers.1.mlp.down -> layers.1.out"
+
+
+@pytest.fixture
+def call():
+    def run(*args: object, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [str(a) for a in args])
+        assert result.exit_code == code, (args, result.exit_code, result.output, result.stderr)
+        return result.stdout if code == 0 else result.stdout + result.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("The value of an expression is the value of its last operand. " * 60)
+    return path
+
+
+def test_inspect_says_what_the_model_is(call):
+    facts = json.loads(call("inspect", "bundled", "--json"))
+    assert facts["schema"] == 1
+    assert facts["parameters"] == 1_623_744
+    assert facts["family"] == "llama"
+    assert facts["tied"] is True
+    assert sum(t["bytes"] for t in facts["tensors"]) == facts["nbytes"] == 2 * 1_623_744
+    assert "4 layers" in call("inspect", "bundled")
+
+
+def test_run_gives_the_models_own_probabilities(call):
+    facts = json.loads(call("run", "bundled", "--text", "The following", "--watch", "layers.1.out", "--json"))
+    model = gw.open("bundled")
+    best = int(model.logits(model.tokenizer.encode("The following"))[-1].argmax())
+    assert facts["top"][0]["id"] == best
+    assert [round(t["p"], 6) for t in facts["top"]] == sorted((round(t["p"], 6) for t in facts["top"]), reverse=True)
+    assert facts["watch"][0]["shape"] == [1, 13, 192]
+
+
+def test_generate_equals_the_api(call):
+    facts = json.loads(call("generate", "bundled", "The following", "--tokens", 12, "--json"))
+    assert facts["ids"] == gw.open("bundled").generate("The following", 12).ids
+    assert call("generate", "bundled", "The following", "--tokens", 12, "--quiet").rstrip("\n") == facts["text"]
+
+
+def test_edit_undo_and_export_from_the_shell(call, tmp_path):
+    saved, out = tmp_path / "saved", tmp_path / "out"
+    before = json.loads(call("edit", "bundled", "--cut", CUT, "--out", saved, "--json"))
+    assert before["changed"]
+    assert "1 edits" in call("edit", saved, "--log")
+    assert call("diff", "bundled", saved, code=1)
+    assert "rung 5" in call("export", saved, "--plan")
+    after = json.loads(call("edit", saved, "--undo", 1, "--json"))
+    assert after["after"] == before["before"] == gw.open("bundled").program.hash()
+    call("export", saved, out, "--check", "none")
+    assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()
+    call("diff", "bundled", out)
+
+
+def test_a_hugging_face_directory_is_never_changed(call, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(gw.open("bundled").directory, copy)
+    before = {f.name: f.read_bytes() for f in copy.iterdir()}
+    assert "--out" in call("edit", copy, "--cut", CUT, code=2)
+    assert {f.name: f.read_bytes() for f in copy.iterdir()} == before
+
+
+def test_train_resumes_where_it_stopped(call, text, tmp_path):
+    small = ["--batch", 2, "--window", 32, "--save-every", 2, "--json"]
+    state = tmp_path / "state"
+    whole = json.loads(call("train", "bundled", "--text", text, "--steps", 4, "--state", state, "--out", tmp_path / "a", *small))
+    assert whole["steps"] == 4
+    again = json.loads(call("train", "bundled", "--text", text, "--steps", 4, "--state", state, *small))
+    assert again["resumed_at"] == 4
+    assert again["loss"]["last"] is None
+    assert gw.open(tmp_path / "a").program.hash() != gw.open("bundled").program.hash()
+
+
+def test_train_from_a_config(call, text, tmp_path):
+    fields = dict(gw.open("bundled").config.fields, num_hidden_layers=1, hidden_size=32, intermediate_size=48, head_dim=8,
+                  num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    out = tmp_path / "out"
+    facts = json.loads(call("train", tmp_path / "config.json", "--text", text, "--steps", 2, "--batch", 2, "--window", 16,
+                            "--held-out", text, "--out", out, "--json"))  # fmt: skip
+    assert facts["bits_per_byte"]["after"] > 0
+    assert gw.open(out).program.weights["model.norm.weight"].dtype is gw.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (("inspect", "/no/such/place"), "/no/such/place"),
+        (("generate", "bundled", ""), "empty prompt"),
+        (("generate", "bundled", "x", "--top-p", "2"), "top_p"),
+        (("train", "bundled", "--text", "/no/such/text"), "/no/such/text"),
+        (("export", "bundled"), "where to"),
+        (("export", "bundled", "/proc/nowhere/out"), "/proc/nowhere"),
+        (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node of this name"),
+        (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),
+        (("inspect", "bundled", "--nonsense"), "nonsense"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_named_and_exits_with_2(call, args, names):
+    assert names in call(*args, code=2)
+
+
+def test_an_error_is_one_json_document_too(call):
+    out = call("inspect", "/no/such/place", "--json", code=2)
+    facts = json.loads(out[: out.rindex("}") + 1])
+    assert facts["error"] == "ModelNotFound"
+    assert facts["where"] == "/no/such/place"
+
+
+def test_help_of_every_verb_ends_with_an_example(call):
+    verbs = [c.callback.__name__ for c in app.registered_commands]
+    assert set(verbs) >= {"demo", "inspect", "run", "generate", "train", "edit", "export", "verify", "diff", "warmup"}
+    for name in verbs:
+        assert f"Example: graphwright {name}" in " ".join(call(name, "--help").split()) or name == "verify"
+    assert "graphwright" in call("--version")

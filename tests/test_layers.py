@@ -1,0 +1,117 @@
+"""The layer order: each folder imports only those below it; some libraries only in their own layer."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "graphwright"
+LEVELS = [
+    {"errors", "progress"},
+    {"files"},
+    {"safetensors"},
+    {"graph"},
+    {"array"},
+    {"ops"},
+    {"autograd"},
+    {"program"},
+    {"plan"},
+    {"nn", "optim"},
+    {"models"},
+    {"cli", "testing"},
+    {"__init__", "__main__"},
+]
+LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
+ONLY_IN = {
+    "torch": {"array"},
+    "triton": {"array"},
+    "numba": {"graph", "array", "plan"},
+    "transformers": {"models"},
+    "tokenizers": {"models"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "pickle": set(),
+}
+ALONE = {"models/clean_check.py"}  # a script of its own process: it imports torch there, and nothing of the package
+VERSION_ONLY = {"graphwright"}
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, absolute dotted name) of every import, those inside functions too; TYPE_CHECKING blocks apart."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    hidden = {id(n) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+              for n in ast.walk(block)}  # fmt: skip
+    package = ("graphwright", *path.relative_to(SRC).with_suffix("").parts[:-1])
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(p for p in (base, node.module or "") if p)
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def problems(path: Path, found: list[tuple[int, str]]) -> list[str]:
+    """Imports that point up or sideways, or name a library that another layer owns."""
+    where, wrong = layer(path), []
+    if str(path.relative_to(SRC)) in ALONE:
+        return [f"{path.name}:{line} imports {name}" for line, name in found if name.startswith("graphwright")]
+    for line, name in found:
+        top, _, rest = name.partition(".")
+        if top in ONLY_IN and where not in ONLY_IN[top]:
+            wrong.append(f"{path.relative_to(SRC)}:{line} imports {top}, which belongs to {sorted(ONLY_IN[top]) or 'nobody'}")
+        if top != "graphwright":
+            continue
+        target = rest.split(".")[0]
+        if target not in LEVEL:  # a name of the package itself: its version
+            if target not in ("__version__", "") and where not in ("__init__", "__main__"):
+                wrong.append(f"{path.relative_to(SRC)}:{line} imports {name} from the package itself")
+            continue
+        if target != where and LEVEL[target] >= LEVEL[where]:
+            wrong.append(f"{path.relative_to(SRC)}:{line} ({where}) imports {name}: not below it")
+    return wrong
+
+
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def test_every_folder_has_a_level():
+    assert {layer(f) for f in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_point_down(path):
+    assert problems(path, imports(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("ops/x.py", "from graphwright.autograd import Tensor"),
+        ("ops/x.py", "def f():\n    import torch"),
+        ("nn/x.py", "from graphwright import optim"),
+        ("program/x.py", "from ..plan import Plan"),
+        ("models/x.py", "import pickle"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path, monkeypatch, name, line):
+    monkeypatch.setattr(f"{__name__}.SRC", tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.write_text(line)
+    assert problems(path, imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_no_file_is_past_900_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 900

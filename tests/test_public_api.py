@@ -1,0 +1,63 @@
+"""The public names with their signatures are frozen in `public_api.txt`; a change edits that file and the changelog."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from pathlib import Path
+
+import graphwright as gw
+
+FROZEN = Path(__file__).parent / "public_api.txt"
+MODULES = ("errors", "array", "autograd", "files", "graph", "models", "nn", "ops", "optim", "plan", "program", "safetensors")
+
+
+def describe(name: str, value: object) -> list[str]:
+    if inspect.isclass(value):
+        lines = [f"class {name}"]
+        for member, attr in sorted(vars(value).items()):
+            if member.startswith("_") and member not in ("__call__",):
+                continue
+            if inspect.isfunction(attr) or isinstance(attr, staticmethod | classmethod):
+                fn = attr.__func__ if isinstance(attr, staticmethod | classmethod) else attr
+                lines.append(f"    {member}{signature(fn)}")
+            elif isinstance(attr, property):
+                lines.append(f"    {member}")
+        return lines
+    if callable(value):
+        return [f"{name}{signature(value)}"]
+    return [name]
+
+
+def signature(fn: object) -> str:
+    try:
+        return str(inspect.signature(fn, eval_str=False))
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+def current() -> str:
+    lines = [f"graphwright.{name}" for name in sorted(gw.__all__) if not name.startswith("__")]
+    for module in MODULES:
+        loaded = __import__(f"graphwright.{module}", fromlist=["*"])
+        names = getattr(loaded, "__all__", None) or [n for n in vars(loaded) if inspect.isclass(vars(loaded)[n])]
+        for name in sorted(names):
+            value = getattr(loaded, name)
+            if not inspect.ismodule(value):
+                lines += [f"graphwright.{module}: {line}" for line in describe(name, value)]
+    return "\n".join(lines) + "\n"
+
+
+def test_public_api_is_the_frozen_one():
+    now = current()
+    if os.environ.get("FREEZE_API"):
+        FROZEN.write_text(now, encoding="utf-8")
+    frozen = FROZEN.read_text(encoding="utf-8")
+    diff = "\n".join(difflib.unified_diff(frozen.splitlines(), now.splitlines(), "public_api.txt", "now", lineterm="", n=0))
+    assert not diff, f"the public API changed; edit tests/public_api.txt (FREEZE_API=1 writes it) and CHANGELOG.md\n{diff}"
+
+
+def test_every_public_name_resolves():
+    for name in gw.__all__:
+        assert getattr(gw, name) is not None
