@@ -1,6 +1,6 @@
 """What planning costs and how tight the arena is: ms per plan, and arena bytes over the lower bound.
 
-    python -m benchmarks.planning
+python -m benchmarks.planning
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def decoder(layers: int, width: int = 64, tokens: int = 16) -> Program:
             return s.param(name, rng.normal(size=shape).astype("f4"))
 
         n = s.rms_norm(h, w("norm1", width))
-        q, k, v = (s.permute(s.unflatten(s.linear(n, w(c, width, width)), axis=2, sizes=(4, width // 4)), axes=(0, 2, 1, 3)) for c in "qkv")
+        q, k, v = (
+            s.permute(s.unflatten(s.linear(n, w(c, width, width)), axis=2, sizes=(4, width // 4)), axes=(0, 2, 1, 3))
+            for c in "qkv"
+        )
         a = s.flatten(s.permute(s.sdpa(q, k, v, scale=0.25), axes=(0, 2, 1, 3)), start=2, end=3)
         h = s.junction(h, s.linear(a, w("o", width, width)))
         n = s.rms_norm(h, w("norm2", width))
@@ -71,8 +74,9 @@ def main() -> None:
         plain = [make_plan(p, specs, rewrites="none") for _ in range(ROUNDS)]
         naive = make_plan(p, specs, layout="naive")
         plan = exact[0]
-        print(f"{p.name:<12}{len(p):>7}{len(plan.instrs):>8}{median(q.ms for q in exact):>8.1f}{median(q.ms for q in plain):>9.1f}"
-              f"{plan.arena_bytes / plan.lower_bound:>10.3f}{naive.arena_bytes / plan.lower_bound:>10.1f}")  # fmt: skip
+        figures = (median(q.ms for q in exact), median(q.ms for q in plain), plan.arena_bytes / plan.lower_bound)
+        row = f"{p.name:<12}{len(p):>7}{len(plan.instrs):>8}{figures[0]:>8.1f}{figures[1]:>9.1f}{figures[2]:>10.3f}"
+        print(f"{row}{naive.arena_bytes / plan.lower_bound:>10.1f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from graphwright.autograd import grad, tensor
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits, assert_close
 
-EXTREME = np.array([0.0, -0.0, 1.0, -1.0, 50.0, -50.0, 800.0, -800.0, 1e4, -1e4, np.inf, -np.inf, np.nan, 1e-40, -1e-40], np.float32)
+EXTREME = np.array(
+    [0.0, -0.0, 1.0, -1.0, 50.0, -50.0, 800.0, -800.0, 1e4, -1e4, np.inf, -np.inf, np.nan, 1e-40, -1e-40], np.float32
+)
 UNARY = [n for n, row in OPS.items() if row.arity == 1 and row.traits.elementwise and not row.attrs and n != "copy"]
 BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise]
 
@@ -42,9 +44,14 @@ def test_binary_ops_on_every_pair(name: str) -> None:
 
 
 ROWS = {
-    "large": [800.0, -800.0, 799.0], "equal": [800.0, 800.0, 800.0], "one": [1e4, -1e4, -1e4], "small": [-1e4, -1e4, -1e4],
-    "masked": [-np.inf, 1.0, -np.inf], "dead": [-np.inf, -np.inf, -np.inf], "infinite": [np.inf, 0.0, 1.0],
-}  # fmt: skip
+    "large": [800.0, -800.0, 799.0],
+    "equal": [800.0, 800.0, 800.0],
+    "one": [1e4, -1e4, -1e4],
+    "small": [-1e4, -1e4, -1e4],
+    "masked": [-np.inf, 1.0, -np.inf],
+    "dead": [-np.inf, -np.inf, -np.inf],
+    "infinite": [np.inf, 0.0, 1.0],
+}
 
 
 @pytest.mark.parametrize("row", ROWS)

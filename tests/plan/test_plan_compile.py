@@ -23,7 +23,12 @@ def mlp(seed: int = 0) -> Program:
     rng = np.random.default_rng(seed)
     b = Builder()
     x = b.input("x", ("B", 6))
-    h = b.tanh(b.linear(x, b.param("fc.w", rng.normal(size=(8, 6)).astype("f4")), b.param("fc.b", rng.normal(size=8).astype("f4"))), name="h")
+    h = b.tanh(
+        b.linear(
+            x, b.param("fc.w", rng.normal(size=(8, 6)).astype("f4")), b.param("fc.b", rng.normal(size=8).astype("f4"))
+        ),
+        name="h",
+    )
     b.output(b.softmax(b.linear(h, b.param("out.w", rng.normal(size=(3, 8)).astype("f4")))), "y")
     return b.build()
 

@@ -107,7 +107,7 @@ class Plan:
                             expected=f"version {self.version}", got=f"version {self.program.version}",
                             fix="program.compile(...) again; gw.compile(program) does it by itself")  # fmt: skip
 
-    # -- looking in -------------------------------------------------------------------------------------------------------
+    # -- looking in ----------------------------------------------------------------------------------------------------
     @property
     def instructions(self) -> tuple[Instr, ...]:
         """The rows in the order in which they run."""
@@ -232,7 +232,9 @@ class Plan:
             b = self.buffers[slot.buffer]
             place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
             life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
-            lines.append(f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})")
+            lines.append(
+                f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})"
+            )
         found = self.of(node)
         for i in found:
             lines.append(f"  instr {self.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
@@ -245,15 +247,16 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The tables by position; no handle, address or time enters."""
-        number = {b.index: n for n, b in enumerate(sorted({s.buffer: self.buffers[s.buffer] for s in self.slots}.values(),
-                                                          key=lambda b: b.index))}  # fmt: skip
+        number = {b: n for n, b in enumerate(sorted({s.buffer for s in self.slots}))}
         return {
             "options": [self.options.freeze, self.options.rewrites, self.options.layout, list(self.options.watch)],
             "inputs": {n: s.to_json() for n, s in self.inputs.items()},
             "outputs": dict(self.outputs),
             "watched": dict(self.watched),
             "commit": self.commit_start,
-            "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in self.buffers if b.index in number],
+            "buffers": [
+                [b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in self.buffers if b.index in number
+            ],
             "slots": [[number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
                       for s in self.slots],
             "instrs": [[i.op, list(i.ins), list(i.outs), list(i.work), encode_attrs(i.attrs)] for i in self.instrs],

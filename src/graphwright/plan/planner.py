@@ -36,7 +36,9 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
     if rewrites not in MODES or layout not in _LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {tuple(_LAYOUTS)}", got=(rewrites, layout))
     if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
+        raise InvalidProgram(
+            "the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit"
+        )
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     if not wanted and not p.writes():
@@ -64,7 +66,7 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: planning makes tens of thousands of rows and no cycle, and each pass walks them all."""
+    """No garbage collection inside: planning makes tens of thousands of rows and no cycle; each pass walks them all."""
     was = gc.isenabled()
     gc.disable()
     try:

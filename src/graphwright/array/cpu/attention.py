@@ -19,7 +19,7 @@ from graphwright.array.spec import Spec
 
 @kernel("rope_table", work=lambda o, i, a: [Spec(o[0].shape, float32)])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """cos and sin of position · frequency, in float32, times the attention factor."""
+    """Cos and sin of position · frequency, in float32, times the attention factor."""
     positions, frequencies = ins[0], ins[1]
     angle, scale = work[0], torch.tensor(attrs["scale"], dtype=torch.float32)
     calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
