@@ -67,4 +67,4 @@ def _once(ins: tuple[int, ...], slot: int, buffer_of: list[int], moves: dict[int
         while b in moves:
             b = moves[b]
         count += b == buffer
-    return True
+    return count == 1
