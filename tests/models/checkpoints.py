@@ -14,8 +14,17 @@ import transformers
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
-SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6,
-         "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
@@ -39,25 +48,67 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-relu": ("llama", {"hidden_act": "relu"}),
     "rope-linear": ("llama", _rope("linear", factor=3.0)),
     "rope-dynamic": ("llama", {"max_position_embeddings": 20, **_rope("dynamic", factor=3.0)}),
-    "rope-llama3": ("llama", _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                   original_max_position_embeddings=32)),
+    "rope-llama3": (
+        "llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
     "rope-yarn": ("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16)),
-    "rope-yarn-full": ("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8, beta_slow=2,
-                                      mscale=0.9, mscale_all_dim=0.5, truncate=False)),
-    "rope-longrope-short": ("llama", {"head_dim": 8, **_rope("longrope", factor=2.0, original_max_position_embeddings=64,
-                                      short_factor=[1.0, 1.1, 1.3, 1.5], long_factor=[1.0, 2.0, 4.0, 8.0])}),
-    "rope-longrope-long": ("llama", {"head_dim": 8, **_rope("longrope", factor=4.0, original_max_position_embeddings=16,
-                                     short_factor=[1.0, 1.1, 1.3, 1.5], long_factor=[1.0, 2.0, 4.0, 8.0])}),
+    "rope-yarn-full": (
+        "llama",
+        _rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=8,
+            beta_slow=2,
+            mscale=0.9,
+            mscale_all_dim=0.5,
+            truncate=False,
+        ),
+    ),
+    "rope-longrope-short": (
+        "llama",
+        {
+            "head_dim": 8,
+            **_rope(
+                "longrope",
+                factor=2.0,
+                original_max_position_embeddings=64,
+                short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.0, 2.0, 4.0, 8.0],
+            ),
+        },
+    ),
+    "rope-longrope-long": (
+        "llama",
+        {
+            "head_dim": 8,
+            **_rope(
+                "longrope",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.0, 2.0, 4.0, 8.0],
+            ),
+        },
+    ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
-    "qwen2-layer-types": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types":
-                                    ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "qwen2-layer-types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-bias": ("qwen3", {"head_dim": 14, "attention_bias": True}),
     "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
-}  # fmt: skip
+}
 """Name -> (family, fields that differ from SIZES)."""
 
 

@@ -126,18 +126,38 @@ def test_plugin_is_found_by_entry_point_and_a_broken_one_is_skipped(tmp_path: Pa
     import logging, sys
     sys.path.insert(0, sys.argv[1])
     heard = []
-    logging.getLogger("graphwright.models").addHandler(type("H", (logging.Handler,), {"emit": lambda s, r: heard.append(r.getMessage())})())
+    class Ear(logging.Handler):
+        def emit(self, record):
+            heard.append(record.getMessage())
+    logging.getLogger("graphwright.models").addHandler(Ear())
     import graphwright as gw
     assert gw.open(sys.argv[2]).arch.name == "bigram"
     assert len(heard) == 1 and "broken" in heard[0], heard
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(site), str(bigram(tmp_path / "b"))], check=True,
-                   timeout=60)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(site), str(bigram(tmp_path / "b"))], check=True, timeout=60
+    )
     assert logging.getLogger("graphwright.models").handlers == []
 
 
-LAYER = ["attn.norm", "attn.q", "attn.k", "attn.v", "attn.rope_q", "attn.rope_k", "attn.sdpa", "attn.o", "mid", "mlp.norm",
-         "mlp.gate", "mlp.act", "mlp.up", "mlp.mul", "mlp.down", "out"]  # fmt: skip
+LAYER = [
+    "attn.norm",
+    "attn.q",
+    "attn.k",
+    "attn.v",
+    "attn.rope_q",
+    "attn.rope_k",
+    "attn.sdpa",
+    "attn.o",
+    "mid",
+    "mlp.norm",
+    "mlp.gate",
+    "mlp.act",
+    "mlp.up",
+    "mlp.mul",
+    "mlp.down",
+    "out",
+]
 EXTRA = {"qwen3": ["attn.q_norm", "attn.k_norm"]}
 
 

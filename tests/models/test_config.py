@@ -26,8 +26,18 @@ def dims(family: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", CLASSES)
-@pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps",
-                                   "max_position_embeddings", "sliding_window"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field",
+    [
+        "num_key_value_heads",
+        "head_dim",
+        "tie_word_embeddings",
+        "hidden_act",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "sliding_window",
+    ],
+)
 def test_absent_fields_take_the_default_of_the_class(family: str, field: str) -> None:
     heads = {"num_attention_heads": 32, "hidden_size": 320}
     theirs = getattr(transformers, f"{CLASSES[family]}Config")(**{**PLAIN, **heads})
@@ -51,8 +61,18 @@ def test_null_fields_follow_from_the_other_sizes(family: str) -> None:
 
 @pytest.mark.parametrize("family", CLASSES)
 def test_explicit_fields_are_kept(family: str) -> None:
-    ours = dims(family, num_key_value_heads=3, head_dim=14, tie_word_embeddings=True, hidden_act="gelu", rms_norm_eps=0.5,
-                max_position_embeddings=17, use_sliding_window=True, sliding_window=7, max_window_layers=1)  # fmt: skip
+    ours = dims(
+        family,
+        num_key_value_heads=3,
+        head_dim=14,
+        tie_word_embeddings=True,
+        hidden_act="gelu",
+        rms_norm_eps=0.5,
+        max_position_embeddings=17,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    )
     assert (ours.kv_heads, ours.head_dim, ours.tied, ours.activation) == (3, 14, True, "gelu")
     assert (ours.eps, ours.positions) == (0.5, 17)
     assert ours.windows == {"llama": (None,) * 3, "mistral": (7,) * 3}.get(family, (None, 7, 7))

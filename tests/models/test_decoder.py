@@ -31,6 +31,15 @@ def test_padded_logits_equal_transformers(checkpoint: Made) -> None:
     assert relative(ours[PADDED], theirs[PADDED]) < 5e-6
 
 
+@pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
+def test_positions_do_not_count_padding(name: str, made: Callable[[str], Made]) -> None:
+    """Only 12 true tokens: the frequencies are those of short inputs, wherever the tokens lie."""
+    c, mask = made(name), np.stack([np.arange(37) >= 25] * 2)
+    ours = gw.open(c.path).logits(IDS, mask)
+    assert relative(ours[mask], c.logits(IDS, mask)[mask]) < 5e-6
+    assert relative(ours[:, 25:], gw.open(c.path).logits(IDS[:, 25:])) < 5e-6
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_float64_program_equals_the_numpy_forward(checkpoint: Made, padded: bool) -> None:
     m = gw.open(checkpoint.path, dtype="float64", compute="float64")
@@ -60,9 +69,10 @@ def test_stored_dtype_widens_exactly(name: str, stored: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_bfloat16_compute(name: str, made: Callable[[str], Made]) -> None:
-    m = gw.open(made(name).path, compute="bfloat16")
-    assert m.program.spec("layers.1.mid").dtype is gw.bfloat16
+@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
+def test_low_precision_compute(name: str, compute: str, made: Callable[[str], Made]) -> None:
+    m = gw.open(made(name).path, compute=compute)
+    assert m.program.spec("layers.1.mid").dtype.name == compute
     assert relative(m.logits(IDS), made(name).logits(IDS)) < 3e-2
 
 

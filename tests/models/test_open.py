@@ -16,6 +16,7 @@ from checkpoints import FEATURES, Made, edit_config, make, some_ids
 from safetensors.torch import load_file, save_file
 
 import graphwright as gw
+from graphwright.errors import UsageError
 from graphwright.models import ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
 from graphwright.safetensors import HeaderError
 
@@ -155,6 +156,12 @@ def test_truncated_file(copy: Callable[[str], Path]) -> None:
         gw.open(path)
 
 
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
+def test_dtypes_that_cannot_be_asked_for(options: dict[str, str], made: Callable[[str], Made]) -> None:
+    with pytest.raises(UsageError):
+        gw.open(made("llama").path, **options)
+
+
 def test_no_such_path(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound) as caught:
         gw.open(tmp_path / "nothing")
@@ -211,8 +218,16 @@ print(grown)
 
 def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     """A sparse file with the header of Llama 3 70B; no page of its 141 GB of payload is there to be read."""
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
-              "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "rope_theta": 500000.0}  # fmt: skip
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     from graphwright.models import architectures
     from graphwright.models.config import Config

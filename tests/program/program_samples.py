@@ -29,8 +29,8 @@ def random_program(seed: int) -> Program:
     """Elementwise ops, linear maps with tied params, junctions, views, a const, a carried state, several outputs."""
     rng = np.random.default_rng(seed)
     b = Builder(f"random_{seed}")
-    full = [b.input("x", (ROWS, COLS)), b.input("z", (ROWS, COLS)), b.const("c", rng.normal(size=(COLS,)).astype("f4"))]
-    full = full[:2] + [b.add(full[0], full[2], name="m0.plus_c")]
+    x, z = b.input("x", (ROWS, COLS)), b.input("z", (ROWS, COLS))
+    full = [x, z, b.add(x, b.const("c", rng.normal(size=(COLS,)).astype("f4")), name="m0.plus_c")]
     weights = [b.param(f"m{i}.w", rng.normal(size=(COLS, COLS)).astype("f4")) for i in range(2)]
     norm = b.param("norm.weight", rng.normal(size=COLS).astype("f4"))
     memory = b.state("memory", np.zeros((ROWS, COLS), "f4"))
@@ -50,7 +50,9 @@ def random_program(seed: int) -> Program:
         elif kind == 4:
             made = b.rms_norm(one, norm, name=name)
         elif kind == 5:
-            made = b.unflatten(b.flatten(one, start=0, end=1, name=f"{name}.flat"), axis=0, sizes=(ROWS, COLS), name=name)
+            made = b.unflatten(
+                b.flatten(one, start=0, end=1, name=f"{name}.flat"), axis=0, sizes=(ROWS, COLS), name=name
+            )
         else:
             made = b.junction(one, two, *full[: rng.integers(2)], name=name)
         full.append(made)
@@ -120,3 +122,21 @@ def planned(p: Program) -> dict[str, bytes]:
     twin = p.fork()
     feeds = {name: FEEDS[name] for name in map(p.path, p.inputs())}
     return {name: array.tobytes() for name, array in twin.compile(feeds)(feeds).items()}
+
+
+def edited() -> Program:
+    """A program with a past and something undone; weights changed by structure, by value and by training."""
+    p = tiny()
+    with p.edit("scale") as e:
+        e.set_weight("w", lambda w: w * 2)
+        e.insert(p.in_edges("r")[0], "tanh", name="t")
+    with p.edit("link") as e:
+        e.link("x", "j", np.full((2, 3), 0.5, "f4"))
+        e.cut(p.in_edges("j")[0])
+    with p.edit("train"):
+        p.weights["w"].own().to_numpy()[0] = 7
+    p.mark("trained")
+    with p.edit("rename") as e:
+        e.rename("t", "act.t")
+    p.undo()
+    return p

@@ -6,6 +6,7 @@ edit does not, and an undo makes it good again. Rows past the length are zero: a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
-from graphwright.models.cached_program import LENGTH, Derived, derive, fingerprints
+from graphwright.models.cached_program import LENGTH, Derived, derived_for, fingerprints
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.health import check_finite
 from graphwright.models.prompt import check_ids, vocabulary
@@ -27,9 +28,11 @@ _MIXED = "rows of several models"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A place in a sequence to come back to."""
+    """A place in a sequence to come back to: its ids, the logits behind them, and of which state of the model."""
 
     tokens: np.ndarray
+    logits: np.ndarray | None
+    model: object
 
     @property
     def length(self) -> int:
@@ -136,18 +139,31 @@ class Cache:
             self._set_length(tokens.shape[1])
             raise
 
-    def last_logits(self) -> np.ndarray:
+    def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Logits behind the last token, float32 [batch, vocab]: as computed, or again if the model changed since.
 
-        Raises: PromptError for an empty cache; StaleCache.
+        The rows stay as they are, to the bit. Raises: PromptError for an empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
         if self._logits is None or not self._unchanged():
-            self.check()
-            token = self.tokens[:, -1:]
-            self.truncate(self.length - 1)
-            self.step(token)
+            if not allow_stale:
+                self.check()
+            tokens, at = self.tokens, self.length - 1
+            if not at:  # nothing before it: the whole row is of the model as it is now
+                self.refill()
+                return self.last_logits()
+            held = {k: row.copy() for k, row in self._rows(at)}
+            self._cut(at)
+            logits = None
+            try:
+                self.step(tokens[:, -1:], allow_stale=allow_stale)
+                logits = self._logits
+            finally:
+                for key, row in self._rows(at):
+                    row[...] = held[key]
+                self._set_length(at + 1)
+                self.tokens, self._logits = tokens, logits
         assert self._logits is not None
         return self._logits
 
@@ -232,7 +248,7 @@ class Cache:
     def _derive(self, last_only: bool) -> Derived:
         known = self._derived.get(last_only)
         if known is None or known[0] != self.program.version:
-            known = (self.program.version, derive(self.program, self.capacity, last_only))
+            known = (self.program.version, derived_for(self.program, self.capacity, last_only))
             self._derived[last_only] = known
             self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
         return known[1]
@@ -270,20 +286,28 @@ class Cache:
 
     def _cut(self, length: int) -> None:
         for key, variable in self.variables.items():
-            array = variable.own()
             if key != LENGTH:
+                array = variable.own()
                 array.writable()
                 array.to_numpy(bits=True)[:, :, length:] = 0
         self._set_length(length)
         self.tokens = self.tokens[:, :length]
         self._logits = None
 
+    def _rows(self, at: int) -> Iterator[tuple[str, np.ndarray]]:
+        """Writable bits of one row of every key and value."""
+        for key, variable in self.variables.items():
+            if key != LENGTH:
+                array = variable.own()
+                array.writable()
+                yield key, array.to_numpy(bits=True)[:, :, at]
+
     def _set_length(self, length: int) -> None:
         self.variables[LENGTH].assign(Tensor(from_numpy(np.asarray(length, np.int64))))
 
     def snapshot(self) -> Snapshot:
         """A place to come back to; costs the ids, not the rows."""
-        return Snapshot(self.tokens)
+        return Snapshot(self.tokens, self._logits, self._mark)
 
     def restore(self, mark: Snapshot) -> None:
         """Go back to a snapshot, any number of times. Raises: UsageError if its rows were overwritten since."""
@@ -295,3 +319,4 @@ class Cache:
                 fix="cache.reset(); model.prefill(cache, mark.tokens)",
             )
         self.truncate(mark.length)
+        self._logits = mark.logits if mark.model is self._mark else None

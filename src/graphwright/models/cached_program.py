@@ -4,8 +4,10 @@ that say what those rows depend on.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
+from weakref import WeakKeyDictionary
 
 from graphwright.array import Spec, empty, int64
 from graphwright.autograd import Variable
@@ -29,6 +31,23 @@ class Derived:
 
     program: Program
     states: dict[str, Spec]
+
+
+_derived: WeakKeyDictionary[Program, OrderedDict[tuple[int, int, bool], Derived]] = WeakKeyDictionary()
+_KEPT = 8  # derived programs per model: a few capacities, each with and without all logits
+
+
+def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
+    """`derive`, once per version and capacity, so that caches of one size share their plans."""
+    known, key = _derived.setdefault(p, OrderedDict()), (p.version, capacity, last_only)
+    for old in [k for k in known if k[0] != p.version]:
+        del known[old]
+    if key not in known:
+        known[key] = derive(p, capacity, last_only)
+        if len(known) > _KEPT:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
 
 
 def derive(p: Program, capacity: int, last_only: bool) -> Derived:

@@ -22,6 +22,7 @@ from graphwright.models.tokenizer import generation_defaults
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
+_ROWS = 64  # capacities are rounded up to this, so that prompts of similar length share their plans
 _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -127,7 +128,8 @@ def generate(
     ids = prompt_ids(model, prompt)
     started = perf_counter()
     if cache is None:
-        cache = model.new_cache(len(ids) + max(max_new_tokens - 1, 0))
+        rows = len(ids) + max(max_new_tokens - 1, 0)
+        cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill, mark = perf_counter() - started, cache.snapshot()
     results = []
@@ -148,7 +150,7 @@ def decode(cache: Cache, steps: int, rule: Sampling, number: int = 0, allow_stal
         raise PromptError("one sequence at a time", expected=1, got=cache.batch)
     start = cache.length
     for _ in range(steps):
-        logits = cache.last_logits()[0]
+        logits = cache.last_logits(allow_stale=allow_stale)[0]
         tokens = cache.tokens[0]
         token = rule.choose(logits, cache.length, number, tokens[:start], tokens[start:])
         cache.step(np.asarray([[token]]), allow_stale=allow_stale)

@@ -137,9 +137,9 @@ def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspec
 
 
 def kv_bytes_per_token(p: Program) -> int:
-    """Bytes that the caches of all attentions grow by per token and sequence."""
-    total = 0
-    for node in p.of_kind("sdpa"):
+    """Bytes that the caches of all attentions that outputs need grow by per token and sequence."""
+    total, needed = 0, p.reachable(p.outputs())
+    for node in (n for n in p.of_kind("sdpa") if n in needed):
         for v in p.operands(node)[1:3]:
             spec = p.spec(v)
             total += spec.shape[1] * spec.shape[3] * spec.dtype.itemsize  # type: ignore[operator]  # heads and width are numbers
@@ -176,9 +176,9 @@ def _readers(p: Program, node: NodeId) -> list[tuple[NodeId, Spec]]:
 
 
 def flops(p: Program, dims: dict[str, int]) -> int:
-    """Floating-point operations of one run with these sizes."""
+    """Floating-point operations of one run with these sizes; what no output and no write needs is not run."""
     total = 0
-    for node in p.nodes():
+    for node in p.reachable([*p.outputs(), *p.writes()]):
         if p.op(node) in KINDS:
             continue
         ins = [p.spec(v).bind(dims) for v in p.operands(node)]

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty, float32
+from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, empty
+from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
+from graphwright.errors import UsageError
 from graphwright.models.architecture import Architecture, find
 from graphwright.models.config import Config
 from graphwright.models.errors import ModelNotFound, TensorMismatch, UnsupportedDType
@@ -33,8 +35,12 @@ def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "f
         tokenizer: look for one.
         arch: the family; by default found from the config.
     Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
-        UnsupportedDType, HeaderError and others of `graphwright.safetensors`; all before the first payload byte.
+        UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and others of
+        `graphwright.safetensors`; all before the first payload byte.
     """
+    for name, wanted in (("dtype", dtype), ("compute", compute)):
+        if not (wanted == "keep" and name == "dtype") and not array_dtype(wanted).is_float:
+            raise UsageError("a floating dtype is needed", where=name, expected="float32, bfloat16, ...", got=wanted)
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
     if is_saved(directory):
@@ -123,10 +129,10 @@ def build(family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Che
     params = {}
     for path, key in keys.items():
         array = mapped(checkpoint, key)
-        if stored != "keep" and array.dtype is not dtype(stored):
-            array = empty(array.shape, dtype(stored)).copy_from(array)
+        if stored != "keep" and array.dtype is not array_dtype(stored):
+            array = empty(array.shape, array_dtype(stored)).copy_from(array)
         params[path] = b.param(path, Parameter(array, True, key), key=key)
-    family.build(b, dims, params, dtype(compute))
+    family.build(b, dims, params, array_dtype(compute))
     return b.build()
 
 
@@ -141,4 +147,4 @@ def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
     return NDArray(storage, kind, tuple(info.shape))
 
 
-__all__ = ["EMBEDDING", "TIED_HEAD", "Tokenizer", "build", "float32", "mapped", "match_keys", "open", "resolve"]
+__all__ = ["EMBEDDING", "TIED_HEAD", "Tokenizer", "build", "mapped", "match_keys", "open", "resolve"]

@@ -40,7 +40,7 @@ def in_place(rows: Rows) -> None:
                 new = moves[new]
             a, b = buffers[old], buffers[new]
             if (a.kind == TEMP and b.kind == TEMP and old != new and b.last == i and a.first == i and a.nbytes == b.nbytes
-                    and rows.specs[o].dtype is rows.specs[s].dtype and layouts[s].offset == 0 and rows.contiguous(s)
+                    and rows.specs[o].dtype is rows.specs[s].dtype and layouts[s] == layouts[o]
                     and _once(instr.ins, s, buffer_of, moves, new)):  # fmt: skip
                 moves[old] = new
                 b.last, a.kind = a.last, "moved"

@@ -130,7 +130,7 @@ class Rows:
     def _worth_folding(self, row: Row, op: Op) -> bool:
         """Conversions of frozen weights are made once; other results only if they do not outgrow what they are made of."""
         size = sum(s.nbytes for s in row.specs)
-        source = sum(self.draft.spec(ref).nbytes for ref in row.operands)
+        source = sum(self.buffers[self.buffer_of[self.at[ref]]].nbytes for ref in row.operands)  # bytes, not what views show
         return size <= max(source, FOLD_BYTES) or op.traits.convert
 
     def _alias(self, i: int, row: Row, op: Op, source: int) -> None:

@@ -17,7 +17,8 @@ from graphwright.plan.lower import Rows
 from graphwright.plan.plan import Options, Plan
 from graphwright.plan.rewrites import MODES, rewrite
 from graphwright.plan.table import Slot
-from graphwright.program import FeedError, InvalidProgram, Program
+from graphwright.program import FeedError, Program
+from graphwright.program.validate import refuse_broken
 
 _LAYOUTS = {"reuse": place, "naive": place_naive}
 
@@ -36,8 +37,7 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
     started = perf_counter()
     if rewrites not in MODES or layout not in _LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {tuple(_LAYOUTS)}", got=(rewrites, layout))
-    if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
+    refuse_broken(p)
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     if not wanted and not p.writes():

@@ -51,6 +51,8 @@ class Workspace:
         self._calls: list[Any] = []
         self._counts: list[int] = []
         self._arena: Storage | None = None
+        self._views: dict[int, NDArray] = {}
+        self._inputs: dict[str, NDArray] = {}
         self._memory: dict[int, Storage] = {}
         self._busy = Lock()
 
@@ -114,7 +116,11 @@ class Workspace:
             if given is None:
                 wrong.append(f"{name}: missing, expected {spec}")
                 continue
-            data = given.data if isinstance(given, Tensor) else given if isinstance(given, NDArray) else from_numpy(np.asarray(given))
+            try:
+                data = as_array(given)
+            except GraphwrightError as error:
+                wrong.append(f"{name}: {error.what}, got {error.got}")
+                continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
             elif name in self._inputs:  # a leased value lies in the arena that the inputs are written to
@@ -149,9 +155,10 @@ class Workspace:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
             self.variables[key].own()
-        changed = self._arena is None or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
-        if self._arena is None:
+        first = self._arena is None
+        if first:
             self._arena = backend(CPU).allocate(self.plan.arena_bytes)
+        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
             self._fold()
@@ -195,7 +202,7 @@ class Workspace:
     def _bind_calls(self) -> None:
         plan = self.plan
         kernels = backend(CPU)
-        self._views: dict[int, NDArray] = {}
+        self._views = {}
         self._calls, self._counts = [], []
         for i, instr in enumerate(plan.instrs):
             calls = kernels.bind(instr.op, [self._view(s) for s in instr.outs], [self._view(s) for s in instr.ins],
@@ -241,6 +248,12 @@ def _converted(source: NDArray, dtype: DType) -> NDArray:
         made[dtype] = (source.storage.version, ref(result.storage))
         return result
     return NDArray(storage, dtype, source.shape)
+
+
+def as_array(given: Any) -> NDArray:
+    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
+    data = given.data if isinstance(given, Tensor) else given
+    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
 
 
 class _Poison:

@@ -145,6 +145,8 @@ class History:
     def walk(self, n: int, *, back: bool) -> None:
         """Undo or redo `n` entries, or none of them. Raises: NotUndoable."""
         _writable(self.program)
+        if self.open is not None:
+            raise UsageError("an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
@@ -166,8 +168,6 @@ class History:
 
     def _step(self, back: bool) -> Entry:
         p = self.program
-        if self.open is not None:
-            raise UsageError("an edit is open", fix="leave the with-block first")
         stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
         entry = stack[-1]
         undo = _check_kept(entry)

@@ -88,13 +88,14 @@ class Transaction:
     def __enter__(self) -> Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
+        if self.owner:
+            raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
         if outer is None or outer.owner != thread:
-            if self.owner:
-                raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
             p.history.begin(self)
             self.owner, self.valid_before = thread, p.valid
             return self
         # nested: a savepoint of the outer transaction, what was trained so far before it
+        self.owner = thread
         p.history.collect_trained(outer)
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
