@@ -81,7 +81,7 @@ class Tensor:
     def _array(self, wanted: str) -> NDArray:
         if isinstance(self.data, Symbol) or (isinstance(self, Variable) and active.get() is not None):
             raise TraceError(f"{wanted} needs a value, and a traced tensor has none", got=self.spec,
-                             fix="use tensor operations (gw.where, ...), or compute it outside the trace")  # fmt: skip
+                             fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace")  # fmt: skip
         return self.data
 
     def numpy(self, dtype: object = None) -> np.ndarray:

@@ -21,6 +21,7 @@ from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
 _LAYER = re.compile(r"^layers\.(\d+)\.")
+_PLAIN = re.compile(r"[\w.\-/]+")
 
 
 @dataclass(slots=True)
@@ -65,16 +66,19 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     writer = _Writer(p)
     shapes = "".join(f"    {p.key(n)!r}: {tuple(p.spec(n).shape)},\n" for n in p.params() if n in writer.needed)
     consts = "".join(f"    {p.path(n)!r}: {_numbers(p, n)},\n" for n in p.of_kind(CONST) if n in writer.needed)
-    listed = "\n".join(f"- {e}" for e in edits) or "- none"
-    values = {"id": ident, "edits": listed, "shapes": shapes, "consts": consts, "functions": "\n\n".join(writer.functions()),
-              "forward": writer.forward()}  # fmt: skip
+    listed = "\n".join(f"- {_quoted(e)}" for e in edits) or "- none"
+    values = {"id": ident, "shapes": shapes, "consts": consts, "functions": "\n\n".join(writer.functions()),
+              "forward": writer.forward(), "edits": listed}  # fmt: skip
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
 
+def _quoted(text: str) -> str:
+    """Words of a journal, which may be a stranger's, so that they end no docstring."""
+    return text.replace("\\", "\\\\").replace('"', "'")
+
+
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    for name, text in values.items():
-        template = template.replace(f"@{name}@", text)
-    return template
+    return re.sub("@([a-z]+)@", lambda found: values[found[1]], template)  # in one pass: values are not templates
 
 
 def _numbers(p: Program, node: NodeId) -> str:
@@ -147,7 +151,7 @@ class _Writer:
     def _global(self, value: Value) -> str:
         """Name of a value in the forward pass."""
         if self.p.op(value.node) == INPUT:
-            return self.p.path(value.node)
+            return re.sub(r"\W", "_", self.p.path(value.node))
         path = self.p.path(value.node).replace("layers.", "layer_")
         return re.sub(r"\W", "_", path) + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
@@ -169,9 +173,9 @@ class _Writer:
         if self.p.op(node) == CONST:
             return f"run.const({self.p.path(node)!r})"
         key = self.p.key(node)
-        if layer is not None and f".{layer}." in key:
+        if layer is not None and f".{layer}." in key and _PLAIN.fullmatch(key):
             return f'w[f"{key.replace(f".{layer}.", ".{i}.", 1)}"]'
-        return f'w["{key}"]'
+        return f"w[{key!r}]"
 
     # -- text -----------------------------------------------------------------------------------------------------------------
     def _lines(self, nodes: Sequence[NodeId], name_of: Any, layer: int | None) -> list[str]:

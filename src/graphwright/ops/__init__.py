@@ -1,4 +1,4 @@
-"""The rule tables of all ops; `ops.call(name, ...)` and one function per op run them."""
+"""The rule tables of all ops; `ops.call(name, ...)` runs them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Running a row: on arrays here, on anything else (tensors, builder nodes) by the operand's own `__gw_op__`.
 
-This is the one door to an op. A vjp, a module and a user write `ops.tanh(x)`; what happens depends on what x is.
+This is the one door to an op. A vjp, a module and a user write `call("tanh", x)`; what happens depends on what x is.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ EMIT: dict[str, Emit] = {
     "sigmoid": _call("torch.sigmoid"),
     "silu": _call("F.silu"),
     "relu": _call("F.relu"),
-    "gelu": lambda i, a: f'F.gelu({i[0]}, approximate="{a["approximate"]}")',
+    "gelu": lambda i, a: f'F.gelu({i[0]}, approximate={a["approximate"]!r})',
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from graphwright.array import Spec
+from graphwright.array import CPU, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
@@ -33,6 +33,7 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
         freeze, rewrites, layout, watch: see `Options`.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
     """
+    backend(CPU)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
     if rewrites not in MODES or layout not in _LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {tuple(_LAYOUTS)}", got=(rewrites, layout))

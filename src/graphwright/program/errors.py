@@ -70,9 +70,8 @@ class SpecMismatch(UsageError):
 
     def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
         self.mismatches = mismatches
-        first = mismatches[0]
-        what = first.what if len(mismatches) == 1 else "\n".join(
-            f"{m.where}: {m.what} (expected {m.expected}, got {m.got})" for m in mismatches
-        )  # fmt: skip
-        super().__init__(what, where=first.where if len(mismatches) == 1 else f"{len(mismatches)} places",
-                         expected=first.expected, got=first.got, fix=fix or first.fix)  # fmt: skip
+        first, one = mismatches[0], len(mismatches) == 1
+        places = "\n".join(f"    {m.where}: {m.what} (expected {m.expected}, got {m.got})" for m in mismatches)
+        super().__init__(first.what if one else f"{len(mismatches)} places do not fit\n{places}",
+                         where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
+                         expected=first.expected if one else None, got=first.got if one else None, fix=fix or first.fix)  # fmt: skip

@@ -77,7 +77,9 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
         AttributeError,
         AssertionError,
     ) as error:
-        what = error.what if isinstance(error, GraphwrightError) else f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, GraphwrightError):
+            what = error.what if error.where is None else f"{error.what} ({error.where})"
         raise ProgramFileError(f"this is no saved program, or a damaged one: {what}"[:400], where=folder) from error
 
 

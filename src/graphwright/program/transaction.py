@@ -254,10 +254,10 @@ class Transaction:
         self._edge(value, node, 1)
         return node
 
-    def remove(self, ref: Ref | Selection | Sequence[NodeId]) -> None:
+    def remove(self, ref: Ref | Selection | Sequence[Ref]) -> None:
         """Remove nodes with all their edges; what read them must be rewired or removed in the same edit."""
         p = self.program
-        nodes = [p.node(ref)] if isinstance(ref, NodeId | Value | str) else list(ref)
+        nodes = [p.node(n) for n in ([ref] if isinstance(ref, NodeId | Value | str) else ref)]
         for node in nodes:
             for edge in (*p.out_edges(node), *p.in_edges(node)):
                 if edge in p.graph:  # a self-loop or an edge between two removed nodes went with the first

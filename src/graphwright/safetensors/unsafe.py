@@ -19,7 +19,10 @@ _CONVERT = (
 
 def conversion_command(path: Path) -> str:
     """A shell line that turns a PyTorch file into safetensors, with torch's loader that runs no code."""
-    arguments = [_CONVERT, str(path), str(path.with_suffix(".safetensors"))]
+    target = path.with_suffix(".safetensors")
+    if target == path:  # a pickle under that name: not over itself
+        target = path.with_stem(f"{path.stem}-converted")
+    arguments = [_CONVERT, str(path), str(target)]
     return "python -c " + " ".join(map(shlex.quote, arguments))
 
 
