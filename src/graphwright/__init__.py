@@ -26,32 +26,35 @@ if TYPE_CHECKING:
     from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, load, trace
 
-_NAMES = {
-    **dict.fromkeys(("Device", "NDArray", "bfloat16", "bool_", "float16", "float32", "float64", "int64"), "array"),
-    **dict.fromkeys(("Parameter", "Tensor", "enable_grad", "grad", "no_grad", "tensor"), "autograd"),
-    "Graph": "graph",
-    **dict.fromkeys(("Builder", "Program", "load", "trace"), "program"),
-    **dict.fromkeys(("Plan", "compile"), "plan"),
-    **dict.fromkeys(("Model", "open"), "models"),
-    "op": "ops",
-}
+_HOME = {
+    "Builder": "program", "Device": "array", "Graph": "graph", "Model": "models", "NDArray": "array", "Parameter": "autograd",
+    "Plan": "plan", "Program": "program", "Tensor": "autograd", "bfloat16": "array", "bool_": "array", "compile": "plan",
+    "enable_grad": "autograd", "float16": "array", "float32": "array", "float64": "array", "grad": "autograd",
+    "int64": "array", "load": "program", "no_grad": "autograd", "op": "ops", "open": "models", "tensor": "autograd",
+    "trace": "program",
+}  # fmt: skip
+"""Public name -> the folder it lives in."""
 _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
 
-__all__ = ["GraphwrightError", "__version__", *_NAMES, "models", "nn", "optim"]
+__all__ = [
+    "Builder", "Device", "Graph", "GraphwrightError", "Model", "NDArray", "Parameter", "Plan", "Program", "Tensor",
+    "__version__", "bfloat16", "bool_", "compile", "enable_grad", "float16", "float32", "float64", "grad", "int64",
+    "load", "models", "nn", "no_grad", "op", "open", "optim", "program", "tensor", "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Submodules and public names load at their first use, so that looking at a model imports no torch."""
     if name in _MODULES:
         return import_module(f"graphwright.{name}")
-    if name in _NAMES:
-        if _NAMES[name] == "program":  # a Program is planned by the layer above it: load it too
+    if name in _HOME:
+        if _HOME[name] == "program":  # a Program is planned by the layer above it: load it too
             import_module("graphwright.plan")
-        value = getattr(import_module(f"graphwright.{_NAMES[name]}"), name)
+        value = getattr(import_module(f"graphwright.{_HOME[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'graphwright' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES, *_MODULES])
+    return sorted([*globals(), *_HOME, *_MODULES])

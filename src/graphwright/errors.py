@@ -52,6 +52,14 @@ class ComputeError(GraphwrightError, RuntimeError):
     """Something failed while running, on input that looked right."""
 
 
+class IndexOutOfRange(ComputeError, IndexError):
+    """An id or a place outside the axis it indexes."""
+
+
+class AliasError(UsageError):
+    """A result would be written over memory that the op still reads."""
+
+
 class CycleError(UsageError):
     """An edge would close a cycle; `path` lists the nodes on it."""
 

@@ -6,7 +6,21 @@ from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
 from graphwright.array.device import CPU, Device, DeviceUnavailable
 from graphwright.array.dtype import (
-    BY_TAG, DTYPES, DType, bfloat16, bool_, dtype, float16, float32, float64, int8, int16, int32, int64, promote, result_type,
+    BY_TAG,
+    DTYPES,
+    DType,
+    bfloat16,
+    bool_,
+    dtype,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    promote,
+    result_type,
     uint8,
 )  # fmt: skip
 from graphwright.array.layout import Layout

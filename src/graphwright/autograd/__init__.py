@@ -5,12 +5,18 @@ from __future__ import annotations
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
 from graphwright.autograd.engine import (
-    GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable, backward, grad, unbroadcast,
+    GradShapeRequired,
+    GraphFreed,
+    ModifiedSinceForward,
+    NoTape,
+    NotDifferentiable,
+    backward,
+    grad,
+    unbroadcast,
 )  # fmt: skip
 from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
-from graphwright.autograd.recorder import Recorder, Symbol, TraceError
+from graphwright.autograd.recorder import Recorder, Symbol, TraceError, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
-from graphwright.autograd.recorder import scope, scoped
 from graphwright.autograd.tensor import Parameter, Tensor, Variable, update
 
 __all__ = ["GradShapeRequired", "GraphFreed", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter",

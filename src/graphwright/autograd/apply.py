@@ -56,7 +56,9 @@ def _scalar(text: str, dtype: DType) -> Any:
     """A constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
     from graphwright.autograd.tensor import Tensor
 
-    value = np.asarray(float(text) if dtype.is_float else int(text) if dtype.kind != "bool" else text == "True")
+    number = {"True": True, "False": False}.get(text)
+    number = (float(text) if dtype.is_float else int(text)) if number is None else number
+    value = np.asarray(number)
     if dtype.name == "bfloat16":
         return Tensor(compute(get("cast"), [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
     return Tensor(from_numpy(value.astype(dtype.numpy)))
@@ -137,7 +139,8 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     else:
         results = compute(row, data, attrs)
     outputs = [Tensor(r) for r in results]
-    if grad_enabled() and row.vjp is not None and any(t.requires_grad for t in inputs):
+    taped = row.vjp is not None or row.traits.opaque
+    if taped and grad_enabled() and any(t.requires_grad for t in inputs):
         node = TapeNode(row, attrs, inputs, data, outputs)
         for port, out in enumerate(outputs):
             if out.dtype.is_float:

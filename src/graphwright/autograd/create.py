@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, bfloat16, dtype, empty, float32, from_numpy, int64
+from graphwright.array import DType, NDArray, bfloat16, empty, float32, from_numpy, int64
+from graphwright.array import dtype as named
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.tensor import Tensor
 
@@ -33,8 +34,6 @@ def tensor(value: Any, dtype: object = None, requires_grad: bool = False) -> Ten
 
 
 def _converted(data: NDArray, kind: object) -> NDArray:
-    from graphwright.array.dtype import dtype as named
-
     if kind is None or named(kind) is data.dtype:
         return data
     target = empty(data.shape, named(kind), data.device)
@@ -47,8 +46,6 @@ def full(shape: tuple[int, ...], value: float, dtype: object = float32, requires
 
 
 def _filled(shape: tuple[int, ...], value: float, kind: object) -> NDArray:
-    from graphwright.array.dtype import dtype as named
-
     wanted: DType = named(kind)
     if wanted is bfloat16:
         return _converted(from_numpy(np.full(shape, value, np.float32)), wanted)

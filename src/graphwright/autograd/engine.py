@@ -90,6 +90,12 @@ def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     return grad if grad.shape == shape else call("reshape", grad, shape=shape)
 
 
+def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
+    """True if an operand of shape `operand` broadcasts to `shape`."""
+    lead = len(shape) - len(operand)
+    return lead >= 0 and all(n in (1, have) for n, have in zip(operand, shape[lead:], strict=True))
+
+
 class _Pass:
     """One backward pass: gradients that wait for their node, and what the leaves have received."""
 
@@ -98,7 +104,10 @@ class _Pass:
         self.queue: list[tuple[int, TapeNode]] = []
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self.create_graph = create_graph
-        self.at = {(t.node, t.port): i for i, t in enumerate(wanted) if t.node is not None} if wanted else {}
+        self.at: dict[tuple[TapeNode, int], list[int]] = {}
+        for i, t in enumerate(wanted or ()):
+            if t.node is not None:
+                self.at.setdefault((t.node, t.port), []).append(i)
         self.results: list[Tensor | None] = [None] * len(wanted or ())
 
     def send(self, edge: Any, grad: Tensor) -> None:
@@ -119,7 +128,7 @@ class _Pass:
         node = heappop(self.queue)[1]
         grads = self.waiting.pop(node)
         for port, g in enumerate(grads):
-            if g is not None and (place := self.at.get((node, port))) is not None:
+            for place in self.at.get((node, port), ()) if g is not None else ():
                 self.results[place] = g
         for edge, g in zip(node.edges, _vjp(node, grads, self.create_graph), strict=True):
             if g is not None:
@@ -171,7 +180,8 @@ def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list
                 raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
             final.append(None)
             continue
-        g = unbroadcast(g, spec.shape)  # type: ignore[arg-type]  # tape specs are bound
+        if _covers(g.shape, spec.shape):  # type: ignore[arg-type]  # tape specs are bound
+            g = unbroadcast(g, spec.shape)  # type: ignore[arg-type]
         if g.spec != spec:
             raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any
 
 from graphwright.array import DType
 
@@ -27,6 +30,35 @@ class _GradMode(ContextDecorator):
 
     def _recreate_cm(self) -> _GradMode:
         return _GradMode(self.enabled)
+
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]  # any callable
+        if not isgeneratorfunction(func):
+            return super().__call__(func)
+
+        @wraps(func)
+        def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            return _stepwise(func(*args, **kwargs), self.enabled)
+
+        return generate
+
+
+def _stepwise(inner: Generator[Any, Any, Any], enabled: bool) -> Generator[Any, Any, Any]:
+    """Run a generator under a mode that holds inside it and not while it waits."""
+    step, value = inner.send, None
+    while True:
+        try:
+            with _GradMode(enabled):
+                given = step(value)
+        except StopIteration as end:
+            return end.value
+        try:
+            step, value = inner.send, (yield given)
+        except GeneratorExit:
+            with _GradMode(enabled):
+                inner.close()
+            raise
+        except BaseException as error:
+            step, value = inner.throw, error
 
 
 def no_grad() -> _GradMode:

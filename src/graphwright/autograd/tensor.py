@@ -12,7 +12,7 @@ from graphwright.array.layout import Shape
 from graphwright.autograd.apply import apply
 from graphwright.autograd.recorder import Symbol, TraceError, active
 from graphwright.errors import DTypeError, ShapeError, UsageError
-from graphwright.ops import Op, call, compute, get
+from graphwright.ops import Op, call, compute, get, writable_over
 
 
 class Tensor:
@@ -384,4 +384,8 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
         return
     outs = [target.own() for target in targets]
     arrays = [o.data for o in operands]
-    compute(row, arrays, full, outs)  # type: ignore[arg-type]  # eager tensors hold arrays
+    if writable_over(row, outs, arrays):  # type: ignore[arg-type]  # eager tensors hold arrays
+        compute(row, arrays, full, outs)  # type: ignore[arg-type]
+    else:  # an op that reads an operand after it wrote the result: made aside, then copied
+        for out, result in zip(outs, compute(row, arrays, full), strict=True):  # type: ignore[arg-type]
+            out.copy_from(result)

@@ -135,7 +135,7 @@ class SlotTable:
             self.reserve(self.size + 1)
         return self.size
 
-    def next_handle(self) -> Handle:
+    def next_handle(self) -> NodeId | EdgeId:
         """The handle that the next `issue` gives."""
         slot = self.peek()
         return self.kind(slot, self.high_cells[slot])

@@ -5,15 +5,49 @@ from __future__ import annotations
 from graphwright.models.architecture import Architecture, Key, architectures, register
 from graphwright.models.cache import Cache
 from graphwright.models.errors import (
-    CacheFull, ConfigError, ExportError, ModelNotFound, PromptError, RungImpossible, StaleCache, TensorMismatch,
-    TokenizerMismatch, UnsupportedArchitecture, UnsupportedDType, VerificationFailed,
+    CacheFull,
+    ConfigError,
+    ExportError,
+    ModelNotFound,
+    PromptError,
+    RungImpossible,
+    StaleCache,
+    TensorMismatch,
+    TokenizerMismatch,
+    UnsupportedArchitecture,
+    UnsupportedDType,
+    VerificationFailed,
 )  # fmt: skip
 from graphwright.models.generate import Generation
+from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model
 from graphwright.models.open import open, resolve
 from graphwright.models.sampling import NonFinite, Sampling
 
-__all__ = ["Architecture", "Cache", "CacheFull", "ConfigError", "ExportError", "Generation", "Key", "Model",
-           "ModelNotFound", "NonFinite", "PromptError", "RungImpossible", "Sampling", "StaleCache", "TensorMismatch",
-           "TokenizerMismatch", "UnsupportedArchitecture", "UnsupportedDType", "VerificationFailed", "architectures",
-           "open", "register", "resolve"]  # fmt: skip
+__all__ = [
+    "Architecture",
+    "Cache",
+    "CacheFull",
+    "ConfigError",
+    "ExportError",
+    "Generation",
+    "Inspection",
+    "Key",
+    "Model",
+    "ModelNotFound",
+    "NonFinite",
+    "PromptError",
+    "RungImpossible",
+    "Sampling",
+    "StaleCache",
+    "TensorMismatch",
+    "TokenizerMismatch",
+    "UnsupportedArchitecture",
+    "UnsupportedDType",
+    "VerificationFailed",
+    "architectures",
+    "inspect_path",
+    "open",
+    "register",
+    "resolve",
+]

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphwright.errors import UsageError
 from graphwright.models.config import Config
-from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.models.errors import ConfigError, UnsupportedArchitecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ _registry: dict[str, Architecture] = {}
 
 def register(arch: Architecture) -> Architecture:
     """Add a family. Raises: UsageError if one of its classes or model types is described already."""
+    _load_builtin()  # so that a second description of a family of ours is noticed here, not at the next opening
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
@@ -95,14 +96,22 @@ def find(config: Config) -> Architecture:
     """The family of a config. Raises: UnsupportedArchitecture naming the nearest ones."""
     known = architectures()
     classes = config.get("architectures") or []
-    wanted = [c for c in classes if isinstance(c, str)] or [config.get("model_type")]
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise ConfigError(
+            "field 'architectures'", where=str(config.path), expected="a list of class names", got=classes
+        )
+    wanted = classes or [str(config.get("model_type"))]
     for name in wanted:
         if name in known:
             return known[name]
-    near = get_close_matches(str(wanted[0]), known, 3, 0.3)
-    raise UnsupportedArchitecture("no architecture describes this class", where=str(config.path), got=str(wanted[0]),
-                                  expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
-                                  fix="graphwright.models.register(Architecture(...)); inspect works without")  # fmt: skip
+    near = get_close_matches(wanted[0], known, 3, 0.3)
+    raise UnsupportedArchitecture(
+        "no architecture describes this class",
+        where=str(config.path),
+        got=wanted[0],
+        expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
+        fix="graphwright.models.register(Architecture(...)); inspect works without",
+    )
 
 
 def _load_builtin() -> None:

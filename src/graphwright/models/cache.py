@@ -1,112 +1,43 @@
 """The plain KV cache: contiguous rows per attention node, carried as states of a program derived from the model's.
 
 A cache knows which structure and weights its rows were computed with; an edit upstream of them makes it stale, another
-edit does not, and an undo makes it good again.
+edit does not, and an undo makes it good again. Rows past the length are zero: a NaN there would pass every mask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, empty, from_numpy, int64
+from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor, Variable
-from graphwright.graph import NodeId
-from graphwright.models.errors import CacheFull, StaleCache
+from graphwright.errors import UsageError
+from graphwright.models.cached_program import LENGTH, Derived, derived_for, fingerprints
+from graphwright.models.errors import CacheFull, PromptError, StaleCache
+from graphwright.models.health import check_finite
+from graphwright.models.prompt import check_ids, vocabulary
 from graphwright.plan import Workspace, plan_for
-from graphwright.program import Program, Value
-from graphwright.program.kinds import STATE, STORED
-from graphwright.program.rewrite import rewrite
+from graphwright.program import Program
 
-LENGTH = "cache.length"
+CHUNK = 512  # rows of a prefill that are run at once
+_MIXED = "rows of several models"
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
-    """A program with cache, made of one version of a model's program.
+class Snapshot:
+    """A place in a sequence to come back to: its ids, the logits behind them, and of which state of the model."""
 
-    Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's.
-        states: key -> shape and dtype of its cache states.
-        fingerprints: attention path -> digest of all that its keys and values depend on.
-    """
+    tokens: np.ndarray
+    logits: np.ndarray | None
+    model: object
 
-    program: Program
-    states: dict[str, Spec]
-    fingerprints: dict[str, str]
-
-
-def derive(p: Program, capacity: int, last_only: bool) -> Derived:
-    """The model's program with a cache behind every causal attention.
-
-    Args:
-        capacity: rows of the cache.
-        last_only: give logits of the last position only, so that the head runs on one row.
-    """
-    states: dict[str, Spec] = {}
-    fingerprints: dict[str, str] = {}
-
-    def start(new: Program) -> None:
-        states[LENGTH] = Spec((), int64)
-        _state(new, LENGTH, states[LENGTH])
-
-    def attention(new: Program, node: NodeId, operands: list[Value]) -> Value | None:
-        attrs = p.attrs(node)
-        if not attrs["causal"] or attrs["optional"]:
-            return None
-        path, length = p.path(node), new.value(LENGTH)
-        held = []
-        for name, rows in zip("kv", operands[1:3], strict=True):
-            spec = new.spec(rows)
-            key = f"cache.{path}.{name}"
-            states[key] = Spec(("B", spec.shape[1], capacity, spec.shape[3]), spec.dtype)
-            state = _state(new, key, states[key])
-            grown = Value(new.add_op("kv_append", [state, rows, length], {}, f"{key}.grown"))
-            new.add_write(state, grown, f"{key}.next")
-            held.append(grown)
-        fingerprints[path] = fingerprint(p, p.operands(node)[1:3])
-        extra = {**attrs, "optional": ("q_start",)}
-        return Value(new.add_op("sdpa", [operands[0], *held, length], extra, path))
-
-    derived, values = rewrite(p, f"{p.name} (cached)", {"sdpa": attention}, start)
-    ids = derived.value("ids")
-    rows = Value(derived.add_op("size", [ids], {"axis": 1}, "cache.rows"))
-    grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
-    derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
-    if last_only:
-        _keep_last(derived)
-    return Derived(derived, states, fingerprints)
-
-
-def _state(new: Program, key: str, spec: Spec) -> Value:
-    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # each cache brings its own
-    return Value(new.add_source(STATE, key, spec, {"key": key}))
-
-
-def _keep_last(p: Program) -> None:
-    """Cut all but the last position off where `logits` is made: before a linear head, else behind it."""
-    out = p.output("logits")
-    head = p.op(out.node) == "linear"
-    source = p.operands(out.node)[0] if head else out
-    last = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
-    if head:
-        operands = [last, *p.operands(out.node)[1:]]
-        last = Value(p.add_op("linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
-    p.set_outputs({"logits": last})
-
-
-def fingerprint(p: Program, values: list[Value]) -> str:
-    """BLAKE2b-128 over the structure and the weights that some values depend on; mapped weights by reference."""
-    state = blake2b(digest_size=16)
-    for node in sorted(p.reachable(values), key=p.path):
-        state.update(p.node_digest(node))
-        if p.op(node) in STORED:
-            key = p.key(node)
-            state.update(b"source" if p.weights.array(key).storage.readonly else p.weights.digest(key).encode())
-    return state.hexdigest()
+    @property
+    def length(self) -> int:
+        """Rows at that time."""
+        return self.tokens.shape[1]
 
 
 class Cache:
@@ -116,16 +47,25 @@ class Cache:
         capacity: rows it holds.
         tokens: int64 [batch, length], the ids it was filled with.
         variables: the carried states by key.
+        fingerprints: attention path -> what its rows were computed with.
+        stale_runs: attention paths that were run on although stale.
     """
 
     def __init__(self, program: Program, batch: int, capacity: int) -> None:
+        if batch < 1 or capacity < 1:
+            raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
         self.program, self.batch, self.capacity = program, batch, capacity
         self.tokens = np.zeros((batch, 0), np.int64)
+        self.variables: dict[str, Variable] = {}
+        self.fingerprints: dict[str, str] = {}
+        self.stale_runs: tuple[str, ...] = ()
+        self._logits: np.ndarray | None = None
         self._derived: dict[bool, tuple[int, Derived]] = {}
         self._spaces: dict[tuple[int, bool, int], Workspace] = {}
-        derived = self._derive(True)
-        self.variables = {k: Variable(_zeros(s.bind({"B": batch})), name=k) for k, s in derived.states.items()}
-        self.fingerprints = dict(derived.fingerprints)
+        self._mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
+        self._now: dict[str, str] = {}
+        self._valid_at = program.version
+        self._prepare(self._derive(True))
 
     @property
     def length(self) -> int:
@@ -137,52 +77,203 @@ class Cache:
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())  # type: ignore[union-attr]  # variables hold arrays
 
+    # -- filling -------------------------------------------------------------------------------------------------------
+    def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
+        """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
+
+        Raises: StaleCache if an edit changed what the rows depend on (with `allow_stale` it runs all the same, and
+            the journal notes it); CacheFull, PromptError, NonFinite. After any error the cache is as before.
+        """
+        length, derived = self.length, self._derive(not all_logits)
+        ids = self._fitting(ids, length)
+        if length:
+            self._admit(derived, allow_stale)
+        else:
+            self._prepare(derived)
+        rows = ids.shape[1]
+        space = self._space(derived, not all_logits, rows)
+        feeds: dict[str, Any] = {"ids": ids}
+        if "positions" in space.plan.inputs:
+            positions = np.broadcast_to(np.arange(length, length + rows), (self.batch, rows))
+            feeds["positions"] = np.ascontiguousarray(positions)
+        try:
+            logits = space.run(feeds)["logits"]
+            last = logits.to_numpy("float32")[:, -1]
+            check_finite(self.program, last, np.concatenate([self.tokens, ids], axis=1))
+        except BaseException:  # an interrupt too: half a step must leave no trace
+            self._cut(length)
+            raise
+        self.tokens = np.concatenate([self.tokens, ids], axis=1)
+        self._logits = last
+        return logits
+
+    def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
+        """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none."""
+        if chunk < 1:
+            raise UsageError("a chunk has at least one row", got=chunk)
+        start = self.length
+        ids = self._fitting(ids, start)
+        try:
+            for at in range(0, ids.shape[1], chunk):
+                self.step(ids[:, at : at + chunk], allow_stale=allow_stale)
+        except BaseException:
+            if self.length > start:
+                self.truncate(start)
+            raise
+        assert self._logits is not None
+        return self._logits
+
+    def refill(self) -> None:
+        """Run the tokens again with the model as it is now: the bits of a fresh prefill.
+
+        If that fails the cache keeps its tokens and stays stale, so that it can be tried again.
+        """
+        tokens = self.tokens
+        if not tokens.shape[1]:
+            return
+        self.reset()
+        try:
+            self.prefill(tokens)
+        except BaseException:
+            self.tokens, self.fingerprints = tokens, dict.fromkeys(self._current(), _MIXED)
+            self._set_length(tokens.shape[1])
+            raise
+
+    def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
+        """Logits behind the last token, float32 [batch, vocab]: as computed, or again if the model changed since.
+
+        The rows stay as they are, to the bit. Raises: PromptError for an empty cache; StaleCache.
+        """
+        if not self.tokens.shape[1]:
+            raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
+        if self._logits is None or not self._unchanged():
+            if not allow_stale:
+                self.check()
+            tokens, at = self.tokens, self.length - 1
+            if not at:  # nothing before it: the whole row is of the model as it is now
+                self.refill()
+                return self.last_logits()
+            held = {k: row.copy() for k, row in self._rows(at)}
+            self._cut(at)
+            logits = None
+            try:
+                self.step(tokens[:, -1:], allow_stale=allow_stale)
+                logits = self._logits
+            finally:
+                for key, row in self._rows(at):
+                    row[...] = held[key]
+                self._set_length(at + 1)
+                self.tokens, self._logits = tokens, logits
+        assert self._logits is not None
+        return self._logits
+
+    def _fitting(self, ids: np.ndarray, length: int) -> np.ndarray:
+        ids = check_ids(ids, vocabulary(self.program))
+        if len(ids) != self.batch:
+            raise PromptError("the cache is for another number of sequences", expected=self.batch, got=len(ids))
+        if length + ids.shape[1] > self.capacity:
+            raise CacheFull("the cache has no room for these tokens", expected=f"<= {self.capacity - length}",
+                            got=ids.shape[1], fix="model.new_cache(capacity) with more rows")  # fmt: skip
+        return ids
+
+    # -- the model behind it -------------------------------------------------------------------------------------------
+    def validity(self, program: Program | None = None) -> dict[str, bool]:
+        """Attention path -> whether its rows are what the program would compute now."""
+        now = self._current() if program is None else fingerprints(program)
+        return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
+
+    def check(self) -> None:
+        """Raises: StaleCache naming the attention nodes whose keys or values an edit changed, and the edits since."""
+        stale = sorted(path for path, fine in self.validity().items() if not fine) if self.length else []
+        if stale:
+            since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
+            error = StaleCache("the model was changed upstream of cached keys and values",
+                               where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
+                               got="; ".join(since[-3:]) or "weights written in place",
+                               fix="model.reprefill(cache), or cache.reset()")  # fmt: skip
+            error.layers = tuple(stale)
+            raise error
+        self._valid_at = self.program.version
+
+    def _admit(self, derived: Derived, allow_stale: bool) -> None:
+        """Check rows against the model; note what is run on although stale, and what is no longer filled."""
+        try:
+            self.check()
+        except StaleCache as error:
+            if not allow_stale or not self._holds(derived):
+                raise
+            self._note(error.layers)
+        stale = set(self.stale_runs)
+        self.fingerprints = {path: _MIXED if path in stale else now for path, now in self._current().items()}
+
+    def _holds(self, derived: Derived) -> bool:
+        """True if there are rows of the right shape for every attention."""
+        sizes = {"B": self.batch}
+        return all(k in self.variables and self.variables[k].spec == s.bind(sizes) for k, s in derived.states.items())
+
+    def _note(self, layers: tuple[str, ...]) -> None:
+        if set(layers) <= set(self.stale_runs):
+            return
+        self.stale_runs = tuple(sorted({*self.stale_runs, *layers}))
+        p = self.program
+        state = p.state_hash()
+        p.journal.append(
+            undo=None,
+            why=f"ran on a stale cache: {', '.join(layers)}",
+            author="human",
+            tool=None,
+            line=None,
+            base_version=p.version,
+            edits=[],
+            before=state,
+            after=state,
+            warnings=("stale cache",),
+        )
+
+    def _unchanged(self) -> bool:
+        """True if neither structure nor a weight was written since fingerprints were taken."""
+        version, weights = self._mark
+        p = self.program
+        return version == p.version and all(p.weights.array(k) is a and a.storage.version == v for k, a, v in weights)
+
+    def _current(self) -> dict[str, str]:
+        if not self._unchanged():
+            p = self.program
+            arrays = [(key, p.weights.array(key)) for key in p.weights]
+            self._mark = (p.version, [(key, a, a.storage.version) for key, a in arrays])
+            self._now = fingerprints(p)
+            self._logits = None
+        return self._now
+
     def _derive(self, last_only: bool) -> Derived:
         known = self._derived.get(last_only)
         if known is None or known[0] != self.program.version:
-            known = (self.program.version, derive(self.program, self.capacity, last_only))
+            known = (self.program.version, derived_for(self.program, self.capacity, last_only))
             self._derived[last_only] = known
             self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
         return known[1]
 
-    def step(self, ids: np.ndarray, *, all_logits: bool = False) -> NDArray:
-        """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
+    def _prepare(self, derived: Derived) -> None:
+        """An empty cache takes the shapes and fingerprints of the model as it is."""
+        specs = {k: s.bind({"B": self.batch}) for k, s in derived.states.items()}
+        if {k: v.spec for k, v in self.variables.items()} != specs:
+            self._spaces.clear()
+            self.variables = {
+                k: Variable(from_numpy(np.zeros(s.shape, s.dtype.numpy), bits=s.dtype), name=k)  # type: ignore[arg-type]  # sizes are known
+                for k, s in specs.items()
+            }
+        self.fingerprints, self.stale_runs = dict(self._current()), ()
+        self._valid_at = self.program.version
 
-        Raises: StaleCache if an edit changed what the rows depend on; CacheFull; both with the cache as before.
-        """
-        rows = ids.shape[1]
-        length = self.length
-        if length + rows > self.capacity:
-            raise CacheFull("the cache has no room for these tokens", expected=f"<= {self.capacity - length}", got=rows)
-        derived = self._derive(not all_logits)
-        if length:
-            self.check(derived)
-        else:
-            self.fingerprints = dict(derived.fingerprints)
-        key = (self.program.version, not all_logits, rows)
-        space = self._spaces.get(key)
-        if space is None:
-            specs = {derived.program.path(n): derived.program.spec(n).bind({"B": self.batch, "T": rows})
-                     for n in derived.program.inputs()}  # fmt: skip
-            space = self._spaces[key] = Workspace(plan_for(derived.program, specs, freeze=True), self.variables)
-        feeds: dict[str, Any] = {"ids": np.ascontiguousarray(ids)}
-        if "positions" in space.plan.inputs:
-            feeds["positions"] = np.ascontiguousarray(np.broadcast_to(np.arange(length, length + rows), (self.batch, rows)))
-        logits = space.run(feeds)["logits"]
-        self.tokens = np.concatenate([self.tokens, ids], axis=1)
-        return logits
+    def _space(self, derived: Derived, last_only: bool, rows: int) -> Workspace:
+        key = (self.program.version, last_only, rows)
+        if key not in self._spaces:
+            p, sizes = derived.program, {"B": self.batch, "T": rows}
+            specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
+            self._spaces[key] = Workspace(plan_for(p, specs, freeze=True), self.variables)
+        return self._spaces[key]
 
-    def check(self, derived: Derived | None = None) -> None:
-        """Raises: StaleCache naming the attention nodes whose keys or values an edit changed."""
-        derived = self._derive(True) if derived is None else derived
-        now, then = derived.fingerprints, self.fingerprints
-        changed = sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
-        if changed:
-            entry = self.program.journal[-1] if len(self.program.journal) else None
-            raise StaleCache("the model was edited upstream of cached keys and values", where=", ".join(changed[:4]),
-                             got=f"last edit: {entry.why}" if entry else None,
-                             fix="cache.reset() and run the tokens again: model.reprefill(cache)")  # fmt: skip
-
+    # -- going back ----------------------------------------------------------------------------------------------------
     def reset(self) -> None:
         """Forget all rows."""
         self.truncate(0)
@@ -191,21 +282,41 @@ class Cache:
         """Keep the first `length` rows. Raises: CacheFull if there are fewer."""
         if not 0 <= length <= self.length:
             raise CacheFull("the cache has fewer rows", expected=f"0..{self.length}", got=length)
-        self.variables[LENGTH].assign(_scalar(length))
+        self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        for key, variable in self.variables.items():
+            if key != LENGTH:
+                array = variable.own()
+                array.writable()
+                array.to_numpy(bits=True)[:, :, length:] = 0
+        self._set_length(length)
         self.tokens = self.tokens[:, :length]
+        self._logits = None
 
-    def snapshot(self) -> int:
-        """A mark to come back to: rows are only appended, so the length says it all."""
-        return self.length
+    def _rows(self, at: int) -> Iterator[tuple[str, np.ndarray]]:
+        """Writable bits of one row of every key and value."""
+        for key, variable in self.variables.items():
+            if key != LENGTH:
+                array = variable.own()
+                array.writable()
+                yield key, array.to_numpy(bits=True)[:, :, at]
 
-    def restore(self, mark: int) -> None:
-        """Go back to a snapshot."""
-        self.truncate(mark)
+    def _set_length(self, length: int) -> None:
+        self.variables[LENGTH].assign(Tensor(from_numpy(np.asarray(length, np.int64))))
 
+    def snapshot(self) -> Snapshot:
+        """A place to come back to; costs the ids, not the rows."""
+        return Snapshot(self.tokens, self._logits, self._mark)
 
-def _zeros(spec: Spec) -> NDArray:
-    return from_numpy(np.zeros(spec.shape, spec.dtype.numpy), bits=spec.dtype)  # type: ignore[arg-type]  # sizes are known
-
-
-def _scalar(value: int) -> Tensor:
-    return Tensor(from_numpy(np.asarray(value, np.int64)))
+    def restore(self, mark: Snapshot) -> None:
+        """Go back to a snapshot, any number of times. Raises: UsageError if its rows were overwritten since."""
+        if not np.array_equal(self.tokens[:, : mark.length], mark.tokens):
+            raise UsageError(
+                "rows of this snapshot were dropped or overwritten",
+                expected=f"{mark.length} rows",
+                got=f"{self.length} rows",
+                fix="cache.reset(); model.prefill(cache, mark.tokens)",
+            )
+        self.truncate(mark.length)
+        self._logits = mark.logits if mark.model is self._mark else None

@@ -54,7 +54,9 @@ class Config(Mapping[str, Any]):
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"field {name!r}", where=str(self.path), expected=f"an integer in {least}..{most}", got=value)
+            raise ConfigError(
+                f"field {name!r}", where=str(self.path), expected=f"an integer in {least}..{most}", got=value
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -77,7 +79,7 @@ class Config(Mapping[str, Any]):
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
         """A string among those known."""
-        value = self.fields.get(name, default)
+        value = self.fields.get(name)
         value = default if value is None else value
         if value not in among:
             raise ConfigError(f"field {name!r}", where=str(self.path), expected=", ".join(among), got=value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from graphwright.array import DType
+from graphwright.array import DType, float64
 from graphwright.models.architecture import Key
 from graphwright.models.config import Config
 from graphwright.models.errors import ConfigError
@@ -64,36 +64,58 @@ class Decoder:
 
 
 def read_decoder(config: Config, *, layer_windows: Callable[[Config, int], tuple[int | None, ...]],
-                 head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, **flags: bool) -> Decoder:  # fmt: skip
-    """Dimensions from a config; `head_dim` and `kv_heads` are the family's defaults for absent fields.
+                 head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048,
+                 **flags: bool) -> Decoder:  # fmt: skip
+    """Dimensions from a config; `head_dim`, `kv_heads`, `vocab` and `longest` are the family's for absent fields.
 
+    A field that is null is not absent: heads and head_dim then follow from the other sizes.
     Raises: ConfigError naming the field.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
-    groups = config.size("num_key_value_heads", heads if kv_heads is None or config.get("num_key_value_heads", 0) is None else kv_heads)
+    silent = heads if kv_heads is None or "num_key_value_heads" in config else kv_heads
+    groups = config.size("num_key_value_heads", silent)
     if heads % groups:
         raise ConfigError("num_attention_heads must be a multiple of num_key_value_heads", where=str(config.path),
                           expected=f"a multiple of {groups}", got=heads)  # fmt: skip
-    default_dim = hidden // heads if head_dim is None or ("head_dim" in config and config["head_dim"] is None) else head_dim
-    dim = config.size("head_dim", default_dim)
+    dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
     return Decoder(
-        vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups, head_dim=dim,
-        mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6),
-        activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)), rope=read_rope(config, dim),
-        windows=layer_windows(config, layers), tied=config.flag("tie_word_embeddings", False),
-        positions=config.size("max_position_embeddings", 2048), **flags,
-    )  # fmt: skip
+        vocab=config.size("vocab_size", vocab),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=dim,
+        mlp=config.size("intermediate_size"),
+        eps=config.number("rms_norm_eps", 1e-6),
+        activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
+        rope=read_rope(config, dim, longest=longest),
+        windows=layer_windows(config, layers),
+        tied=config.flag("tie_word_embeddings", False),
+        positions=config.size("max_position_embeddings", longest),
+        **flags,
+    )
 
 
-def layer_types(config: Config, layers: int, window: int | None, default: Callable[[int], bool]) -> tuple[int | None, ...]:
+def layer_types(
+    config: Config, layers: int, window: int | None, default: Callable[[int], bool]
+) -> tuple[int | None, ...]:
     """Windows per layer: `layer_types` of the config wins over the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
         return tuple(window if window is not None and default(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError("field 'layer_types'", where=str(config.path), expected=f"{layers} of {', '.join(known)}", got=types)
+        raise ConfigError(
+            "field 'layer_types'", where=str(config.path), expected=f"{layers} of {', '.join(known)}", got=types
+        )
+    if window is None and "sliding_attention" in types:
+        raise ConfigError(
+            "'layer_types' has sliding layers, but no window is set",
+            where=str(config.path),
+            expected="use_sliding_window and sliding_window",
+            got=f"sliding_window {config.get('sliding_window')}",
+        )
     return tuple(known[t] for t in types)
 
 
@@ -189,11 +211,14 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: Rope, compute: DType) -> tuple[Value, Value]:
-    """cos and sin for all layers; frequencies are a const, or follow the longest position where the kind asks for it."""
+    """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
+    if compute is float64 and rope.wide is not None:
+        rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)
     if rope.kind == "dynamic":
-        frequencies = b.rope_dynamic(positions, frequencies, theta=rope.theta, factor=rope.factor, original=rope.original,
-                                     name="rope.scaled")  # fmt: skip
+        frequencies = b.rope_dynamic(
+            positions, frequencies, theta=rope.theta, factor=rope.factor, original=rope.original, name="rope.scaled"
+        )
     elif rope.kind == "longrope":
         long = b.const("rope.long_frequencies", rope.long)
         frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name="rope.scaled")

@@ -21,7 +21,8 @@ class UnsupportedArchitecture(CheckpointError):
 class TensorMismatch(CheckpointError, ValueError):
     """Tensors missing, left over or of another shape than the config says; all are listed."""
 
-    def __init__(self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: object) -> None:
+    def __init__(self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str],
+                 **facts: object) -> None:  # fmt: skip
         super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
         self.missing, self.unexpected, self.misshapen = missing, unexpected, misshapen
 
@@ -39,7 +40,9 @@ class PromptError(UsageError):
 
 
 class StaleCache(UsageError):
-    """A cache filled by another state of the model."""
+    """A cache filled by another state of the model; `layers` are the attention nodes whose rows are wrong."""
+
+    layers: tuple[str, ...] = ()
 
 
 class CacheFull(UsageError):

@@ -18,7 +18,13 @@ import numpy as np
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import atomic_directory, sha256_file
 from graphwright.models.clean_process import (
-    GREEDY_TOKENS, Computed, check_prompts, compare, compute_here, compute_there, transformers_installed,
+    GREEDY_TOKENS,
+    Computed,
+    check_prompts,
+    compare,
+    compute_here,
+    compute_there,
+    transformers_installed,
 )  # fmt: skip
 from graphwright.models.codegen import check_emittable, generate
 from graphwright.models.deviation import Deviation, deviations

@@ -1,4 +1,4 @@
-"""Finding the weight behind a result that is not finite."""
+"""Finding the weight or the node behind a result that is not finite."""
 
 from __future__ import annotations
 
@@ -10,15 +10,28 @@ from graphwright.program import Program
 from graphwright.program.kinds import STORED
 
 
-def check_finite(p: Program, result: np.ndarray) -> None:
-    """Raises: NonFinite if a result holds NaN or infinity, naming the first weight that does, its count and place."""
+def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:
+    """Raises: NonFinite if a result holds NaN or infinity.
+
+    It names the first weight that holds one, with count and place; if all weights are fine and the `ids` [B, T]
+    that were run are given, the first node whose value is not finite.
+    """
     if np.isfinite(result.max(initial=0)) and np.isfinite(result.min(initial=0)):
         return
     for key, count, first in non_finite(p):
-        raise NonFinite("a weight is not finite, and so are the logits", where=key, got=f"{count} values, the first at {first}",
-                        fix=f"e.set_weight({key!r}, np.nan_to_num), or restore the file")  # fmt: skip
-    raise NonFinite("the logits are not finite, though all weights are", got=f"max {result.max()}, min {result.min()}",
-                    fix="an edit or the activations overflow: look at program.run(...).value(path)")  # fmt: skip
+        raise NonFinite(
+            "a weight is not finite, and so are the logits",
+            where=key,
+            got=f"{count} values, the first at {first}",
+            fix=f"e.set_weight({key!r}, np.nan_to_num), or restore the file",
+        )
+    where = None if ids is None else first_bad_node(p, ids)
+    raise NonFinite(
+        "the logits are not finite, though all weights are",
+        where=where,
+        got=f"max {result.max()}, min {result.min()}",
+        fix="an edit or the activations overflow: look at program.run(...).value(path)",
+    )
 
 
 def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -29,6 +42,14 @@ def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
         if array.dtype.is_float and (count := int((bad := _bad(array)).sum())):
             found.append((key, count, tuple(int(i) for i in np.argwhere(bad)[0])))
     return found
+
+
+def first_bad_node(p: Program, ids: np.ndarray) -> str | None:
+    """Path of the first node in order whose value is not finite when these ids are run."""
+    feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
+    run = p.run({p.path(n): feeds[p.path(n)] for n in p.inputs() if p.path(n) in feeds})
+    bad = {value.node for value, array in run.values.items() if array.dtype.is_float and _bad(array).any()}
+    return next((p.path(node) for node in p.order() if node in bad), None)
 
 
 def _bad(array: NDArray) -> np.ndarray:

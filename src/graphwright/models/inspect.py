@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from graphwright.array import BY_TAG, Spec
+from graphwright.graph import NodeId
 from graphwright.models.config import Config
+from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get
 from graphwright.program import Program
 from graphwright.program.kinds import KINDS
+from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Inspection:
         family, model: architecture and directory name.
         parameters, nbytes: of all weights, tied ones once.
         dtypes: dtype -> bytes.
-        flops_per_token: multiplications and additions of one decoded token, attention over `context` keys included.
+        flops_per_token: multiplications and additions of a first token; attention over longer contexts comes on top.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
         nodes, edges, layers: of the program.
@@ -66,10 +71,12 @@ class Inspection:
 
     def text(self, depth: int = 3) -> str:
         """The facts for people, the tree `depth` levels deep."""
-        lines = [f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
-                 f"({', '.join(self.dtypes)})",
-                 f"{_count(self.flops_per_token)}FLOP per token, {_size(self.kv_bytes_per_token)} of KV cache per token"
-                 f"{', head tied to the embedding' if self.tied else ''}; {self.nodes} nodes, {self.edges} edges"]  # fmt: skip
+        lines = [
+            f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
+            f"({', '.join(self.dtypes)})",
+            f"{_count(self.flops_per_token)}FLOP per token, {_size(self.kv_bytes_per_token)} of KV cache per token"
+            f"{', head tied to the embedding' if self.tied else ''}; {self.nodes} nodes, {self.edges} edges",
+        ]
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
@@ -79,33 +86,115 @@ class Inspection:
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Facts of a program as it is now, edits included."""
     rows = tuple(
-        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).shape, p.spec(n).nbytes) for n in p.params()  # type: ignore[arg-type]  # params are bound
+        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).shape, p.spec(n).nbytes)
+        for n in p.params()  # type: ignore[arg-type]  # params are bound
     )
-    dtypes: dict[str, int] = {}
-    for row in rows:
-        dtypes[row.dtype] = dtypes.get(row.dtype, 0) + row.nbytes
-    kv = 0
-    for node in p.of_kind("sdpa"):
+    return Inspection(
+        family=family,
+        model=config.path.parent.name,
+        parameters=sum(_numel(r.shape) for r in rows),
+        nbytes=sum(r.nbytes for r in rows),
+        dtypes=_bytes_by_dtype(rows),
+        flops_per_token=flops(p, {"B": 1, "T": 1}),
+        kv_bytes_per_token=kv_bytes_per_token(p),
+        tied=bool(getattr(dims, "tied", False)),
+        nodes=len(p),
+        edges=p.graph.edge_count,
+        layers=getattr(dims, "layers", 0),
+        tensors=rows,
+    )
+
+
+def inspect_path(path: str | os.PathLike[str]) -> Inspection:
+    """Facts about the model at a path; of a class that no architecture describes at least what the headers say."""
+    from graphwright.models.open import open, resolve
+
+    try:
+        return open(path, tokenizer=False).inspect()
+    except UnsupportedArchitecture as error:
+        place = resolve(path)
+        config = Config.read(place if place.is_dir() else place.parent)
+        return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
+
+
+def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
+    """What headers say without an architecture: tensors, dtypes, bytes; nothing is known of layers or costs."""
+    rows = tuple(TensorRow(i.key, i.key, _dtype_name(i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
+    return Inspection(
+        family=family,
+        model=config.path.parent.name,
+        parameters=sum(_numel(r.shape) for r in rows),
+        nbytes=sum(r.nbytes for r in rows),
+        dtypes=_bytes_by_dtype(rows),
+        flops_per_token=0,
+        kv_bytes_per_token=0,
+        tied=False,
+        nodes=0,
+        edges=0,
+        layers=0,
+        tensors=rows,
+    )
+
+
+def kv_bytes_per_token(p: Program) -> int:
+    """Bytes that the caches of all attentions that outputs need grow by per token and sequence."""
+    total, needed = 0, p.reachable(p.outputs())
+    for node in (n for n in p.of_kind("sdpa") if n in needed):
         for v in p.operands(node)[1:3]:
             spec = p.spec(v)
-            kv += spec.shape[1] * spec.shape[3] * spec.dtype.itemsize  # type: ignore[operator]  # heads and width are numbers
-    return Inspection(
-        family=family, model=config.path.parent.name, parameters=sum(_numel(r.shape) for r in rows),
-        nbytes=sum(r.nbytes for r in rows), dtypes=dtypes, flops_per_token=flops(p, {"B": 1, "T": 1}),
-        kv_bytes_per_token=kv, tied=bool(getattr(dims, "tied", False)), nodes=len(p), edges=p.graph.edge_count,
-        layers=getattr(dims, "layers", 0), tensors=rows,
-    )  # fmt: skip
+            total += spec.shape[1] * spec.shape[3] * spec.dtype.itemsize  # type: ignore[operator]  # heads and width are numbers
+    return total
+
+
+def weight_bytes_per_token(p: Program) -> int:
+    """Bytes of weights that one decoded token reads: of a table that is only looked up in, one row.
+
+    Counted in the dtype that kernels read: casts of frozen weights are made once, not per token.
+    """
+    total = 0
+    needed = p.reachable(p.outputs())
+    for node in p.params():
+        for reader, spec in _readers(p, node):
+            if reader in needed and p.op(reader) != "embedding":
+                total += spec.nbytes
+                break
+        else:
+            spec = p.spec(node)
+            total += spec.nbytes // max(int(spec.shape[0]), 1) if node in needed and spec.shape else 0
+    return total
+
+
+def _readers(p: Program, node: NodeId) -> list[tuple[NodeId, Spec]]:
+    """Nodes that use a param, with the spec they read it in; casts are looked through."""
+    found = []
+    for reader in p.consumers(node):
+        if p.op(reader) == "cast":
+            found += [(r, p.spec(reader)) for r in p.consumers(reader)]
+        else:
+            found.append((reader, p.spec(node)))
+    return found
 
 
 def flops(p: Program, dims: dict[str, int]) -> int:
-    """Floating-point operations of one run with these sizes."""
+    """Floating-point operations of one run with these sizes; what no output and no write needs is not run."""
     total = 0
-    for node in p.nodes():
+    for node in p.reachable([*p.outputs(), *p.writes()]):
         if p.op(node) in KINDS:
             continue
         ins = [p.spec(v).bind(dims) for v in p.operands(node)]
         total += get(p.op(node)).cost(ins, [s.bind(dims) for s in p.specs(node)], p.attrs(node)).flops
     return total
+
+
+def _bytes_by_dtype(rows: tuple[TensorRow, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row.dtype] = found.get(row.dtype, 0) + row.nbytes
+    return found
+
+
+def _dtype_name(tag: str) -> str:
+    return BY_TAG[tag].name if tag in BY_TAG else tag
 
 
 def _numel(shape: tuple[int, ...]) -> int:

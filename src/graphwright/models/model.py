@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from graphwright.errors import UsageError
 from graphwright.models.architecture import Architecture
 from graphwright.models.cache import Cache
 from graphwright.models.config import Config
-from graphwright.models.errors import PromptError
-from graphwright.models.generate import Generation, generate
+from graphwright.models.generate import Generation, decode, generate
 from graphwright.models.health import check_finite
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.padding import with_padding
 from graphwright.models.perplexity import BitsPerByte, bits_per_byte
-from graphwright.models.tokenizer import Tokenizer
+from graphwright.models.prompt import check_ids, check_mask, vocabulary
+from graphwright.models.sampling import Sampling
+from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
 from graphwright.program import Program
 from graphwright.safetensors import Checkpoint
@@ -41,17 +42,36 @@ class Model:
         directory: where they lie.
         keys: param path -> checkpoint key.
         tokenizer: or None.
+        eos_ids: tokens that end a text, from generation_config.json or the config.
         compute: dtype of activations.
+        stored: dtype that weights were converted to when opened, or `keep`.
+        notes: what was found and is no error, e.g. rows of the embedding beyond the tokenizer.
     """
 
     def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint | None,
-                 directory: Path, keys: dict[str, str], tokenizer: Tokenizer | None, compute: str) -> None:  # fmt: skip
+                 directory: Path, keys: dict[str, str], tokenizer: Tokenizer | None, compute: str, stored: str = "keep",
+                 notes: Sequence[str] = ()) -> None:  # fmt: skip
         self.program, self.arch, self.dims, self.config = program, arch, dims, config
         self.checkpoint, self.directory, self.keys = checkpoint, directory, keys
-        self.tokenizer, self.compute = tokenizer, compute
+        self.tokenizer, self.compute, self.stored, self.notes = tokenizer, compute, stored, tuple(notes)
+        self.eos_ids = special_ids(directory, config)[1]
         self._padded: tuple[int, Program] | None = None
+        self._original: Program | None = None
 
-    # -- running ----------------------------------------------------------------------------------------------------------
+    @property
+    def original(self) -> Program:
+        """The program as opened, over the bytes of the file; made again from the headers at the first call."""
+        if self._original is None:
+            from graphwright.models.open import build
+
+            if self.checkpoint is None:
+                raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
+                                 fix="model.program.at(seq) gives an earlier state")  # fmt: skip
+            self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute,
+                                   f"{self.directory.name} (original)")  # fmt: skip
+        return self._original
+
+    # -- running -------------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
         """Scores of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
 
@@ -63,11 +83,13 @@ class Model:
         batch = self.check_ids(ids)
         if mask is None:
             return self._run(self.program, batch, {}).reshape(*np.shape(ids), -1)
-        seen = np.asarray(mask).astype(bool).reshape(batch.shape)
+        seen = check_mask(mask, batch.shape)
         positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
         return self._run(self._with_padding(), batch, {"mask": seen}, positions).reshape(*np.shape(ids), -1)
 
-    def _run(self, p: Program, ids: np.ndarray, extra: dict[str, np.ndarray], positions: np.ndarray | None = None) -> np.ndarray:
+    def _run(
+        self, p: Program, ids: np.ndarray, extra: dict[str, np.ndarray], positions: np.ndarray | None = None
+    ) -> np.ndarray:
         feeds = {"ids": ids, **extra}
         if "positions" in {p.path(n) for n in p.inputs()}:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
@@ -76,7 +98,7 @@ class Model:
         plan = plan_for(p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), freeze=True)
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
-        check_finite(self.program, host)
+        check_finite(self.program, host, ids)
         return host
 
     def _with_padding(self) -> Program:
@@ -86,46 +108,81 @@ class Model:
 
     def check_ids(self, ids: Any) -> np.ndarray:
         """Ids as a contiguous int64 array [B, T]. Raises: PromptError for none, or one out of range."""
-        batch = np.atleast_2d(np.asarray(ids))
-        if batch.ndim != 2 or batch.dtype.kind not in "iu" and batch.size:
-            raise PromptError("ids are integers [B, T] or [T]", got=f"{batch.dtype} {list(batch.shape)}")
-        if batch.size == 0:
-            raise PromptError("an empty prompt", fix="give at least one token; model.tokenizer.bos_id is a start")
-        vocab = self.vocab
-        if batch.min() < 0 or batch.max() >= vocab:
-            bad = int(np.argmax((batch < 0) | (batch >= vocab)))
-            raise PromptError("a token id out of range", where=f"position {bad % batch.shape[1]}", expected=f"0..{vocab - 1}",
-                              got=int(batch.reshape(-1)[bad]))  # fmt: skip
-        return np.ascontiguousarray(batch, np.int64)
+        return check_ids(ids, self.vocab)
 
     @property
     def vocab(self) -> int:
-        """Rows of the embedding."""
-        return self.dims.vocab
+        """Rows of the embedding, as it is now."""
+        return vocabulary(self.program)
 
+    # -- the cache -----------------------------------------------------------------------------------------------------
     def new_cache(self, capacity: int, batch: int = 1) -> Cache:
         """An empty KV cache of `capacity` rows for `batch` sequences."""
         return Cache(self.program, batch, capacity)
 
+    def prefill(self, cache: Cache, ids: Any, **options: Any) -> np.ndarray:
+        """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
+        return cache.prefill(self.check_ids(ids), **options)
+
+    def decode(
+        self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
+    ) -> Iterator[int]:
+        """Choose and append up to `steps` tokens, one by one; see `models.generate.decode`.
+
+        Args:
+            cache: one sequence with at least one token.
+            steps: tokens at most.
+            stream: number of the random stream.
+            allow_stale: run on rows of another state of the model.
+            sampling: fields of `Sampling`.
+        """
+        return decode(cache, steps, Sampling(**sampling), stream, allow_stale)
+
     def reprefill(self, cache: Cache) -> None:
-        """Fill a cache again from its tokens, with the model as it is now."""
-        tokens = cache.tokens
-        cache.reset()
-        if tokens.shape[1]:
-            cache.step(tokens)
+        """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
+        cache.refill()
 
-    def generate(self, prompt: Any, max_new_tokens: int = 64, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-                 min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int = 0, stop: tuple[str, ...] = (), n: int = 1,
-                 stream: Callable[[str], None] | None = None, logprobs: int = 0) -> Generation | list[Generation]:  # fmt: skip
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        n: int = 1,
+        stream: Callable[[str], object] | None = None,
+        logprobs: int = 0,
+        cache: Cache | None = None,
+        repetition_penalty: float = 1.0,
+        presence: float = 0.0,
+        frequency: float = 0.0,
+        processors: Sequence[Any] = (),
+        use_model_defaults: bool = False,
+        first_stream: int = 0,
+        allow_stale: bool = False,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Generation | list[Generation]:
         """Continue a text (or ids); see `graphwright.models.generate`. A list of `n` results if n > 1."""
-        return generate(self, prompt, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-                        repetition_penalty=repetition_penalty, seed=seed, stop=stop, n=n, stream=stream, logprobs=logprobs)  # fmt: skip
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
+                 "repetition_penalty": repetition_penalty, "presence": presence, "frequency": frequency,
+                 "processors": tuple(processors)}  # fmt: skip
+        defaults = Sampling()
+        sampling = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+        return generate(self, prompt, max_new_tokens, stop=stop, n=n, stream=stream, logprobs=logprobs, cache=cache,
+                        first_stream=first_stream, allow_stale=allow_stale, use_model_defaults=use_model_defaults,
+                        cancel=cancel, **sampling)  # fmt: skip
 
-    def perplexity(self, text: str, *, window: int = 256, stride: int = 128, report: Report | None = None) -> BitsPerByte:
+    def perplexity(
+        self, text: str, *, window: int = 256, stride: int = 128, report: Report | None = None
+    ) -> BitsPerByte:
         """How well the model predicts a text: nats per token, bits per byte, perplexity; see `models.perplexity`."""
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
 
-    # -- looking ----------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
@@ -134,7 +191,7 @@ class Model:
         """Trainable variables; what an optimizer takes."""
         return iter(self.program.parameters())
 
-    # -- leaving ----------------------------------------------------------------------------------------------------------
+    # -- leaving -------------------------------------------------------------------------------------------------------
     def export_plan(self) -> ExportPlan:
         """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""
         from graphwright.models.export import export_plan
@@ -154,7 +211,8 @@ class Model:
         return save_model(self, directory, history=history, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        return f"Model({self.arch.name}, {self.directory.name!r}, {len(self.program)} nodes, version {self.program.version})"
+        p = self.program
+        return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
 
 
 def need_tokenizer(model: Model) -> Tokenizer:

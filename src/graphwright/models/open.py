@@ -1,20 +1,23 @@
-"""Opening a model: config, headers, key check, graph. No weight byte is read; weights stay mapped until they are used."""
+"""Opening a model: config, headers, key check, graph. No weight byte is read; weights stay mapped until used."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty, float32
+from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, empty
+from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
+from graphwright.errors import UsageError
 from graphwright.models.architecture import Architecture, find
 from graphwright.models.config import Config
 from graphwright.models.errors import ModelNotFound, TensorMismatch, UnsupportedDType
 from graphwright.models.model import Model
 from graphwright.models.saved import is_saved, open_saved
-from graphwright.models.tokenizer import Tokenizer, find_tokenizer
+from graphwright.models.tokenizer import AutoTokenizer, Tokenizer, find_tokenizer
 from graphwright.program import Builder, Program
 from graphwright.safetensors import Checkpoint
 
@@ -32,8 +35,12 @@ def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "f
         tokenizer: look for one.
         arch: the family; by default found from the config.
     Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
-        UnsupportedDType, HeaderError and others of `graphwright.safetensors`; all before the first payload byte.
+        UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and others of
+        `graphwright.safetensors`; all before the first payload byte.
     """
+    for name, wanted in (("dtype", dtype), ("compute", compute)):
+        if not (wanted == "keep" and name == "dtype") and not array_dtype(wanted).is_float:
+            raise UsageError("a floating dtype is needed", where=name, expected="float32, bfloat16, ...", got=wanted)
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
     if is_saved(directory):
@@ -45,7 +52,19 @@ def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "f
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(program, family, dims, config, checkpoint, directory, keys, found, compute)
+    return Model(
+        program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, _notes(config, dims, found)
+    )
+
+
+def _notes(config: Config, dims: Any, tokenizer: Tokenizer | None) -> list[str]:
+    """What is worth saying and no error."""
+    notes = []
+    if config.get("auto_map"):
+        notes.append("config.json names code of its own (auto_map); it is not run")
+    if tokenizer is not None and not isinstance(tokenizer, AutoTokenizer) and tokenizer.size < dims.vocab:
+        notes.append(f"{dims.vocab - tokenizer.size} rows of the embedding have no token: padding")
+    return notes
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
@@ -62,30 +81,45 @@ def resolve(path: str | os.PathLike[str]) -> Path:
 
 def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
     """Param path -> key in this file. Raises: TensorMismatch with everything missing, unexpected and misshapen."""
-    have = {key for key in checkpoint.keys() if not any(re.search(p, key) for p in family.ignored)}
-    wanted = list(family.weights(dims))
-    bare = family.prefix and not any(key.startswith(family.prefix) for key in have)
+    have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
+    written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}
     missing, misshapen = [], []
-    for path, key, shape, names in wanted:
-        stored = key.removeprefix(family.prefix) if bare else key
+    for path, key, shape, names in family.weights(dims):
+        stored = written(key)
         if stored not in have:
             missing.append(stored)
             continue
         keys[path] = stored
         if tuple(checkpoint.info(stored).shape) != shape:
-            fields = " x ".join(names)
-            misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {list(checkpoint.info(stored).shape)}")
+            fields, found = " x ".join(names), list(checkpoint.info(stored).shape)
+            misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {found}")
     unexpected = sorted(have - set(keys.values()))
-    if dims.tied and TIED_HEAD in unexpected:  # a copy of the embedding that the file carries too
-        unexpected.remove(TIED_HEAD)
+    if (
+        getattr(dims, "tied", False) and written(TIED_HEAD) in unexpected
+    ):  # a copy of the embedding that the file carries too
+        unexpected.remove(written(TIED_HEAD))
     if missing or unexpected or misshapen:
         lines = [*(f"missing: {k}" for k in missing), *(f"unexpected: {k}" for k in unexpected), *misshapen]
         shown = "\n  ".join(lines[:20]) + (f"\n  ... {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise TensorMismatch(f"{len(lines)} tensors do not fit {family.name}:\n  {shown}", where=str(config.path.parent),
-                             missing=missing, unexpected=unexpected, misshapen=misshapen,
-                             fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
+        raise TensorMismatch(
+            f"{len(lines)} tensors do not fit {family.name}:\n  {shown}",
+            where=str(config.path.parent),
+            missing=missing,
+            unexpected=unexpected,
+            misshapen=misshapen,
+            fix="compare config.json with the weights: graphwright inspect DIR --tensors",
+        )
     return keys
+
+
+def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
+    """How this file writes a family's keys: alike, without the base model's prefix, or with it once more."""
+    if prefix and any(key.startswith(prefix * 2) for key in have):
+        return lambda key: prefix + key
+    if prefix and not any(key.startswith(prefix) for key in have):
+        return lambda key: key.removeprefix(prefix)
+    return lambda key: key
 
 
 def build(family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str,
@@ -95,10 +129,10 @@ def build(family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Che
     params = {}
     for path, key in keys.items():
         array = mapped(checkpoint, key)
-        if stored != "keep" and array.dtype is not dtype(stored):
-            array = empty(array.shape, dtype(stored)).copy_from(array)
+        if stored != "keep" and array.dtype is not array_dtype(stored):
+            array = empty(array.shape, array_dtype(stored)).copy_from(array)
         params[path] = b.param(path, Parameter(array, True, key), key=key)
-    family.build(b, dims, params, dtype(compute))
+    family.build(b, dims, params, array_dtype(compute))
     return b.build()
 
 
@@ -106,11 +140,11 @@ def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
     """A tensor of a file as an array whose bytes are mapped at the first use. Raises: UnsupportedDType."""
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
-    if kind is None:
+    if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
         raise UnsupportedDType("tensors of this dtype are carried, not computed with", where=key, got=info.tag,
-                               expected=", ".join(BY_TAG))  # fmt: skip
+                               expected=", ".join(t for t, d in BY_TAG.items() if d.is_float))  # fmt: skip
     storage = Storage.mapped(lambda: checkpoint.bytes(key), info.nbytes, CPU)
     return NDArray(storage, kind, tuple(info.shape))
 
 
-__all__ = ["EMBEDDING", "TIED_HEAD", "Tokenizer", "build", "float32", "mapped", "match_keys", "open", "resolve"]
+__all__ = ["EMBEDDING", "TIED_HEAD", "Tokenizer", "build", "mapped", "match_keys", "open", "resolve"]

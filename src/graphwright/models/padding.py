@@ -10,15 +10,15 @@ from graphwright.program.rewrite import rewrite
 
 
 def with_padding(p: Program) -> Program:
-    """A program that takes `mask` too; every causal attention hides the keys where it is false."""
+    """A program that takes `mask` too; every attention hides the keys where it is false."""
 
     def start(new: Program) -> None:
         new.add_source(INPUT, "mask", Spec(("B", "T"), bool_), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value | None:
         attrs = p.attrs(node)
-        if not attrs["causal"] or "key_mask" in attrs["optional"]:
-            return None
+        if "key_mask" in attrs["optional"]:
+            return None  # it has a mask of its own
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(new.add_op("sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 

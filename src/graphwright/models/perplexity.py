@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
+from graphwright.models.tokenizer import ByteTokenizer
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -41,10 +43,14 @@ def bits_per_byte(model: Model, text: str, *, window: int = 256, stride: int = 1
     """Score a text in windows of `window` tokens, `stride` apart; a window scores the positions that the one before did
     not, each with at least window - stride tokens before it (the first window: all but its first token).
 
-    Raises: PromptError for a text of fewer than two tokens; NonFinite.
+    Raises: PromptError for a text of fewer than two tokens; UsageError for windows that do not overlap.
     """
     from graphwright.models.model import need_tokenizer
 
+    if not 0 < stride < window:  # the last token of a window predicts the first that the next one scores
+        raise UsageError(
+            "windows must overlap", expected="0 < stride < window", got=f"window {window}, stride {stride}"
+        )
     tokenizer = need_tokenizer(model)
     ids = np.asarray(tokenizer.encode(text), np.int64)
     if len(ids) < 2:
@@ -64,8 +70,19 @@ def bits_per_byte(model: Model, text: str, *, window: int = 256, stride: int = 1
             scored += len(targets)
             upto = start + window
         if report is not None:
-            report(Progress("scoring", min(at + batch, len(starts)), len(starts), {"bits per byte": nats / log(2) / max(scored, 1)}))
-    size = len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode()) if tokenizer.size != 256 else scored
+            report(
+                Progress(
+                    "scoring",
+                    min(at + batch, len(starts)),
+                    len(starts),
+                    {"bits per byte": nats / log(2) / max(scored, 1)},
+                )
+            )
+    size = (
+        len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode())
+        if not isinstance(tokenizer, ByteTokenizer)
+        else scored
+    )
     return BitsPerByte(nats / (log(2) * size), exp(min(nats / scored, 700)), nats, scored, size)
 
 

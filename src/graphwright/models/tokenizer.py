@@ -1,4 +1,6 @@
-"""Text to ids and back: a built-in byte-level table, `tokenizer.json` through the tokenizers library, else none."""
+"""Text to ids and back: a built-in byte-level table, `tokenizer.json` through the tokenizers library, other files
+through transformers, else none. The libraries are loaded at the first use, and no code of a checkpoint is ever run.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graphwright.errors import MissingExtra
-from graphwright.files import read_json
+from graphwright.files import JsonError, UnreadableFile, read_json
 from graphwright.models.config import Config
-from graphwright.models.errors import PromptError, TokenizerMismatch
+from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
 
 _LIMIT = 256 << 20
+OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
+"""Tokenizer files that transformers reads where there is no tokenizer.json."""
 
 
 class Tokenizer(Protocol):
@@ -35,26 +39,26 @@ class ByteTokenizer:
     """256 tokens, id = byte. Byte 0 begins and ends a text."""
 
     size = 256
+    special = 0
 
     def __init__(self, bos_id: int | None = 0, eos_ids: tuple[int, ...] = (0,)) -> None:
         self.bos_id, self.eos_ids = bos_id, eos_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """UTF-8 bytes. Raises: PromptError for lone surrogates."""
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError as error:
-            raise PromptError("the text is no valid Unicode", where=f"character {error.start}", got=repr(error.object[error.start]),
-                              fix="text.encode('utf-8', 'replace').decode()") from error  # fmt: skip
+        return list(_valid(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes as text."""
-        drop = {self.bos_id, *self.eos_ids} if skip_special_tokens else set()
-        return bytes(i for i in ids if i not in drop).decode("utf-8", "replace")
+        """Bytes as text; ids of padding rows, past the table, say nothing."""
+        return self.to_bytes(ids, skip_special_tokens).decode("utf-8", "replace")
+
+    def to_bytes(self, ids: Sequence[int], skip_special_tokens: bool = True) -> bytes:
+        """The bytes that ids stand for."""
+        return bytes(i for i in ids if i < self.size and not (skip_special_tokens and i == self.special))
 
 
 class LibraryTokenizer:
-    """A `tokenizer.json` through the tokenizers library, which is loaded at the first use."""
+    """A `tokenizer.json` through the tokenizers library."""
 
     def __init__(self, path: Path, size: int, bos_id: int | None, eos_ids: tuple[int, ...]) -> None:
         self.path, self.size, self.bos_id, self.eos_ids = path, size, bos_id, eos_ids
@@ -67,19 +71,77 @@ class LibraryTokenizer:
                 from tokenizers import Tokenizer as Library
             except ImportError:
                 raise MissingExtra("hf", f"reading {self.path.name}") from None
-            self._loaded = Library.from_file(str(self.path))
+            try:
+                self._loaded = Library.from_file(str(self.path))
+            except Exception as error:  # the library raises plain Exception
+                raise ConfigError("the tokenizers library cannot read this file", where=str(self.path),
+                                  got=str(error)) from error  # fmt: skip
+            self._loaded.no_truncation()  # a length that training left in the file must not cut a prompt
+            self._loaded.no_padding()
         return self._loaded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Raises: PromptError for lone surrogates."""
-        try:
-            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise PromptError("the text is no valid Unicode", got=str(error)) from error
+        return self._library.encode(_valid(text), add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids."""
         return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+
+class AutoTokenizer:
+    """Other tokenizer files through transformers; remote code is never run.
+
+    The number of tokens is known once the library has read the files, so a mismatch shows at the first use.
+    """
+
+    def __init__(self, directory: Path, vocab: int, bos_id: int | None, eos_ids: tuple[int, ...]) -> None:
+        self.directory, self.vocab, self.bos_id, self.eos_ids = directory, vocab, bos_id, eos_ids
+        self._loaded: Any = None
+
+    @property
+    def _library(self) -> Any:
+        if self._loaded is None:
+            try:
+                from transformers import AutoTokenizer as Library
+            except ImportError:
+                raise MissingExtra("hf", f"reading the tokenizer files of {self.directory.name}") from None
+            try:
+                loaded = Library.from_pretrained(str(self.directory), trust_remote_code=False, local_files_only=True)
+            except Exception as error:  # whatever the library makes of damaged files
+                raise ConfigError("transformers cannot read these tokenizer files", where=str(self.directory),
+                                  got=str(error)[:200]) from error  # fmt: skip
+            _fits(len(loaded), self.vocab, self.directory)
+            self._loaded = loaded
+        return self._loaded
+
+    @property
+    def size(self) -> int:
+        """Number of tokens; loads the library."""
+        return len(self._library)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Raises: PromptError for lone surrogates; TokenizerMismatch."""
+        return self._library.encode(_valid(text), add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids."""
+        return self._library.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+
+def _valid(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            "the text is no valid Unicode",
+            where=f"character {error.start}",
+            got=repr(text[error.start]),
+            fix="text.encode('utf-8', 'replace').decode()",
+        ) from error
+    return text
 
 
 def byte_tokenizer_json() -> str:
@@ -103,33 +165,60 @@ def byte_tokenizer_json() -> str:
 def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | None:
     """The tokenizer of a model directory, or None.
 
-    Raises: TokenizerMismatch for more tokens than embedding rows; MissingExtra if a tokenizer.json needs the library.
+    Raises: TokenizerMismatch for more tokens than embedding rows; ConfigError for a damaged file.
     """
     path = directory / "tokenizer.json"
     bos, eos = special_ids(directory, config)
     if not path.is_file():
-        return None
-    data = read_json(path, _LIMIT, nesting=32)
-    model = data.get("model", {}) if isinstance(data, dict) else {}
-    if len(model.get("vocab", ())) == 256 and not model.get("merges") and data == json.loads(byte_tokenizer_json()):
+        others = any((directory / name).is_file() for name in OTHER_FILES)
+        return AutoTokenizer(directory, vocab, bos, eos) if others else None
+    data = _read(path, _LIMIT, nesting=32)
+    model, added = data.get("model"), data.get("added_tokens") or []
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list) or not isinstance(added, list):
+        raise ConfigError("this is no tokenizer.json", where=str(path), expected="model.vocab and a list added_tokens")
+    if len(model["vocab"]) == 256 and not model.get("merges") and data == json.loads(byte_tokenizer_json()):
         found: Tokenizer = ByteTokenizer(bos, eos)
     else:
-        added = {t["id"] for t in data.get("added_tokens", ()) if isinstance(t, dict) and isinstance(t.get("id"), int)}
-        size = max([len(model.get("vocab", ())) - 1, *added]) + 1
-        found = LibraryTokenizer(path, size, bos, eos)
-    if found.size > vocab:
-        raise TokenizerMismatch("the tokenizer has more tokens than the embedding has rows", where=str(path), expected=f"<= {vocab}",
-                                got=found.size)  # fmt: skip
+        ids = [t["id"] for t in added if isinstance(t, dict) and isinstance(t.get("id"), int)]
+        found = LibraryTokenizer(path, max([len(model["vocab"]) - 1, *ids]) + 1, bos, eos)
+    _fits(found.size, vocab, path)
     return found
 
 
+def _fits(tokens: int, vocab: int, where: Path) -> None:
+    if tokens > vocab:
+        raise TokenizerMismatch(
+            "the tokenizer has more tokens than the embedding has rows",
+            where=str(where),
+            expected=f"<= {vocab}",
+            got=tokens,
+            fix="gw.open(..., tokenizer=False) and give ids, or use the tokenizer of this model",
+        )
+
+
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
-    """(bos, eos ids): generation_config.json wins over config.json."""
-    fields = dict(config.fields)
-    path = directory / "generation_config.json"
-    if path.is_file():
-        extra = read_json(path, 8 << 20, nesting=16)
-        fields.update({k: v for k, v in extra.items() if k in ("bos_token_id", "eos_token_id") and v is not None})
+    """(bos, eos ids): generation_config.json wins over config.json. Raises: ConfigError."""
+    fields = {**config.fields, **{k: v for k, v in generation_defaults(directory).items() if v is not None}}
     bos, eos = fields.get("bos_token_id"), fields.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [eos]
-    return (bos if isinstance(bos, int) else None), tuple(e for e in ends if isinstance(e, int) and not isinstance(e, bool))
+    return (bos if _is_id(bos) else None), tuple(e for e in ends if _is_id(e))
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """Fields of generation_config.json; empty without one. Raises: ConfigError."""
+    path = directory / "generation_config.json"
+    return _read(path, 8 << 20, nesting=16) if path.is_file() else {}
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _read(path: Path, limit: int, nesting: int) -> dict[str, Any]:
+    try:
+        data = read_json(path, limit, nesting=nesting)
+    except (JsonError, UnreadableFile) as error:
+        raise ConfigError(f"{path.name} cannot be read", where=str(path), got=str(error)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path.name} is not an object", where=str(path), got=type(data).__name__)
+    return data

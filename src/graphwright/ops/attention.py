@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.dtype import bool_, float32, float64, int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
@@ -14,18 +14,17 @@ from graphwright.ops.rules import equal_dim, one_dtype
 
 @op("rope_table")
 class RopeTable:
-    """cos and sin of positions [B, T] (int64) times frequencies [d/2] (float32), times `scale`: two of [B, T, d/2].
+    """cos and sin of positions [B, T] (int64) times frequencies [d/2], times `scale`: two of [B, T, d/2].
 
-    Kept in float32 whatever the model computes in, as angles of far positions need its digits.
+    In the dtype of the frequencies: float32 whatever the model computes in, as angles of far positions need its digits,
+    or float64.
     """
 
     arity, attrs = 2, {"scale": 1.0}
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
 
     def infer(positions, frequencies, scale):
-        if positions.dtype is not int64 or frequencies.dtype is not float32:
-            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {frequencies}")
-        table = Spec((*positions.shape, frequencies.shape[0]), float32)
+        table = Spec((*positions.shape, _Frequencies.check(positions, frequencies).shape[0]), frequencies.dtype)
         return table, table
 
     def sample(rng):
@@ -39,14 +38,15 @@ class _Frequencies:
 
     @staticmethod
     def check(positions, *tables):
-        if positions.dtype is not int64 or any(t.dtype is not float32 or len(t.shape) != 1 for t in tables):
-            raise DTypeError("takes int64 positions and float32 frequencies", got=f"{positions}, {tables}")
+        one_dtype(*tables)
+        if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
+            raise DTypeError("takes int64 positions and float32 or float64 frequencies", got=f"{positions}, {tables}")
         return tables[0]
 
 
 @op("rope_dynamic")
 class RopeDynamic:
-    """Frequencies float32 [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
+    """Frequencies [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
 
     Equal to the given ones up to M = `original`; s = `factor` (dynamic NTK scaling).
     """
@@ -63,7 +63,7 @@ class RopeDynamic:
 
 @op("rope_longer")
 class RopeLonger:
-    """The second frequencies if a position lies at `original` or beyond, else the first; float32 [d/2] (LongRoPE)."""
+    """The second frequencies if a position lies at `original` or beyond, else the first; [d/2] (LongRoPE)."""
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
 
@@ -88,7 +88,7 @@ class Rope:
         one_dtype(x, cos, sin)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
-        if cos.shape[:2] != (x.shape[0], x.shape[2]) and cos.shape[0] != 1:
+        if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
             raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
         return x
 
@@ -103,10 +103,13 @@ class Rope:
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
 
 
-def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...]) -> None:
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...],
+           window: int | None) -> None:  # fmt: skip
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
         raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+    if window is not None and window < 1:
+        raise ShapeError("a window holds at least the query's own key", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -141,7 +144,7 @@ class Sdpa:
     traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
 
     def infer(q, k, v, *extra, scale, causal, window, optional):
-        _check(q, k, v, extra, optional)
+        _check(q, k, v, extra, optional, window)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -160,12 +163,12 @@ class Sdpa:
 class SdpaBackward:
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1))
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
 
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
-        _check(q, k, v, tuple(extra), optional)
+        _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
             raise ShapeError("result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}")

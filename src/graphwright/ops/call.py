@@ -10,7 +10,9 @@ from typing import Any
 
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU
+from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
+from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
@@ -39,10 +41,14 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
         if layout is not None:
             return (ins[0].view(layout),)
     if row.view is not None:  # a view that must copy, or that was asked into given memory
+        if outs is not None and not writable_over(row, outs, ins):
+            raise AliasError("out shares memory with the operand", where=row.name, fix="give a copy")
         source = contiguous(ins[0])
         layout = row.view(source.layout, attrs)
         assert layout is not None, f"{row.name}: no view of a contiguous array"
         target = empty(specs[0].shape, specs[0].dtype, device) if outs is None else outs[0]  # type: ignore[arg-type]  # bound
+        if target.spec != specs[0]:
+            raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec)
         return (target.copy_from(source.view(layout)),)
     ins = list(ins)
     for place in row.traits.contiguous:
@@ -50,13 +56,45 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
     if outs is None:
         outs = [empty(s.shape, s.dtype, device) for s in specs]  # type: ignore[arg-type]  # specs of arrays are bound
     else:
+        for out, spec in zip(outs, specs, strict=True):
+            if out.spec != spec:
+                raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec)
+        if not writable_over(row, outs, ins):
+            raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="give a copy")
         for out in outs:
             out.writable()
     kernels = backend(device)
     work = [empty(s.shape, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]  # type: ignore[arg-type]
-    for run in kernels.bind(row.name, outs, ins, attrs, work):
-        run()
+    try:
+        for run in kernels.bind(row.name, outs, ins, attrs, work):
+            run()
+    except (IndexError, RuntimeError) as error:
+        raise kernel_error(row.name, ins, error) from error
     return tuple(outs)
+
+
+def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
+    """True if no output shares memory with an operand, save exactly and where the row's `inplace` trait allows it."""
+    for o, out in enumerate(outs):
+        for i, operand in enumerate(ins):
+            if operand.storage is not out.storage:
+                continue
+            exact = operand.layout == out.layout and operand.dtype is out.dtype
+            if exact and (o, i) in row.traits.inplace:
+                continue
+            (a, b), (c, d) = span(operand.layout), span(out.layout)
+            size, other = operand.dtype.itemsize, out.dtype.itemsize
+            if a * size < d * other and c * other < b * size:
+                return False
+    return True
+
+
+def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
+    """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
+    kind = IndexOutOfRange if bounds else ComputeError
+    place = op if where is None else f"{where} ({op})"
+    return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 
 def contiguous(array: NDArray) -> NDArray:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from graphwright.array.dtype import DType, dtype
+from graphwright.array.dtype import DType, dtype, float32
 from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
@@ -16,6 +17,10 @@ from graphwright.ops.rules import broadcast, comparison, floating, one_dtype, sa
 
 UNARY = Traits(inplace=((0, 0),), elementwise=True)
 BINARY = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
+
+
+def _binary(*identity: tuple[int, float]) -> Traits:
+    return replace(BINARY, identity=identity)
 
 
 def unary_sample(low: float, high: float) -> Callable:
@@ -165,7 +170,8 @@ class Relu:
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.1, 2)
 
     def vjp(g, ins, outs, attrs, needs):
-        return (g * call("sign", outs[0]),)
+        zero = call("full_like", g, value=0.0)
+        return (call("where", call("lt", call("full_like", outs[0], value=0.0), outs[0]), g, zero),)
 
 
 @op("gelu")
@@ -191,7 +197,7 @@ class Gelu:
 class Add:
     """a + b."""
 
-    arity, infer, traits, sample = 2, broadcast, BINARY, binary_sample
+    arity, infer, traits, sample = 2, broadcast, _binary((0, -0.0), (1, -0.0)), binary_sample
 
     def vjp(g, ins, outs, attrs, needs):
         return g, g
@@ -201,7 +207,7 @@ class Add:
 class Sub:
     """a - b."""
 
-    arity, infer, traits, sample = 2, broadcast, BINARY, binary_sample
+    arity, infer, traits, sample = 2, broadcast, _binary((1, 0.0)), binary_sample
 
     def vjp(g, ins, outs, attrs, needs):
         return g, -g if needs[1] else None
@@ -211,7 +217,8 @@ class Sub:
 class Mul:
     """a · b."""
 
-    arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
+    arity, infer, saves, sample = 2, broadcast, Saves(inputs=(0, 1)), binary_sample
+    traits = _binary((0, 1.0), (1, 1.0))
 
     def vjp(g, ins, outs, attrs, needs):
         return g * ins[1] if needs[0] else None, g * ins[0] if needs[1] else None
@@ -219,9 +226,13 @@ class Mul:
 
 @op("div")
 class Div:
-    """a / b; gradients g/b, -g·a/b²."""
+    """a / b, of integers in float32; gradients g/b, -g·a/b²."""
 
-    arity, infer, traits, saves = 2, broadcast, BINARY, Saves(inputs=(0, 1))
+    arity, traits, saves = 2, _binary((1, 1.0)), Saves(inputs=(0, 1))
+
+    def infer(a, b):
+        spec = broadcast(a, b)
+        return spec if spec.dtype.is_float else Spec(spec.shape, float32)
 
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
@@ -253,9 +264,11 @@ class Maximum:
 
 
 def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple:
-    # share of the first operand where the chosen one is `first - second` positive: 1, tie: 1/2
-    share = 0.5 * (1.0 + call("sign", first - second))
-    return g * share if needs[0] else None, g * (1.0 - share) if needs[1] else None
+    # the first operand is chosen where it is the larger; by choice, not by a factor: inf · 0 must not reach the other
+    zero, tie = call("full_like", g, value=0.0), call("eq", first, second)
+    shared = call("where", tie, g * 0.5, zero)
+    return (call("where", call("lt", second, first), g, shared) if needs[0] else None,
+            call("where", call("lt", first, second), g, shared) if needs[1] else None)  # fmt: skip
 
 
 for _name, _doc in {"eq": "a = b.", "lt": "a < b.", "le": "a ≤ b."}.items():
@@ -290,7 +303,7 @@ class Where:
 class Cast:
     """x in another dtype, rounded to nearest even; the gradient comes back in the dtype of x."""
 
-    arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True)
+    arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True, convert=True)
 
     def infer(x, dtype: DType):
         return Spec(x.shape, dtype)
@@ -306,7 +319,7 @@ class Cast:
 class Copy:
     """x in fresh, row-major memory."""
 
-    arity, infer, traits, sample = 1, same, Traits(elementwise=True), unary_sample(-1, 1)
+    arity, infer, traits, sample = 1, same, Traits(elementwise=True, convert=True), unary_sample(-1, 1)
 
     def vjp(g, ins, outs, attrs, needs):
         return (g,)

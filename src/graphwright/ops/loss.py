@@ -26,6 +26,8 @@ class CrossEntropy:
         floating(scores)
         if targets.dtype.name != "int64":
             raise DTypeError("targets must be class ids", expected="int64", got=targets)
+        if not scores.shape or scores.shape[-1] == 0:
+            raise ShapeError("scores need at least one class on their last axis", got=scores)
         if targets.shape != scores.shape[:-1]:
             raise ShapeError("one target per row of scores", expected=scores.shape[:-1], got=targets)
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
@@ -38,6 +40,7 @@ class CrossEntropy:
             grad = call("cross_entropy_backward", ins[0], ins[1], outs[1], loss_grad, **attrs)
         if lse_grad is not None:
             soft = call("softmax", ins[0]) * call("reshape", lse_grad, shape=(*lse_grad.shape, 1))
+            soft = call("cast", soft, dtype=ins[0].dtype) if ins[0].dtype.is_low else soft
             grad = soft if grad is None else grad + soft
         return grad, None
 
@@ -60,17 +63,21 @@ class CrossEntropyBackward:
         return scores
 
     def vjp(g, ins, outs, attrs, needs):
-        # d/dscores of grad·(p - onehot) is grad·(p ⊙ g - p·Σ(p ⊙ g)); lse moves with scores and is taken with them
-        scores, targets, _, grad = ins
-        p = call("softmax", scores)
-        column = call("reshape", grad, shape=(*grad.shape, 1))
-        pg = p * g
-        d_scores = column * (pg - p * call("sum", pg, axes=(-1,), keepdims=True)) if needs[0] else None
+        # out = grad·kept·(p - onehot) with p = exp(scores - lse): lse is an operand of its own here
+        scores, targets, lse, grad = ins
+        low, wide = scores.dtype, lse.dtype
+        if low.is_low:
+            scores, g = call("cast", scores, dtype=wide), call("cast", g, dtype=wide)
+        kept = 1.0 - call("cast", call("eq", targets, attrs["ignore_index"]), dtype=wide)
+        column = call("reshape", grad * kept, shape=(*grad.shape, 1))
+        moved = column * call("exp", scores - call("reshape", lse, shape=(*lse.shape, 1))) * g
+        d_scores = (call("cast", moved, dtype=low) if low.is_low else moved) if needs[0] else None
+        d_lse = -call("sum", moved, axes=(-1,), keepdims=False) if needs[2] else None
         d_grad = None
         if needs[3]:
-            unit = call("cross_entropy_backward", scores, targets, ins[2], call("full_like", grad, value=1.0), **attrs)
+            unit = call("cross_entropy_backward", scores, targets, lse, call("full_like", grad, value=1.0), **attrs)
             d_grad = call("sum", unit * g, axes=(-1,), keepdims=False)
-        return d_scores, None, None, d_grad
+        return d_scores, None, d_lse, d_grad
 
     def sample(rng):
         import numpy as np

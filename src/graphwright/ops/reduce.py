@@ -36,13 +36,14 @@ def _sample(rng):
 
 @op("sum")
 class Sum:
-    """Σ over axes; the gradient is spread back."""
+    """Σ over axes, of integers and bools in int64; the gradient is spread back."""
 
     arity, attrs, sample, cost = 1, {"axes": ..., "keepdims": False}, _sample, _cost
     traits = Traits(amp="f32")
 
     def infer(x, axes, keepdims):
-        return _reduced(x, axes, keepdims)
+        reduced = _reduced(x, axes, keepdims)
+        return reduced if x.dtype.is_float else Spec(reduced.shape, int64)
 
     def vjp(g, ins, outs, attrs, needs):
         return (_restore(g, ins[0], attrs),)
@@ -95,6 +96,8 @@ class Argmax:
 
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
+        if x.shape[at] == 0:
+            raise ShapeError("the maximum of no entries", where=f"axis {at}", got=x)
         return Spec((*x.shape[:at], *x.shape[at + 1 :]), int64)
 
     def sample(rng):

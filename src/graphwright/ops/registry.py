@@ -52,6 +52,10 @@ class Traits:
         fixed: places of operands that no casting class touches: ids, masks, conditions.
         elementwise: one iteration space, every output element from the operands' elements at its place.
         update: carries state forward; never folded, merged or run twice.
+        opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
+        convert: the result is the operand's values, in other memory or in the dtype of the result.
+        identity: pairs (operand, value): where that operand has this value everywhere (the sign of zero counts), the result
+            of two operands is the other one, bit for bit.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -61,6 +65,9 @@ class Traits:
     fixed: tuple[int, ...] = ()
     elementwise: bool = False
     update: bool = False
+    opaque: bool = False
+    convert: bool = False
+    identity: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

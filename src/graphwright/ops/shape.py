@@ -174,6 +174,8 @@ class Last:
 
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
+        if x.shape[at] == 0:
+            raise ShapeError("an empty axis has no last entry", where=f"axis {at}", got=x)
         return Spec((*x.shape[:at], 1, *x.shape[at + 1 :]), x.dtype)
 
     def view(layout, attrs):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
-from graphwright.plan.plan import Plan, StalePlan, make_plan
-from graphwright.plan.table import Buffer, Instr, Slot
-from graphwright.plan.workspace import Workspace
+from graphwright.plan.draft import Firing
+from graphwright.plan.plan import Options, Plan, StalePlan
+from graphwright.plan.planner import make_plan
+from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.workspace import StepTorn, Workspace
 from graphwright.program import Program
 
 Program.compiler = compile_program
 
-__all__ = ["Buffer", "CompiledFunction", "CompiledProgram", "Instr", "Plan", "Slot", "StalePlan", "Workspace", "compile",
-           "compile_program", "make_plan", "plan_for"]  # fmt: skip
+__all__ = ["Buffer", "CompiledFunction", "CompiledProgram", "Firing", "Instr", "Options", "Plan", "Schedule", "Segment", "Slot",
+           "StalePlan", "StepTorn", "Workspace", "compile", "compile_program", "make_plan", "plan_for"]  # fmt: skip

@@ -8,27 +8,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
-from graphwright.plan.plan import Plan, make_plan
+from graphwright.plan.plan import Plan
+from graphwright.plan.planner import make_plan
 from graphwright.plan.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
 
 _LIMIT = 32
-_plans: WeakKeyDictionary[Program, OrderedDict[Any, Plan]] = WeakKeyDictionary()
+"""Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
 
 
-def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, *, freeze: bool = False) -> Plan:
-    """The plan of a program for input specs, from the cache if its version and shapes were planned before."""
-    plans = _plans.setdefault(p, OrderedDict())
-    key = (p.version, tuple(sorted(inputs.items(), key=lambda item: item[0])), None if outputs is None else tuple(outputs), freeze)
+def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, **options: Any) -> Plan:
+    """The plan of a program for input specs, from the cache if its version and shapes were planned before.
+
+    Args:
+        options: see `make_plan`.
+    """
+    plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
+    key = (p.version, tuple(sorted(inputs.items(), key=lambda item: item[0])), None if outputs is None else tuple(outputs),
+           tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())))  # fmt: skip
     found = plans.get(key)
-    if found is None:
+    if found is None or not found.fresh:
         for old in [k for k in plans if k[0] != p.version]:
             del plans[old]
-        found = plans[key] = make_plan(p, inputs, outputs, freeze=freeze)
+        found = plans[key] = make_plan(p, inputs, outputs, **options)
         if len(plans) > _LIMIT:
             plans.popitem(last=False)
     plans.move_to_end(key)
@@ -36,13 +41,17 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
 
 
 def compile_program(p: Program, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None,
-                    freeze: bool = False, **named: Any) -> Plan:  # fmt: skip
+                    freeze: bool = False, rewrites: str = "exact", layout: str = "reuse", watch: Sequence[str] = (),
+                    **named: Any) -> Plan:  # fmt: skip
     """`program.compile(x=(64, 8))`: a plan for given inputs.
 
     Args:
         inputs: per input a shape, a Spec, or an example array.
         outputs: names of the outputs wanted; all by default.
         freeze: casts of weights are made once per weight version instead of in every run.
+        rewrites: "exact" or "none"; `plan.rewrites` lists what was done.
+        layout: "reuse" or "naive".
+        watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
     """
     given = {**(inputs or {}), **named}
     specs = {}
@@ -53,7 +62,7 @@ def compile_program(p: Program, inputs: Mapping[str, Any] | None = None, *, outp
             plain = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
             specs[name] = value if isinstance(value, Spec) else Spec(tuple(value), p.spec(node).dtype) if plain else as_tensor(value).spec
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
-    return plan_for(p, specs, outputs, freeze=freeze)
+    return plan_for(p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch))
 
 
 class CompiledProgram:
@@ -111,6 +120,7 @@ class CompiledFunction:
             entry = self._entries[key] = _Entry(*record(self.fn, specs))
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
+        self._entries.move_to_end(key)
         return entry
 
 
@@ -122,11 +132,14 @@ class _Entry:
         self.names = [program.path(n) for n in program.inputs()]
         self.workspace = Workspace(plan_for(program, {program.path(n): program.spec(n) for n in program.inputs()}))
         self._result = result
+        self._trained = [(v, v.requires_grad) for v, _ in recorder.variables.values()]
 
     @property
     def fresh(self) -> bool:
-        """False once a program that the function ran was edited."""
-        return all(p.version == version for p, version in self.dependencies.values())
+        """False once a program that the function ran was edited, or a variable that it reads was frozen or thawed."""
+        if any(v.requires_grad != was for v, was in self._trained):
+            return False
+        return all(p.version == version for p, version in self.dependencies.values()) and self.workspace.plan.fresh
 
     def shape(self, outputs: Mapping[str, NDArray]) -> Any:
         """Outputs in the form that the function returned them."""

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from json import dumps
-from time import perf_counter
 from typing import Any
 
-from graphwright.array import Spec
+from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
-from graphwright.plan.layout import lower_bound, place
-from graphwright.plan.lower import Lowering
-from graphwright.plan.table import ARENA, Buffer, Instr, Slot
-from graphwright.program import FeedError, InvalidProgram, Program, Value
+from graphwright.plan.draft import Firing
+from graphwright.plan.layout import aligned, lower_bound
+from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.program import Program, Value
 from graphwright.program.hashing import encode_attrs
 
 
 class StalePlan(ComputeError):
     """The program was edited since this plan was made."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a plan was asked for.
+
+    Attributes:
+        freeze: weights will not change under the plan's feet: conversions of them are made once per weight version.
+        rewrites: "exact" (the same bits with less work) or "none" (one row per node).
+        layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
+        watch: names of nodes whose values are kept readable.
+    """
+
+    freeze: bool = False
+    rewrites: str = "exact"
+    layout: str = "reuse"
+    watch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +46,17 @@ class Plan:
     Attributes:
         program, version: what the plan is of; it refuses to run once the program has another version.
         inputs: specs of the inputs, all sizes known.
-        outputs: name -> slot.
+        outputs, watched: name -> slot.
         instrs, slots, buffers: the rows.
         folds: node -> slots of values computed once from frozen weights.
         pruned: paths of nodes that nothing needs.
+        rewrites: uses of rewrites, in order.
         commits: path of a write -> why its value is copied at the end instead of updated in place.
+        commit_start: first instruction of the commit segment, which writes carried state.
+        early: instruction -> keys of the states it updates before the commit segment.
+        guards: constants whose values a rewrite relied on, with their versions.
         arena_bytes: size of the arena.
+        options: what was asked for.
         ms: milliseconds that planning took.
     """
 
@@ -43,13 +64,19 @@ class Plan:
     version: int
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, int]
+    watched: Mapping[str, int]
     instrs: tuple[Instr, ...]
     slots: tuple[Slot, ...]
     buffers: tuple[Buffer, ...]
     folds: Mapping[NodeId, tuple[int, ...]]
     pruned: tuple[str, ...]
+    rewrites: tuple[Firing, ...]
     commits: Mapping[str, str]
+    commit_start: int
+    early: Mapping[int, tuple[str, ...]]
+    guards: Mapping[str, tuple[NDArray, int]]
     arena_bytes: int
+    options: Options
     ms: float
     _lazy: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -65,12 +92,117 @@ class Plan:
             self._lazy["workspace"] = Workspace(self)
         return self._lazy["workspace"]
 
+    @property
+    def fresh(self) -> bool:
+        """True while the program has the version that was planned, and the constants that rewrites relied on."""
+        if self.program.version != self.version:
+            return False
+        weights = self.program.weights
+        return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
+
     def check_fresh(self) -> None:
         """Raises: StalePlan if the program was edited since."""
-        if self.program.version != self.version:
+        if not self.fresh:
             raise StalePlan("the program was edited after this plan was made", where=self.program.name,
                             expected=f"version {self.version}", got=f"version {self.program.version}",
                             fix="program.compile(...) again; gw.compile(program) does it by itself")  # fmt: skip
+
+    # -- looking in -------------------------------------------------------------------------------------------------------
+    @property
+    def instructions(self) -> tuple[Instr, ...]:
+        """The rows in the order in which they run."""
+        return self.instrs
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Runs of instructions of one kind; empty ones left out."""
+        both = Segment("aten", 0, self.commit_start), Segment("commit", self.commit_start, len(self.instrs))
+        return tuple(s for s in both if s.start < s.stop)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Fused runs of instructions: none on this executor."""
+        return ()
+
+    @property
+    def schedule(self) -> Schedule:
+        """Instructions as dispatches: here each is one."""
+        return Schedule(self.groups, 0.0, len(self.instrs))
+
+    @property
+    def input_slots(self) -> tuple[int, ...]:
+        """Slots of the inputs, in order of declaration."""
+        return self._of_kind(INPUT)
+
+    @property
+    def output_slots(self) -> tuple[int, ...]:
+        """Slots of the outputs, in order of declaration."""
+        return tuple(self.outputs.values())
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """Slots bound to params and consts, in order of the nodes."""
+        return self._of_kind(PARAM, CONST)
+
+    def _of_kind(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(s.index for s in self.slots if s.base == s.index and self.buffers[s.buffer].kind in kinds
+                     and self._is_source(s))  # fmt: skip
+
+    def _is_source(self, slot: Slot) -> bool:
+        """True for the slot of a node that stores or is fed, not for a result that was moved into its memory."""
+        return slot.value is not None and self.program.op(slot.value.node) in (INPUT, PARAM, CONST, STATE)
+
+    def last_use(self, slot: int) -> int | None:
+        """The last instruction that reads the value a slot shows; where it was made if none does.
+
+        None for values that outlive the run: inputs, weights, states, outputs and watched values.
+        Raises: UsageError for an index out of range.
+        """
+        return self._uses()[self._slot(slot).base]
+
+    def free_after(self, i: int) -> tuple[int, ...]:
+        """Arena buffers whose bytes are free once instruction `i` has run, each listed after one instruction only."""
+        if not 0 <= i < len(self.instrs):
+            raise UsageError("no such instruction", expected=f"0..{len(self.instrs) - 1}", got=i)
+        if "free" not in self._lazy:
+            free: list[list[int]] = [[] for _ in range(len(self.instrs) + 1)]
+            for b in self.buffers:
+                if b.kind in ARENA and b.last >= 0:
+                    free[b.last].append(b.index)
+            self._lazy["free"] = tuple(map(tuple, free))
+        return self._lazy["free"][i]
+
+    def _uses(self) -> dict[int, int | None]:
+        if "uses" not in self._lazy:
+            uses: dict[int, int | None] = {}
+            for i, instr in enumerate(self.instrs):
+                for s in (*instr.ins, *instr.outs, *instr.work):
+                    uses[self.slots[s].base] = i
+            for s in self.slots:
+                if s.base == s.index and (self._is_source(s) or self.buffers[s.buffer].kind not in ARENA):
+                    uses[s.index] = None
+            for s in (*self.outputs.values(), *self.watched.values()):
+                uses[self.slots[s].base] = None
+            self._lazy["uses"] = uses
+        return self._lazy["uses"]
+
+    def _slot(self, slot: int) -> Slot:
+        if not 0 <= slot < len(self.slots):
+            raise UsageError("no such slot", expected=f"0..{len(self.slots) - 1}", got=slot)
+        return self.slots[slot]
+
+    def memory_timeline(self) -> tuple[int, ...]:
+        """Arena bytes that are live at each instruction."""
+        change = [0] * (len(self.instrs) + 2)
+        for b in self.buffers:
+            if b.kind in ARENA and b.last >= 0:
+                change[max(b.first, 0)] += aligned(b.nbytes)
+                change[b.last + 1] -= aligned(b.nbytes)
+        live, line = 0, []
+        for step in change[: len(self.instrs)]:
+            live += step
+            line.append(live)
+        return tuple(line)
 
     @property
     def lower_bound(self) -> int:
@@ -105,7 +237,10 @@ class Plan:
         for i in found:
             lines.append(f"  instr {self.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
         if not found:
-            lines.append("  folded: computed once from frozen weights" if node in self.folds else "  no instruction: a view")
+            fired = next((f for f in self.rewrites if f.node == path), None)
+            lines.append("  folded: computed once from frozen weights" if node in self.folds else
+                         f"  rewritten: {fired.rule}, {fired.into} stands for it" if fired is not None else
+                         "  no instruction: a view")  # fmt: skip
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -113,8 +248,11 @@ class Plan:
         number = {b.index: n for n, b in enumerate(sorted({s.buffer: self.buffers[s.buffer] for s in self.slots}.values(),
                                                           key=lambda b: b.index))}  # fmt: skip
         return {
+            "options": [self.options.freeze, self.options.rewrites, self.options.layout, list(self.options.watch)],
             "inputs": {n: s.to_json() for n, s in self.inputs.items()},
             "outputs": dict(self.outputs),
+            "watched": dict(self.watched),
+            "commit": self.commit_start,
             "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in self.buffers if b.index in number],
             "slots": [[number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
                       for s in self.slots],
@@ -126,39 +264,3 @@ class Plan:
         copies = sum(1 for i in self.instrs if i.why)
         return (f"Plan({self.program.name!r} v{self.version}: {len(self.instrs)} instructions ({copies} copies), "
                 f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)")  # fmt: skip
-
-
-def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, *, freeze: bool = False) -> Plan:
-    """Plan a program for input specs.
-
-    Args:
-        inputs: a spec per declared input, all sizes numbers.
-        outputs: names of the outputs wanted; all by default.
-        freeze: weights will not change under this plan's feet: casts of them are made once (per weight version).
-    Raises: InvalidProgram, FeedError listing every input that does not fit.
-    """
-    started = perf_counter()
-    if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
-    dims: dict[str, int] = {}
-    wrong = [f"{name}: not an input" for name in inputs.keys() - {p.path(n) for n in p.inputs()}]
-    for node in p.inputs():
-        name, spec = p.path(node), p.spec(node)
-        given = inputs.get(name)
-        if given is None:
-            wrong.append(f"{name}: missing, expected {spec}")
-        elif given.dtype is not spec.dtype or not spec.match(given.shape, dims):  # type: ignore[arg-type]  # sizes known
-            wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
-    if wrong:
-        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)
-    wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
-    if not wanted and not p.writes():
-        raise UsageError("the program has no output and writes nothing", where=p.name)
-    rows = Lowering(p, dims, wanted, freeze)
-    arena = place(rows.buffers, len(rows.instrs))
-    return Plan(
-        program=p, version=p.version, inputs=dict(inputs), outputs=rows.outputs, instrs=tuple(rows.instrs),
-        slots=tuple(rows.slots), buffers=tuple(rows.buffers), folds=rows.folds,
-        pruned=tuple(p.path(n) for n in rows.pruned), commits={p.path(n): why for n, why in rows.commits.items()},
-        arena_bytes=arena, ms=(perf_counter() - started) * 1e3,
-    )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphwright.array import DType, Layout, Spec
 from graphwright.graph import NodeId
@@ -24,7 +24,8 @@ class Buffer:
 
     Attributes:
         index: place in `plan.buffers`.
-        kind: input, param, const, state, temp, or folded (computed from frozen weights when the plan is bound).
+        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), or moved
+            (its slots lie in another buffer, as an in-place result does).
         nbytes: size.
         key: of the variable behind it; for a folded one, its node.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
@@ -41,8 +42,7 @@ class Buffer:
     offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A value: a typed view of a buffer.
 
     Attributes:
@@ -51,6 +51,7 @@ class Slot:
         buffer: index of the buffer.
         dtype: element type.
         layout: shape, strides and offset within the buffer, in elements.
+        base: the slot whose value it shows: itself, or for a view the slot it was taken of.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Slot:
     buffer: int
     dtype: DType
     layout: Layout
+    base: int
 
     @property
     def spec(self) -> Spec:
@@ -65,8 +67,7 @@ class Slot:
         return Spec(self.layout.shape, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Instr:
+class Instr(NamedTuple):
     """One kernel call.
 
     Attributes:
@@ -84,3 +85,25 @@ class Instr:
     attrs: Mapping[str, Any]
     node: NodeId
     why: str = ""
+
+
+class Segment(NamedTuple):
+    """A run of instructions `start..stop - 1` of one kind: `aten`, or `commit`, which writes carried state."""
+
+    kind: str
+    start: int
+    stop: int
+
+
+class Schedule(NamedTuple):
+    """How instructions become dispatches.
+
+    Attributes:
+        groups: fused runs; none on this executor.
+        coverage: share of instructions inside groups.
+        dispatches: kernel launches of one run.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    coverage: float
+    dispatches: int

@@ -6,20 +6,31 @@ from collections.abc import Mapping
 from operator import length_hint
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Spec, Storage, backend, from_numpy
+from graphwright.array import CPU, DType, NDArray, Storage, backend, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
-from graphwright.graph import NodeId
 from graphwright.ops import compute, get
+from graphwright.ops.call import kernel_error
 from graphwright.plan.plan import Plan
 from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
 from graphwright.program import FeedError, Value
+from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
 
 _POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
+
+
+class StepTorn(ComputeError):
+    """A step failed after it had updated some states in place: `keys` hold values of the new step, the others of the old."""
+
+    def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
+        super().__init__(cause.what, where=cause.where, got=cause.got, expected=f"{', '.join(keys)} as before the step",
+                         fix="restore these states from a copy")  # fmt: skip
+        self.keys = keys
 
 
 class Workspace:
@@ -36,10 +47,12 @@ class Workspace:
         self.variables = {b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)}
         self._written = self._written_keys()
         self._bound: dict[str, NDArray] = {}
-        self._folded: list[tuple[NodeId, list[tuple[NDArray, int]]]] = []
+        self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
         self._counts: list[int] = []
         self._arena: Storage | None = None
+        self._views: dict[int, NDArray] = {}
+        self._inputs: dict[str, NDArray] = {}
         self._memory: dict[int, Storage] = {}
         self._busy = Lock()
 
@@ -66,6 +79,8 @@ class Workspace:
             raise UsageError("this workspace is running already", where=plan.program.name, fix="Workspace(plan) per thread")
         try:
             self._bind()
+            if self.poison and self._arena is not None:
+                _fill(self._arena)
             self._feed(feeds)
             calls = iter(self._calls)
             try:
@@ -81,22 +96,39 @@ class Workspace:
 
     def value(self, slot: int) -> NDArray:
         """A copy of what a slot holds; meaningful while its buffer is live."""
+        if not 0 <= slot < len(self.plan.slots):
+            raise UsageError("no such slot", expected=f"0..{len(self.plan.slots) - 1}", got=slot)
+        self._bind()
         return self._view(slot).copy()
 
+    def watched(self, name: str) -> NDArray:
+        """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
+        if name not in self.plan.watched:
+            raise UsageError("this node was not watched", where=name, expected=", ".join(self.plan.watched) or "none",
+                             fix="program.compile(..., watch=[name])")  # fmt: skip
+        return self.value(self.plan.watched[name])
+
     def _feed(self, feeds: Mapping[str, Any]) -> None:
-        wrong = [f"{name}: not an input" for name in feeds.keys() - self.plan.inputs.keys()]
+        wrong = [f"{name}: not an input" for name in feeds if name not in self.plan.inputs]
+        ready: list[tuple[NDArray, NDArray]] = []
         for name, spec in self.plan.inputs.items():
             given = feeds.get(name)
             if given is None:
                 wrong.append(f"{name}: missing, expected {spec}")
                 continue
-            data = given.data if isinstance(given, Tensor) else given if isinstance(given, NDArray) else from_numpy(np.asarray(given))
+            try:
+                data = as_array(given)
+            except GraphwrightError as error:
+                wrong.append(f"{name}: {error.what}, got {error.got}")
+                continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
-            elif name in self._inputs:
-                self._inputs[name].impl.copy_(data.impl)
+            elif name in self._inputs:  # a leased value lies in the arena that the inputs are written to
+                ready.append((self._inputs[name], data.copy() if data.storage is self._arena else data))
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
+        for target, data in ready:
+            target.impl.copy_(data.impl)
 
     def _give(self, slot: int, lease: bool) -> NDArray:
         view = self._view(slot)
@@ -108,25 +140,30 @@ class Workspace:
     def _located(self, call: int, error: Exception) -> GraphwrightError:
         """The error of one call, with the node it ran for."""
         at = next(i for i, end in enumerate(self._counts) if call < end)
-        instr, p = self.plan.instrs[at], self.plan.program
-        shapes = ", ".join(repr(self.plan.slots[s].spec) for s in instr.ins)
-        return ComputeError(f"{instr.op} failed: {error}", where=p.path(instr.node), got=shapes)
+        plan, instr = self.plan, self.plan.instrs[at]
+        failure: GraphwrightError = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node))
+        torn = [key for i, keys in plan.early.items() if i < at for key in keys]
+        torn += [plan.buffers[plan.slots[s].buffer].key for i in range(plan.commit_start, at) for s in plan.instrs[i].outs
+                 if plan.buffers[plan.slots[s].buffer].kind in (PARAM, STATE)]  # fmt: skip
+        if torn:
+            failure = StepTorn(failure, tuple(torn))
+        failure.add_note(origin(plan.program, instr.node))
+        return failure
 
     # -- memory -----------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
             self.variables[key].own()
-        if self._arena is None:
+        first = self._arena is None
+        if first:
             self._arena = backend(CPU).allocate(self.plan.arena_bytes)
-            if self.poison:
-                _fill(self._arena)
-        changed = any(v.data is not self._bound.get(k) for k, v in self.variables.items())
+        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
             self._fold()
             self._bind_calls()
-        elif any(a.storage.version != version for _, sources in self._folded for a, version in sources):
+        elif any(array.storage.version != version for array, version in self._folded):
             self._fold()
             self._bind_calls()
 
@@ -138,46 +175,44 @@ class Workspace:
     def _fold(self) -> None:
         """Compute what depends on frozen weights alone."""
         plan, p = self.plan, self.plan.program
-        made: dict[Value, NDArray] = {}
-
-        def value(v: Value) -> NDArray:
-            if p.op(v.node) in STORED:
-                return self._bound[p.key(v.node)]
-            if v not in made:
-                row = get(p.op(v.node))
-                results = compute(row, [value(o) for o in p.operands(v.node)], p.attrs(v.node))
-                made.update({Value(v.node, port): r for port, r in enumerate(results)})
-            return made[v]
-
         self._folded = []
-        for node, slots in plan.folds.items():
-            sources = [self._bound[p.key(n)] for n in p.reachable([node]) if p.op(n) in STORED]
-            self._folded.append((node, [(a, a.storage.version) for a in sources]))
+        if not plan.folds:
+            return
+        made: dict[Value, NDArray] = {}
+        needed = p.reachable(list(plan.folds))
+        for node in sorted(needed, key=p.order_labels.key):
+            if p.op(node) in STORED:
+                array = made[Value(node)] = self._bound.get(p.key(node)) or p.weights.array(p.key(node))
+                self._folded.append((array, array.storage.version))
+                continue
+            row, operands = get(p.op(node)), p.operands(node)
+            if row.traits.convert and p.op(operands[0].node) in STORED:
+                made[Value(node)] = _converted(made[operands[0]], p.specs(node)[0].dtype)
+                continue
+            for port, result in enumerate(compute(row, [made[v] for v in operands], p.attrs(node))):
+                made[Value(node, port)] = result
+        for slots in plan.folds.values():
             for slot in slots:
                 row = plan.slots[slot]
                 assert row.value is not None
-                result = value(row.value)
-                self._memory[row.buffer] = (result if result.contiguous else result.copy()).storage
-                if result.contiguous and result.offset:
-                    self._memory[row.buffer] = result.copy().storage
+                result = made[row.value]
+                whole = result.contiguous and result.offset == 0
+                self._memory[row.buffer] = (result if whole else result.copy()).storage
 
     def _bind_calls(self) -> None:
         plan = self.plan
         kernels = backend(CPU)
-        self._views: dict[int, NDArray] = {}
+        self._views = {}
         self._calls, self._counts = [], []
         for i, instr in enumerate(plan.instrs):
             calls = kernels.bind(instr.op, [self._view(s) for s in instr.outs], [self._view(s) for s in instr.ins],
                                  instr.attrs, [self._view(s) for s in instr.work])  # fmt: skip
             self._calls += calls
             if self.poison:
-                self._calls += [_Poison(self._arena, b.offset, b.nbytes) for b in plan.buffers if b.kind in ARENA and b.last == i]
+                dead = [plan.buffers[b] for b in plan.free_after(i)]
+                self._calls += [_Poison(self._arena, b.offset, b.nbytes) for b in dead]
             self._counts.append(len(self._calls))
-        self._inputs = {plan.buffers[s.buffer].key: self._view(s.index) for s in plan.slots
-                        if s.value is not None and plan.buffers[s.buffer].kind == "input" and self._is_input(s.value)}  # fmt: skip
-
-    def _is_input(self, value: Value) -> bool:
-        return self.plan.program.op(value.node) == "input"
+        self._inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
 
     def _view(self, slot: int) -> NDArray:
         found = self._views.get(slot)
@@ -200,6 +235,27 @@ class Workspace:
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
 
 
+_conversions: WeakKeyDictionary[NDArray, dict[DType, tuple[int, ref[Storage]]]] = WeakKeyDictionary()
+
+
+def _converted(source: NDArray, dtype: DType) -> NDArray:
+    """A frozen weight in another dtype, made once for all workspaces that need it at the same time."""
+    made = _conversions.setdefault(source, {})
+    version, known = made.get(dtype, (-1, None))
+    storage = known() if known is not None and version == source.storage.version else None
+    if storage is None:
+        result = empty(source.shape, dtype).copy_from(source)
+        made[dtype] = (source.storage.version, ref(result.storage))
+        return result
+    return NDArray(storage, dtype, source.shape)
+
+
+def as_array(given: Any) -> NDArray:
+    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
+    data = given.data if isinstance(given, Tensor) else given
+    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
+
+
 class _Poison:
     """A call that fills dead bytes with NaN."""
 
@@ -218,10 +274,3 @@ def _fill(storage: Storage) -> None:
 def _fill_bytes(memory: Any) -> None:
     host = np.asarray(memory)
     host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
-
-
-def spec_of(value: Any) -> Spec:
-    """The spec of a feed."""
-    if isinstance(value, Tensor | NDArray):
-        return value.spec
-    return from_numpy(np.asarray(value)).spec

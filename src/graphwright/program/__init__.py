@@ -5,8 +5,21 @@ from __future__ import annotations
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.errors import (
-    BadName, BoundaryMismatch, FeedError, ForeignNode, InvalidProgram, NameTaken, NotAJunction, NotConvex, NotUndoable,
-    PortEmpty, PortTaken, ProgramFileError, ReplayConflict, SpecMismatch, UnknownNode,
+    BadName,
+    BoundaryMismatch,
+    FeedError,
+    ForeignNode,
+    InvalidProgram,
+    NameTaken,
+    NotAJunction,
+    NotConvex,
+    NotUndoable,
+    PortEmpty,
+    PortTaken,
+    ProgramFileError,
+    ReplayConflict,
+    SpecMismatch,
+    UnknownNode,
 )  # fmt: skip
 from graphwright.program.interpret import Run, check_feeds, evaluate, run
 from graphwright.program.journal import Entry, Journal

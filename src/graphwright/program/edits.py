@@ -17,8 +17,8 @@ from graphwright.ops import get
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
-from graphwright.program.weights import SOURCE, array_digest
 from graphwright.program.program import MAX_PORT, Value, is_key
+from graphwright.program.weights import SOURCE, array_digest
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program

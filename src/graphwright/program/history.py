@@ -78,6 +78,13 @@ class History:
                 variable.data = expected
                 transaction.do(SetWeight(key, trained))  # type: ignore[arg-type]  # variables hold arrays
 
+    def drop_trained(self) -> None:
+        """Take back what was trained since the last value that the edit itself set."""
+        for variable in self.program.weights.values():
+            expected = self._expected.get(id(variable))
+            if expected is not None and variable.data is not expected:
+                variable.data, variable.shared = expected, True
+
     def write(self, t: Transaction) -> Entry | None:
         """Write the entry of an edit that holds; None if it changed nothing. Raises what no journal can hold."""
         p = self.program
@@ -138,6 +145,8 @@ class History:
     def walk(self, n: int, *, back: bool) -> None:
         """Undo or redo `n` entries, or none of them. Raises: NotUndoable."""
         _writable(self.program)
+        if self.open is not None:
+            raise UsageError("an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
@@ -159,8 +168,6 @@ class History:
 
     def _step(self, back: bool) -> Entry:
         p = self.program
-        if self.open is not None:
-            raise UsageError("an edit is open", fix="leave the with-block first")
         stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
         entry = stack[-1]
         undo = _check_kept(entry)

@@ -27,7 +27,7 @@ def check_ports(p: Program, node: NodeId) -> None:
     gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
     if gap < len(ports) or len(ports) < least:
         raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}",
-                        fix="e.rewire(edge, new_src) instead of e.cut(edge): only edges into junctions can be cut")  # fmt: skip
+                        fix="fill it in the same edit: e.rewire(edge, new_src); only edges into junctions can be left out")  # fmt: skip
 
 
 def _least(op: str) -> int:

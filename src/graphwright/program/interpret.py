@@ -6,7 +6,7 @@ This is the slow, plain meaning of a program; a plan must agree with it bit for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
-from graphwright.program.errors import FeedError, InvalidProgram
+from graphwright.program.errors import FeedError
 from graphwright.program.kinds import INPUT, STORED, WRITE
 from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
 
 Ref = NodeId | Value | str
 
@@ -98,7 +99,7 @@ def run(p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref] = "al
         patch: arrays to put in place of a node's first result, a value, or what one edge carries.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
-    _runnable(p)
+    refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     arrays = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
@@ -125,8 +126,12 @@ def run(p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref] = "al
             results = _node(p, node, op, ins, dims)
         for port, result in enumerate(results):
             values[Value(node, port)] = swaps.get(Value(node, port), result)
-    for key, array in [(key, array.copy()) for key, array in writes]:  # all are read before any is written
-        p.weights[key].own().copy_from(array)
+    if writes:
+        fresh = [array.copy() for _, array in writes]  # all are read before any is written
+        memory = {id(p.weights.array(key).storage) for key, _ in writes}
+        values = {v: a.copy() if id(a.storage) in memory else a for v, a in values.items()}
+        for (key, _), array in zip(writes, fresh, strict=True):
+            p.weights[key].own().copy_from(array)
     if keep != "all":
         kept = wanted | set(p.outputs())
         values = {v: a for v, a in values.items() if v in kept}
@@ -141,14 +146,18 @@ def _node(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, 
     try:
         result = call(op, *ins, **p.attrs(node))
     except GraphwrightError as error:
-        error.where = f"{p.path(node)} ({op})" if error.where is None else f"{p.path(node)}: {error.where}"
+        error.where = f"{p.path(node)} ({op})" if error.where in (None, op) else f"{p.path(node)}: {error.where}"
+        error.add_note(origin(p, node))
         raise
     return result if isinstance(result, tuple) else (result,)
 
 
-def _runnable(p: Program) -> None:
-    if not p.valid:
-        raise InvalidProgram("the program was left broken by edit(check=False)", where=p.name, fix="repair it in an edit")
+def origin(p: Program, node: NodeId) -> str:
+    """Where a node that failed comes from: what it reads, and the edit that last touched it."""
+    reads = ", ".join(f"{p.path(v)}: {p.spec(v)}" for v in p.operands(node)) or "nothing"
+    entries = sorted([*p.blame(node), *p.blame(p.path(node))], key=lambda entry: entry.seq)
+    edit = f'; edit "{entries[-1].why}" touched it last' if entries else ""
+    return f"{p.path(node)} reads {reads}{edit}"
 
 
 def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -156,7 +165,7 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Returns: the outputs by name. Params are the program's own variables, so gradients land on them.
     """
-    _runnable(p)
+    refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     recorder: Any = active_recorder.get()
     if recorder is not None:
@@ -180,9 +189,20 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
                 recorder.expect(op, p.path(node))
             for port, result in enumerate(_node(p, node, op, [values[v] for v in p.operands(node)], dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
-    for key, value in writes:
-        p.weights[key].assign(value)
-    return {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
+    outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
+    if writes:
+        written = [p.weights[key] for key, _ in writes]
+        now = recorder.resolved if recorder is not None else lambda t: _apart(t, written)
+        outputs = {name: now(t) for name, t in outputs.items()}
+        for variable, value in zip(written, [now(value) for _, value in writes], strict=True):
+            variable.assign(value)
+    return outputs
+
+
+def _apart(tensor: Tensor, written: Sequence[Tensor]) -> Tensor:
+    """A tensor whose value stays when the given variables are written to."""
+    memory = {id(w.data.storage) for w in written}  # type: ignore[union-attr]  # variables hold arrays
+    return tensor.clone() if id(tensor.data.storage) in memory else tensor  # type: ignore[union-attr]
 
 
 def as_host(array: NDArray) -> np.ndarray:

@@ -35,6 +35,8 @@ def _segments(pattern: str) -> list[str]:
     segments, depth, start = [], 0, 0
     for i, char in enumerate(pattern):
         depth += (char == "{") - (char == "}")
+        if not 0 <= depth <= 1:
+            break
         if char == "." and depth == 0:
             segments.append(pattern[start:i])
             start = i + 1

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from graphwright.array import Spec
-from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.autograd import Parameter
 from graphwright.errors import CycleError, UsageError
+from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
 from graphwright.program.graveyard import Graveyard
@@ -56,6 +56,7 @@ class Program:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
         version: rises with every committed edit; a plan belongs to one version.
+        derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
         readonly: True for a past state given by `at`; fork it to go on from there.
@@ -80,6 +81,7 @@ class Program:
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
         self._seq = 0
+        self.derived: dict[str, Any] = {}
         self.graveyard = Graveyard()
         self._structure = StructureHash(self)
         self.history = History(self)
@@ -298,6 +300,30 @@ class Program:
         from graphwright.program.save import save
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+    def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
+        from graphwright.program.draw import to_dot, written
+
+        return written(to_dot(self, **options), path)
+
+    def to_svg(self, path: StrPath | None = None, **options: Any) -> str:
+        """A picture as SVG, also written to `path` if given; see `graphwright.program.draw.to_svg`."""
+        from graphwright.program.draw import to_svg, written
+
+        return written(to_svg(self, **options), path)
+
+    def to_html(self, path: StrPath | None = None, **options: Any) -> str:
+        """A page with groups to open and close, also written to `path`; see `graphwright.program.draw.to_html`."""
+        from graphwright.program.draw import to_html, written
+
+        return written(to_html(self, **options), path)
+
+    def _repr_html_(self) -> str:
+        from graphwright.program.draw import notebook
+
+        return notebook(self)
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd import Parameter, Variable
@@ -28,7 +28,8 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         value for n in order for port in range(len(p.specs(n))) for value in [Value(n, port)]
         if value in outputs or any(m not in inside for m in p.consumers(value))
     )  # fmt: skip
-    after = {m for n in order for m in p.graph.successors(n)} - inside
+    # a tied weight may be read anywhere: nothing flows back into it
+    after = {m for n in order if p.op(n) not in SOURCES for m in p.graph.successors(n)} - inside
     stack, seen = list(after), set(after)
     while stack:
         here = stack.pop()
@@ -70,6 +71,8 @@ def replace(e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mappin
     enters, leaves = boundary(p, nodes)
     inputs = {sub.path(n): sub.spec(n) for n in sub.inputs()}
     outputs = dict(zip(sub.output_names(), (sub.spec(v) for v in sub.outputs()), strict=True))
+    if len(inputs) != len(enters):  # what `extract` gave has the params inside
+        enters = [v for v in enters if p.op(v.node) not in STORED]
     feed = _pairs(inputs, enters, match, p, "inputs", p.spec)
     result = _pairs(outputs, leaves, match, p, "outputs", p.spec)
     old_names = {p.path(n): n for n in nodes}
@@ -80,6 +83,9 @@ def replace(e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mappin
     made: dict[str, NodeId] = {}
     for node in sub.order():
         if sub.op(node) == INPUT:
+            continue
+        if (same := _same_weight(p, sub, node, old_names.values())) is not None:
+            values[Value(node)] = Value(same)
             continue
         made[sub.path(node)] = fresh = _copy(e, sub, node, values)
         for port in range(len(sub.specs(node))):
@@ -94,6 +100,15 @@ def replace(e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mappin
         e.set_outputs(**{n: moved.get(v, v) for n, v in zip(p.output_names(), p.outputs(), strict=True)})
     e.remove([n for n in sorted(old_names.values(), key=p.order_labels.key, reverse=True)])
     return made
+
+
+def _same_weight(p: Program, sub: Program, node: NodeId, going: Collection[NodeId]) -> NodeId | None:
+    """The host's node for the very weight that a node of `sub` stands for, if it stays."""
+    if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
+        return None
+    if p.weights.array(key) is not sub.weights.array(key):
+        return None
+    return next((n for n in p.of_kind(sub.op(node)) if p.key(n) == key and n not in going), None)
 
 
 def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Value]) -> NodeId:
@@ -122,8 +137,9 @@ def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
     Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared until written.
     Raises: NotConvex.
     """
+    enters, leaves = boundary(p, nodes)
+    enters = [v for v in enters if p.op(v.node) not in STORED]
     inside = set(nodes) | {v.node for n in nodes for v in p.operands(n) if p.op(v.node) in STORED}
-    enters, leaves = boundary(p, sorted(inside, key=p.order_labels.key))
     sub = Program(f"{p.name} (part)")
     values: dict[Value, Value] = {}
     for value in enters:

@@ -211,6 +211,7 @@ class Selection:
             raise EmptySelection("nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None)
 
     def _made(self, nodes: set[NodeId]) -> Selection:
+        replace(self, nodes=tuple(nodes))._alive()
         return Selection(self.program, _ordered(self.program, nodes), self.program.version)
 
     def _grown(self, k: int, step: Callable[[NodeId], tuple[NodeId, ...]]) -> Selection:

@@ -42,7 +42,7 @@ class TraceRecorder:
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Take down that a variable holds `value` from here on."""
         self._source(variable)
-        self._current[id(variable)] = value
+        self._current[id(variable)] = self.resolved(value)
 
     def path(self, symbol: Symbol) -> str:
         """Name of the node behind a symbol."""
@@ -55,6 +55,13 @@ class TraceRecorder:
             if leaf.grad is not None and not leaf.grad.symbolic:
                 raise TraceError("a gradient from before the traced step would be added to", where=leaf.name or None,
                                  fix="call zero_grad() inside the step, before backward()")  # fmt: skip
+
+    def resolved(self, tensor: Tensor) -> Tensor:
+        """The value that a tensor has now, also after a variable behind it is assigned to."""
+        if not isinstance(tensor, Variable):
+            return tensor
+        value = self.value_of(tensor)
+        return Tensor(Symbol(tensor.spec, value, self))
 
     # -- for programs that run inside a trace -------------------------------------------------------------------------------
     def depends(self, program: Program) -> None:

@@ -21,7 +21,16 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
 from graphwright.program.edits import (
-    AddEdge, AddNode, Edit, RemoveEdge, RemoveNode, Rename, Rewire, SetAttr, SetOutputs, SetWeight,
+    AddEdge,
+    AddNode,
+    Edit,
+    RemoveEdge,
+    RemoveNode,
+    Rename,
+    Rewire,
+    SetAttr,
+    SetOutputs,
+    SetWeight,
 )  # fmt: skip
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.infer import check_ports, infer
@@ -64,6 +73,8 @@ class Transaction:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
+        if isinstance(edit, SetWeight | RemoveNode):  # their inverse takes the value from before: it must be the journal's
+            p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
         edit.apply(p)
         self.done.append((edit, inverse, record))
@@ -77,13 +88,15 @@ class Transaction:
     def __enter__(self) -> Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
+        if self.owner:
+            raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
         if outer is None or outer.owner != thread:
-            if self.owner:
-                raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
             p.history.begin(self)
             self.owner, self.valid_before = thread, p.valid
             return self
-        # nested: a savepoint of the outer transaction
+        # nested: a savepoint of the outer transaction, what was trained so far before it
+        self.owner = thread
+        p.history.collect_trained(outer)
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
 
@@ -94,6 +107,7 @@ class Transaction:
         if current is not self:
             mark, labels, touched = current._savepoints.pop()
             if kind is not None:
+                p.history.drop_trained()
                 current._roll_back(mark, labels)
                 current.touched = touched
             return
@@ -138,7 +152,10 @@ class Transaction:
         p = self.program
         p.graveyard.mode = "roll back"
         while len(self.done) > mark:
-            self.done.pop()[1].apply(p)
+            inverse = self.done.pop()[1]
+            inverse.apply(p)
+            if isinstance(inverse, SetWeight):
+                p.history.note(p.weights[inverse.key])
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
         p.graveyard.mode = "edit"

@@ -71,7 +71,7 @@ class AssemblyReport:
                 "parts of the program do not fit:\n  " + "\n  ".join(map(str, self.mismatches)),
                 where=name,
                 findings=self.mismatches,
-                fix="load(dir, check=False) and edit(check=False) open it for repair",
+                fix="repair it with edit(check=False); load(dir, check=False) opens a saved one",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +95,13 @@ def validate(p: Program) -> AssemblyReport:
     found = [m for node in p.nodes() for m in _node(p, node)]
     found += [*_weights(p), *_cycles(p), *_outputs(p)]
     return AssemblyReport(tuple(found), len(p), p.graph.edge_count)
+
+
+def refuse_broken(p: Program) -> None:
+    """Raises: InvalidProgram with all findings, if the program was left broken."""
+    if not p.valid:
+        validate(p).check(p.name)
+        raise InvalidProgram("the program was left broken", where=p.name, fix="with program.edit('mend'): ...")
 
 
 def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:

@@ -11,7 +11,6 @@ from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.program.errors import UnknownNode
 
-
 SOURCE = "source"
 """What stands for the bytes of a weight that lies untouched in an opened file."""
 

@@ -13,15 +13,15 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.cpu.norm import statistic
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
 
-@kernel("rope_table", work=lambda o, i, a: [Spec(o[0].shape, float32)])
+@kernel("rope_table", work=lambda o, i, a: [o[0]])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """cos and sin of position · frequency, in float32, times the attention factor."""
+    """Cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
     positions, frequencies = ins[0], ins[1]
-    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=torch.float32)
+    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=frequencies.dtype)
     calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
     for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
         calls += [partial(function, angle, out=out)]
@@ -35,7 +35,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
     """Frequencies for the longest position; reads it on the host and allocates a few scalars per run."""
     positions, base = ins
     dim, theta, factor, original = 2 * base.shape[0], attrs["theta"], attrs["factor"], attrs["original"]
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    exponent = torch.arange(0, dim, 2, dtype=base.dtype) / dim
 
     def run() -> None:
         length = int(positions.max()) + 1
@@ -88,6 +88,8 @@ class _Visible:
         queries, keys = q.shape[-2], k.shape[-2]
         self.padding = extra.get("key_mask")
         self.any = attrs["causal"] or self.padding is not None
+        # without padding and a given start, query i sees the key at its own place, if there are that many keys
+        self.some_blind = self.padding is not None or "q_start" in extra or (attrs["causal"] and queries > keys)
         self.mask, self.blind = work[0], work[1]
         if not self.any:
             return
@@ -111,27 +113,31 @@ class _Visible:
                 partial(torch.le, column, edge, out=outside),
                 partial(torch.logical_or, self.base, outside, out=self.base),
             ]
+        if self.padding is None and self.some_blind:
+            self.calls.append(partial(torch.all, self.base, 1, True, out=self.blind[0]))
 
     def of(self, batch: int) -> list[Call]:
         """Calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
         if self.padding is None:
             return []
         return [
-            partial(torch.logical_not, self.padding[batch], out=self.blind[1]),
+            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.blind[1]),
             partial(torch.logical_or, self.base, self.blind[1], out=self.mask),
             partial(torch.all, self.mask, 1, True, out=self.blind[0]),
         ]
 
     def softmax(self, scores: torch.Tensor) -> list[Call]:
-        """Calls that turn scores [H, Tq, Tk] into probabilities in place; a query without a key gets zeros."""
+        """Calls that turn scores [H, Tq, Tk] into probabilities in place; NaN for a query without a key."""
         calls: list[Call] = []
         if self.any:
             mask = self.base if self.padding is None else self.mask
             calls.append(partial(scores.masked_fill_, mask, float("-inf")))
         calls.append(partial(torch.ops.aten._softmax.out, scores, -1, False, out=scores))
-        if self.padding is not None:
-            calls.append(partial(scores.masked_fill_, self.blind[0], 0.0))
         return calls
+
+    def clear(self, rows: torch.Tensor) -> list[Call]:
+        """Calls that put zeros into the rows [H, Tq, .] of queries without a key."""
+        return [partial(rows.masked_fill_, self.blind[0], 0.0)] if self.some_blind else []
 
 
 def _mask_work(ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -184,6 +190,7 @@ def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
         calls += visible.of(b)
         calls += _probabilities(_grouped(q[b], k.shape[1]), k[b], attrs["scale"], wide, low, visible)
         calls.append(partial(torch.bmm, probabilities, v[b], out=_grouped(out[b], k.shape[1])))
+        calls += visible.clear(out[b])
     return calls
 
 
@@ -214,6 +221,7 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
         qb, gb, dqb = (_grouped(t[b], groups) for t in (q, grad, dq))
         calls += visible.of(b)
         calls += _probabilities(qb, k[b], scale, wide, low, visible)
+        calls += visible.clear(p)
         calls += [
             partial(torch.mul, grad[b], out[b], out=product),
             partial(torch.sum, product, [-1], True, out=row),

@@ -33,16 +33,15 @@ def cross_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
         partial(wide.copy_, scores),
         partial(torch.amax, wide, [1], out=top),
         partial(wide.sub_, top.unsqueeze(1)),
+        partial(torch.eq, targets, ignore, out=ignored),
+        partial(torch.where, ignored, zero, targets, out=index),
+        partial(torch.gather, wide, 1, index.unsqueeze(1), out=loss.unsqueeze(1)),
         wide.exp_,
         partial(torch.sum, wide, [1], out=lse),
         lse.log_,
-        partial(lse.add_, top),
-        partial(torch.eq, targets, ignore, out=ignored),
-        partial(torch.where, ignored, zero, targets, out=index),
-        partial(wide.copy_, scores),
-        partial(torch.gather, wide, 1, index.unsqueeze(1), out=top.unsqueeze(1)),
-        partial(torch.sub, lse, top, out=loss),
+        partial(torch.sub, lse, loss, out=loss),  # both relative to the largest score: no digits of it are lost
         partial(loss.masked_fill_, ignored, 0.0),
+        partial(lse.add_, top),
     ]
 
 

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.dtype import float32
+from graphwright.array.spec import Spec
 
 
-def _reduction(name: str, call: Callable) -> None:
-    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-        if not attrs["axes"]:  # nothing to reduce; ATen reads an empty list as "all axes"
-            return partial(outs[0].copy_, ins[0])
-        return partial(call, ins[0], list(attrs["axes"]), attrs["keepdims"], out=outs[0])
-
-    kernel(name)(bind)
+def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Scratch for a sum in another dtype than the operand's: ATen would make the same copy, unplanned."""
+    return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and attrs["axes"] else []
 
 
-for _name, _call in {"sum": torch.sum, "amax": torch.amax}.items():
-    _reduction(_name, _call)
+@kernel("sum", work=_widened)
+def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Σ over axes, in the dtype of the output."""
+    if not attrs["axes"]:  # nothing to reduce; ATen reads an empty list as "all axes"
+        return [partial(outs[0].copy_, ins[0])]
+    x, calls = (work[0], [partial(work[0].copy_, ins[0])]) if work else (ins[0], [])
+    return [*calls, partial(torch.sum, x, list(attrs["axes"]), attrs["keepdims"], out=outs[0])]
+
+
+@kernel("amax")
+def amax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Largest entry over axes."""
+    if not attrs["axes"]:
+        return partial(outs[0].copy_, ins[0])
+    return partial(torch.amax, ins[0], list(attrs["axes"]), attrs["keepdims"], out=outs[0])
 
 
 def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tensor) -> list[Call]:
@@ -31,12 +42,21 @@ def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tens
     return [partial(torch.sum, x, axes, keepdims, out=out), partial(out.div_, count)]
 
 
-@kernel("mean")
+def _mean_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    low = ins[0].dtype.is_low and attrs["axes"]  # 66 entries of 1000 overflow a float16 sum
+    return [Spec(ins[0].shape, float32), Spec(outs[0].shape, float32)] if low else []
+
+
+@kernel("mean", work=_mean_work)
 def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Mean over axes."""
+    """Mean over axes; of 16-bit floats in float32, rounded once."""
     if not attrs["axes"]:
         return [partial(outs[0].copy_, ins[0])]
-    return mean_calls(ins[0], list(attrs["axes"]), attrs["keepdims"], outs[0])
+    axes, keepdims = list(attrs["axes"]), attrs["keepdims"]
+    if not work:
+        return mean_calls(ins[0], axes, keepdims, outs[0])
+    wide, total = work
+    return [partial(wide.copy_, ins[0]), *mean_calls(wide, axes, keepdims, total), partial(outs[0].copy_, total)]
 
 
 @kernel("argmax")

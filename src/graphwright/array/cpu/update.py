@@ -17,14 +17,15 @@ def _carry(outs: Tensors, ins: Tensors) -> list[Call]:
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
-@kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)])
+@kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
 def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """The cache [B, G, M, D] with new rows [B, G, T, D] from `start` on. Raises IndexError past the end."""
     cache, rows, start = ins
-    places = torch.arange(rows.shape[2])
+    places, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
     return [
-        *_carry(outs, [cache]),
         partial(torch.add, places, start, out=work[0]),
+        partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
+        *_carry(outs, [cache]),
         partial(outs[0].index_copy_, 2, work[0], rows),
     ]
 

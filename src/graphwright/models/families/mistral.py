@@ -18,7 +18,7 @@ def windows(config: Config, layers: int) -> tuple[int | None, ...]:
 
 def read(config: Config) -> Decoder:
     """Eight key heads where the config is silent."""
-    return read_decoder(config, layer_windows=windows, kv_heads=8)
+    return read_decoder(config, layer_windows=windows, kv_heads=8, longest=131072)
 
 
 MISTRAL = register(Architecture("mistral", ("MistralForCausalLM",), ("mistral",), read, KEYS, build_decoder))

@@ -11,8 +11,17 @@ from graphwright.models.families.qwen2 import windows
 def read(config: Config) -> Decoder:
     """`attention_bias` puts biases on q, k, v and o."""
     bias = config.flag("attention_bias", False)
-    return read_decoder(config, layer_windows=windows, head_dim=128, kv_heads=32, vocab=151936, q_bias=bias, o_bias=bias,
-                        qk_norm=True)  # fmt: skip
+    return read_decoder(
+        config,
+        layer_windows=windows,
+        head_dim=128,
+        kv_heads=32,
+        vocab=151936,
+        longest=32768,
+        q_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+    )
 
 
 QWEN3 = register(Architecture("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), read, KEYS, build_decoder))

@@ -7,7 +7,7 @@ neighbours apart and changes no rank, lane or track.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphwright.program.draw.gutters import gutter_tracks
@@ -56,7 +56,8 @@ class Arrangement:
         gutters: number of tracks per gutter, from the one above row 0 on.
         wires: in the order of nets and their targets.
         entries, exits: where the sources from outside come in, and those read outside go out.
-        entry_steps, exit_steps: order of these pins on the closed box: steps right of the trunk's.
+        entry_steps, exit_steps: order of these pins on the closed box: steps right of the middle.
+        main: entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none.
         pins: per child the largest pin offset on its top, in half steps.
     """
 
@@ -68,9 +69,10 @@ class Arrangement:
     wires: list[Wire]
     entries: list[X]
     exits: list[X]
-    entry_steps: list[int] = field(default_factory=list)
-    exit_steps: list[int] = field(default_factory=list)
-    pins: list[int] = field(default_factory=list)
+    entry_steps: list[int]
+    exit_steps: list[int]
+    main: tuple[int, int]
+    pins: list[int]
 
 
 class Inner(NamedTuple):
@@ -78,6 +80,7 @@ class Inner(NamedTuple):
 
     entry_steps: Sequence[int]
     exit_steps: Sequence[int]
+    main: tuple[int, int]
 
 
 def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, exits: int) -> Arrangement:
@@ -105,21 +108,21 @@ def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, ex
         elif any(t == OUTSIDE for t, _ in net.targets):
             leaving.append(net.child)
     rank, order = ranks(n, before, after, {t for r in readers for t in r})
+    arcs = {(a, b) for a, b in arcs if rank[a] >= rank[b]}  # one that leads down after all is a wire like others
     entry, spine = trunk(rank, order, after, readers, leaving)
     inlet = entry >= 0 and bool(spine) and spine[0] in readers[entry]
     outlet = bool(spine) and spine[-1] in leaving
     lane, taken, links = lanes(rank, before, after, spine, inlet, outlet)
     rows = max(rank, default=0) + 1
-    router = _Router(nets, inner, rank, lane, rows, taken, links | arcs, arcs, entry, spine, inlet, outlet)
+    router = _Router(nets, inner, rank, lane, rows, taken, links, arcs, entry, spine, inlet, outlet)
     wires, entry_at, exit_at = router.run(entries, exits)
     pins = router.settle_pins(wires)
     gutters = gutter_tracks(wires, rows, router.position)
     steps = _steps([router.position(x) for x in entry_at], entry)
-    main_exit = next((k for k, x in enumerate(exit_at) if outlet and x.kind == OUT and x.a == spine[-1]), -1)
+    main_exit = next((k for k, x in enumerate(exit_at) if router.on_axis(x) and router.position(x) == 0), -1)
     exit_steps = _steps([router.position(x) for x in exit_at], main_exit)
-    return Arrangement(
-        rank, lane, rows, router.channel_sizes(), gutters, wires, entry_at, exit_at, steps, exit_steps, pins
-    )
+    return Arrangement(rank, lane, rows, router.channel_sizes(), gutters, wires, entry_at, exit_at, steps, exit_steps,
+                       (entry, main_exit), pins)  # fmt: skip
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
@@ -317,7 +320,7 @@ class _Router:
                 wire.xs[-1] = pin
         self._follow_entries(wires)
         for wire in wires:
-            if wire.level and len(wire.xs) == 2 and self._on_axis(wire.xs[0]) and self._on_axis(wire.xs[1]):
+            if wire.level and len(wire.xs) == 2 and self._is_straight(*wire.xs):
                 wire.xs, wire.bends = wire.xs[:1], []
         return widest
 
@@ -328,11 +331,14 @@ class _Router:
             if net.child == OUTSIDE and net.slot != self.entry and len(wire.xs) > 1:
                 wire.xs[0] = self.entry_at[net.slot]
 
-    def _on_axis(self, x: X) -> bool:
+    def _is_straight(self, above: X, below: X) -> bool:
+        return self.on_axis(above) and self.on_axis(below) and self.position(above) == self.position(below)
+
+    def on_axis(self, x: X) -> bool:
         """Whether a place is the middle of its lane, however its child is drawn."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
         inner = self.inner[x.a]
         if inner is None:
             return x.kind == OUT or x.b == 0
-        return (inner.entry_steps if x.kind == IN else inner.exit_steps)[x.b] == 0
+        return inner.main[x.kind] == x.b

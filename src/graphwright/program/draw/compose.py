@@ -234,10 +234,14 @@ def _arrange_all(chosen: View) -> tuple[list[Arrangement], int]:
     for at in range(len(modules) - 1, -1, -1):
         module = modules[at]
         if module.hash not in known:
-            inner = [None if c >= 0 else Inner(found[~c].entry_steps, found[~c].exit_steps) for c in module.children]
+            inner = [None if c >= 0 else _pins(found[~c]) for c in module.children]
             known[module.hash] = arrange(module.nets, inner, len(module.entries), len(module.exits))
         found[at] = known[module.hash]
     return [found[at] for at in range(len(modules))], len(known)
+
+
+def _pins(a: Arrangement) -> Inner:
+    return Inner(a.entry_steps, a.exit_steps, a.main)
 
 
 def _group_lines(chosen: View, at: int, members: list[int]) -> tuple[str, ...]:

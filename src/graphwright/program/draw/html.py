@@ -106,18 +106,15 @@ def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[i
         for wire in arrangement.wires:
             edges = module.nets[wire.net].edges[wire.target]
             kinds = {made.kinds[e] for e in edges}
-            wires.append(
-                [
-                    kinds.pop() if len(kinds) == 1 else MIXED,
-                    len(edges),
-                    joint_mark([scene.edges[e].mark for e in edges]),
-                ]
-            )
+            kind = kinds.pop() if len(kinds) == 1 else MIXED
+            wires.append([kind, len(edges), joint_mark([scene.edges[e].mark for e in edges])])
         title = made.title(at) if at != ROOT else ""
         tint = {"tint": True} if overlay is not None and module.path in overlay.own else {}
-        modules.append({**box, **tint, "parent": module.parent, "children": module.children, "arrangement": shared[id(arrangement)],
-                        "title": title, "titleWidth": text_width(title), "wires": wires,
-                        "repeat": scene.repeats.get(module.path, 1)})  # fmt: skip
+        modules.append({
+            **box, **tint, "parent": module.parent, "children": module.children, "title": title, "wires": wires,
+            "arrangement": shared[id(arrangement)], "titleWidth": text_width(title),
+            "repeat": scene.repeats.get(module.path, 1),
+        })  # fmt: skip
     return {"nodes": nodes, "modules": modules, "arrangements": arrangements}
 
 

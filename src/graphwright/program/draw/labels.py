@@ -17,7 +17,7 @@ _WIDTHS = {
     **dict.fromkeys("ijl|'`.,:;!I ", 4), **dict.fromkeys('ft()[]{}/\\"-r*', 5), **dict.fromkeys("cksvxyzJ_°", 7),
     **dict.fromkeys("mwMW@%", 12), **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ&+=<>~", 9),
 }  # fmt: skip
-"""Advance in pixels at 12 px, a little over those of Arial and Liberation Sans; other characters are 7, wide ones 13."""
+"""Advance in pixels at 12 px, a little over that of Arial and Liberation Sans; others are 7, wide ones 13."""
 
 
 def text_width(text: str) -> int:

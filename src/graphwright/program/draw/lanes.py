@@ -42,7 +42,7 @@ def lanes(rank: list[int], before: list[list[int]], after: list[list[int]], spin
     Args:
         rank, before, after: rows and neighbours.
         spine: the trunk, in order.
-        inlet, outlet: whether the group's main entry leads straight to the first trunk child, the last one straight out.
+        inlet, outlet: whether the main entry leads straight to the first trunk child, and the last one straight out.
     """
     lane = [0] * len(rank)
     taken = Occupancy()

@@ -128,8 +128,8 @@ def layout(program: Program, expanded: Set[str] | None = None, budget: int = BUD
         program: what to draw.
         expanded: paths of the groups to open. By default small programs open altogether, others down to where modules
             repeat: the blocks of a decoder, each one box.
-        budget: most boxes, frames and edges; beyond it the deepest groups close first, runs of equal ones fold, and what
-            has no groups is bundled.
+        budget: most boxes, frames and edges; beyond it the deepest groups close first, runs of equal ones fold, and
+            what has no groups is bundled.
         level: instead of `expanded`: open every group above this depth.
         fold: draw runs of equal numbered groups once, as `layers.[0-21]`.
         params: draw params and consts as boxes of their own.

@@ -29,8 +29,8 @@ class Place(NamedTuple):
 class Overlay:
     """Values of places. `low` and `high` are those of the data; None if no value is finite.
 
-    A closed group has its own value if one was given (its path is in `own` then), else the largest inside. NaN, infinite
-    and missing values have no colour, and with a logarithmic scale neither have those that are not positive.
+    A closed group has its own value if one was given (its path is in `own` then), else the largest inside. NaN,
+    infinite and missing values have no colour, nor, on a logarithmic scale, have those that are not positive.
     """
 
     values: dict[str, float]
@@ -48,7 +48,8 @@ class Overlay:
 
     def share(self, value: float) -> float:
         """Place of a value between low (0) and high (1); 0.5 if all are the same."""
-        assert self.low is not None and self.high is not None, "asked for values with a place only"
+        assert self.low is not None, "only values with a place are asked for"
+        assert self.high is not None, "it comes with a lowest"
         if self.low == self.high:
             return 0.5
         if self.logarithmic:

@@ -21,7 +21,7 @@ Points = list[tuple[int, int]]
 class Size:
     """How far a child reaches left and right of the middle of its lane, its height, and where its pins are.
 
-    `ins` and `outs` are None for a node: its pins are steps of PIN / 2 from the middle, its result leaves in the middle.
+    `ins` and `outs` are None for a node: its pins are steps of PIN / 2 from the middle, its result leaves there.
     """
 
     left: int

@@ -64,8 +64,11 @@ def css() -> str:
 
 
 def _theme(dark: int) -> str:
-    paper, ink, soft, line, frame = (("#ffffff", "#1b1f24", "#56606b", "#b9c0c8", "rgba(110,118,129,.06)"),
-                                     ("#0f1318", "#e6e9ed", "#a4adb8", "#4b535d", "rgba(150,160,175,.07)"))[dark]  # fmt: skip
+    paper, ink, soft, line, frame = (
+        ("#0f1318", "#e6e9ed", "#a4adb8", "#4b535d", "rgba(150,160,175,.07)")
+        if dark
+        else ("#ffffff", "#1b1f24", "#56606b", "#b9c0c8", "rgba(110,118,129,.06)")
+    )
     parts = [f"--gw-paper:{paper};--gw-ink:{ink};--gw-soft:{soft};--gw-line:{line};--gw-frame:{frame}"]
     parts += [f"--gw-{k}:{c[dark]}" for k, c in (EDGES | MARKS).items()]
     parts += [f"--gw-fill-{k}:{c[dark]};--gw-edge-{k}:{c[2 + dark]}" for k, c in FAMILIES.items()]
@@ -87,5 +90,8 @@ def tips() -> str:
         'style="stroke:none"/></marker>'
         for k in (EDGES | MARKS)
     )
-    return (f'<defs>{heads}<pattern id="gw-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-            'patternTransform="rotate(45)"><path d="M0 0V6" stroke="#8b949e" stroke-opacity=".45" stroke-width="1.5"/></pattern></defs>')  # fmt: skip
+    return (
+        f'<defs>{heads}<pattern id="gw-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><path d="M0 0V6" stroke="#8b949e" stroke-opacity=".45" stroke-width="1.5"/>'
+        "</pattern></defs>"
+    )

@@ -39,9 +39,12 @@ def render(picture: Layout, below: Legend, overlay: Overlay | None = None, diff:
     """A layout and its legend as an SVG document."""
     width, height = max(picture.width, below.width), picture.height + below.height
     left = (width - picture.width) // 2
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" class="gw{" gw-diff" if diff else ""}" width="{width}" '
-             f'height="{height}" viewBox="0 0 {width} {height}"><style>{css()}</style>{tips()}'
-             f'<rect class="gw-paper" width="{width}" height="{height}"/><g class="gw-all" transform="translate({left} 0)">']  # fmt: skip
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="gw{" gw-diff" if diff else ""}" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}"><style>{css()}</style>{tips()}',
+        f'<rect class="gw-paper" width="{width}" height="{height}"/>',
+        f'<g class="gw-all" transform="translate({left} 0)">',
+    ]
     parts += [frame(group, overlay) for group in picture.groups.values()]
     parts += [line(edge, picture.boxes[edge.dst]) for edge in picture.edges]
     parts += [heading(group) for group in picture.groups.values()]  # over the lines
@@ -79,10 +82,10 @@ def box(b: Box, overlay: Overlay | None) -> str:
     shape = f'<rect x="{b.x}" y="{b.y}" width="{b.w}" height="{b.h}" rx="{round_}"{fill}/>'
     if b.repeat > 1:
         shape = f'<rect x="{b.x + 4}" y="{b.y + 4}" width="{b.w}" height="{b.h}" rx="{round_}"/>' + shape
+    x, y = b.x + b.w // 2, b.y + 17 - (b.kind == "junction")
     words = "".join(
-        f'<text class="{"gw-n" if k == 0 else "gw-s"}" x="{b.x + b.w // 2}" y="{b.y + 17 + LINE * k - (b.kind == "junction")}" '
-        f'text-anchor="middle"{ink}>{text(s)}</text>'
-        for k, s in enumerate(b.lines)
+        f'<text class="gw-{"s" if k else "n"}" x="{x}" y="{y + LINE * k}" text-anchor="middle"{ink}>{text(line)}</text>'
+        for k, line in enumerate(b.lines)
     )
     title = "\n".join(text(s) for s in tip.split("\n"))
     return f'<g class="{classes}" data-path="{text(b.path)}"><title>{title}</title>{shape}{words}</g>'

@@ -1,0 +1,33 @@
+"""Run benchmarks by name, or all of them, one after another."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.harness import show, write
+
+NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "peers"}
+
+
+def main() -> None:
+    known = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NOT_FIGURES)
+    wanted = sys.argv[1:] or known
+    for name in wanted:
+        if name not in known:
+            sys.exit(f"no benchmark {name!r}; there are: {', '.join(known)}")
+    for name in wanted:
+        started = perf_counter()
+        figures = import_module(f"benchmarks.{name}").run()
+        write(name, figures)
+        for figure in figures:
+            print(show(figure), end="\n\n", flush=True)
+        print(f"{name}: {perf_counter() - started:.0f} s\n", flush=True)
+    from benchmarks.render import render
+
+    render()
+
+
+main()

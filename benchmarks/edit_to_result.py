@@ -1,0 +1,196 @@
+"""From an edit to the first training result (loss and gradients), 22 layers: beside torch eager, torch.compile and JAX.
+
+Each peer does what its users do after a change of structure: torch eager just runs, torch.compile and JAX compile again.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.harness import Figure
+
+D, H, HD, FF, V, T, B, LAYERS = 256, 4, 64, 704, 512, 64, 2, 22
+EDITS = ("skip", "remove")
+
+
+def ours(rounds_: int) -> dict[str, list[float]]:
+    from graphwright.autograd import tensor
+    from graphwright.models.create import config_from, create
+    from graphwright.nn import functional
+    from graphwright.plan import compile
+
+    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": V, "hidden_size": D, "num_hidden_layers": LAYERS,
+              "num_attention_heads": H, "num_key_value_heads": H, "head_dim": HD, "intermediate_size": FF, "tie_word_embeddings": True}  # fmt: skip
+    ids, targets = (np.random.default_rng(i).integers(0, V, (B, T)) for i in range(2))
+    positions = np.ascontiguousarray(np.broadcast_to(np.arange(T), (B, T)))
+    taken: dict[str, list[float]] = {f"{e}: {what}": [] for e in EDITS for what in ("edit", "first result", "steady step")}
+    for _ in range(rounds_):
+        for kind in EDITS:
+            model = create(config_from(fields))
+            p = model.program
+
+            def step(ids, positions, targets):
+                for q in p.parameters():
+                    q.grad = None
+                loss = functional.cross_entropy(p(ids=ids, positions=positions), targets)
+                loss.backward()
+                return (loss, *[q.grad for q in p.parameters() if q.grad is not None])
+
+            run = compile(step)
+            args = (tensor(ids), tensor(positions), tensor(targets))
+            run(*args)
+            t0 = perf_counter()
+            with p.edit(kind) as e:
+                if kind == "skip":
+                    e.connect("layers.3.out", "layers.9.out")
+                else:
+                    for edge in p.out_edges("layers.10.out"):
+                        e.rewire(edge, "layers.9.out")
+                    e.remove([n for n in p.select("layers.10") if p.op(n) != "param"])
+            t1 = perf_counter()
+            run(*args)
+            t2 = perf_counter()
+            for _ in range(3):
+                run(*args)
+            taken[f"{kind}: edit"].append(t1 - t0)
+            taken[f"{kind}: first result"].append(t2 - t0)
+            taken[f"{kind}: steady step"].append((perf_counter() - t2) / 3)
+    return taken
+
+
+def torch_peer(compiled: bool, rounds_: int) -> dict[str, list[float]]:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n1, self.n2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
+            self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
+            self.gate, self.up, self.down = nn.Linear(D, FF, bias=False), nn.Linear(D, FF, bias=False), nn.Linear(FF, D, bias=False)
+
+        def forward(self, x):
+            y = F.rms_norm(x, (D,), self.n1, 1e-6)
+            q, k, v = (m(y).view(B, T, H, HD).transpose(1, 2) for m in (self.q, self.k, self.v))
+            x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D))
+            y = F.rms_norm(x, (D,), self.n2, 1e-6)
+            return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.blocks, self.skip = nn.Embedding(V, D), nn.ModuleList([Block() for _ in range(LAYERS)]), False
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            held = None
+            for i, block in enumerate(self.blocks):
+                x = block(x)
+                if self.skip and i == 3:
+                    held = x
+                if self.skip and i == 9:
+                    x = x + held
+            return x @ self.embed.weight.t()
+
+    ids, targets = torch.randint(0, V, (B, T)), torch.randint(0, V, (B, T))
+    taken: dict[str, list[float]] = {f"{e}: {what}": [] for e in EDITS for what in ("first result", "steady step")}
+    for _ in range(rounds_):
+        for kind in EDITS:
+            torch._dynamo.reset()
+            net = Net()
+            call = torch.compile(net) if compiled else net
+
+            def step():
+                net.zero_grad()
+                F.cross_entropy(call(ids).view(-1, V), targets.view(-1)).backward()
+
+            step()
+            t0 = perf_counter()
+            if kind == "skip":
+                net.skip = True
+            else:
+                net.blocks = nn.ModuleList([b for i, b in enumerate(net.blocks) if i != 10])
+            step()
+            t1 = perf_counter()
+            for _ in range(3):
+                step()
+            taken[f"{kind}: first result"].append(t1 - t0)
+            taken[f"{kind}: steady step"].append((perf_counter() - t1) / 3)
+    return taken
+
+
+def jax_peer(rounds_: int) -> dict[str, list[float]]:
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+
+    def block():
+        shapes = {"q": (D, D), "k": (D, D), "v": (D, D), "o": (D, D), "gate": (FF, D), "up": (FF, D), "down": (D, FF)}
+        return {**{n: jnp.asarray(rng.normal(size=s) * 0.02, jnp.float32) for n, s in shapes.items()}, "n1": jnp.ones(D), "n2": jnp.ones(D)}
+
+    ids, targets = (jnp.asarray(rng.integers(0, V, (B, T))) for _ in range(2))
+    visible = jnp.tril(jnp.ones((T, T), bool))
+
+    def norm(x, w):
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+
+    def forward(params, skip):
+        x = params["embed"][ids]
+        held = None
+        for i, b in enumerate(params["blocks"]):
+            y = norm(x, b["n1"])
+            q, k, v = ((y @ b[n].T).reshape(B, T, H, HD).swapaxes(1, 2) for n in "qkv")
+            s = jnp.where(visible, q @ k.swapaxes(-1, -2) / 8, -1e30)
+            x = x + (jax.nn.softmax(s, -1) @ v).swapaxes(1, 2).reshape(B, T, D) @ b["o"].T
+            y = norm(x, b["n2"])
+            x = x + (jax.nn.silu(y @ b["gate"].T) * (y @ b["up"].T)) @ b["down"].T
+            held = x if skip and i == 3 else held
+            x = x + held if skip and i == 9 else x
+        logp = jax.nn.log_softmax(x @ params["embed"].T, -1)
+        return -jnp.take_along_axis(logp, targets[..., None], -1).mean()
+
+    taken: dict[str, list[float]] = {f"{e}: {what}": [] for e in EDITS for what in ("first result", "steady step")}
+    for _ in range(rounds_):
+        for kind in EDITS:
+            params = {"embed": jnp.asarray(rng.normal(size=(V, D)) * 0.02, jnp.float32), "blocks": [block() for _ in range(LAYERS)]}
+            skip = False
+            call = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # noqa: B023  # read when traced
+            jax.block_until_ready(call(params))
+            t0 = perf_counter()
+            if kind == "skip":
+                skip = True
+            else:
+                params = {**params, "blocks": params["blocks"][:10] + params["blocks"][11:]}
+            fresh = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # noqa: B023  # read when traced
+            jax.block_until_ready(fresh(params))
+            t1 = perf_counter()
+            for _ in range(3):
+                jax.block_until_ready(fresh(params))
+            taken[f"{kind}: first result"].append(t1 - t0)
+            taken[f"{kind}: steady step"].append((perf_counter() - t1) / 3)
+    return taken
+
+
+def run() -> list[Figure]:
+    import torch
+
+    slow = int(os.environ.get("COMPILE_ROUNDS", "1"))
+    peers = {"graphwright": ours(5), "torch eager": torch_peer(False, 5), "JAX jit": jax_peer(2), "torch.compile": torch_peer(True, slow)}
+    figures = []
+    for kind in EDITS:
+        what = "skip layer 3 -> 9" if kind == "skip" else "remove layer 10"
+        figure = Figure(f"Edit to first training result, {what}",
+                        f"22 layers, width 256, batch 2 x 64, loss and all gradients, {torch.get_num_threads()} threads; median of 5, JAX of 2, "
+                        f"torch.compile of {slow}")  # fmt: skip
+        for who, taken in peers.items():
+            for part in ("edit", "first result", "steady step"):
+                samples = taken.get(f"{kind}: {part}")
+                if samples:
+                    figure.add(f"{who}: {part}", float(np.median(samples)) * 1e3, "ms")
+        figures.append(figure)
+    return figures

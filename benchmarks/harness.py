@@ -1,0 +1,118 @@
+"""Measuring fairly: peers in the same process, rounds interleaved, median and bootstrap interval, an A/A row as the noise.
+
+A figure is a list of rows; `rounds` measures callables side by side, `row` holds what other figures have to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of a table: who, what it took, and notes."""
+
+    who: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Figure:
+    """What a benchmark found: its rows, its conditions, and what may be said."""
+
+    title: str
+    conditions: str
+    rows: list[Row] = field(default_factory=list)
+    says: list[str] = field(default_factory=list)
+
+    def add(self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None) -> None:
+        self.rows.append(Row(who, value, unit, low, high, note))
+
+
+def rounds(calls: dict[str, Callable[[], Any]], *, n: int = 15, warm: int = 2, inner: int = 1) -> dict[str, list[float]]:
+    """Seconds per call of each, measured in interleaved rounds; the first one is measured twice, as `A/A`."""
+    names = list(calls)
+    twice = {**calls, "A/A": calls[names[0]]}
+    for _ in range(warm):
+        for call in calls.values():
+            call()
+    taken: dict[str, list[float]] = {name: [] for name in twice}
+    for r in range(n):
+        order = list(twice) if r % 2 == 0 else list(reversed(twice))
+        for name in order:
+            call, started = twice[name], perf_counter()
+            for _ in range(inner):
+                call()
+            taken[name].append((perf_counter() - started) / inner)
+    return taken
+
+
+def interval(samples: list[float], draws: int = 2000) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the median."""
+    rng = np.random.default_rng(0)
+    a = np.asarray(samples)
+    medians = np.median(a[rng.integers(0, len(a), (draws, len(a)))], axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+
+
+def add_rounds(figure: Figure, taken: dict[str, list[float]], unit: str = "ms", note: dict[str, str] | None = None) -> None:
+    """Rows of a measurement."""
+    scale = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+    for name, samples in taken.items():
+        low, high = interval(samples)
+        figure.add(name, median(samples) * scale, unit, (note or {}).get(name, ""), low * scale, high * scale)
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    versions = {}
+    for name in ("torch", "numpy", "numba", "transformers", "jax", "rustworkx", "networkx"):
+        if name in sys.modules:
+            versions[name] = getattr(sys.modules[name], "__version__", "?")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "versions": versions, "commit": commit}
+
+
+def show(figure: Figure) -> str:
+    """The table as text."""
+    width = max((len(r.who) for r in figure.rows), default=0)
+    lines = [figure.title, f"  ({figure.conditions})"]
+    for r in figure.rows:
+        span = f"  [{r.low:,.4g} .. {r.high:,.4g}]" if r.low is not None and r.high is not None else ""
+        lines.append(f"  {r.who:<{width}}  {r.value:>12,.4g} {r.unit}{span}  {r.note}".rstrip())
+    return "\n".join([*lines, *(f"  {s}" for s in figure.says)])
+
+
+def write(name: str, figures: list[Figure]) -> None:
+    """Store the result."""
+    RESULTS.mkdir(exist_ok=True)
+    data = {"name": name, "command": f"python -m benchmarks {name}", "machine": machine(), "figures": [asdict(f) for f in figures]}
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def peak_rss_mib(script: str) -> dict[str, Any]:
+    """Run a script in a process of its own; it prints one JSON object; its peak resident MiB is added."""
+    wrapper = script + "\nimport resource as _r; out['peak_mib'] = _r.getrusage(_r.RUSAGE_SELF).ru_maxrss / 1024\nprint(_j.dumps(out))"
+    done = subprocess.run([sys.executable, "-c", "import json as _j\nout = {}\n" + wrapper], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,164 @@
+"""Exact rewrites of a draft: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
+
+One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer to
+its source, so nothing before the row at hand can change again. Rules read traits and layouts, no op names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import copysign
+
+from graphwright.array import DType, Layout, NDArray
+from graphwright.array.layout import row_major
+from graphwright.ops import Op, get
+from graphwright.plan.draft import Draft, Firing, Ref, Row
+from graphwright.program.kinds import CONST, KINDS
+
+MODES = ("none", "exact")
+
+
+class _Pass:
+    """What the rules know of the rows before the one at hand."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.views: dict[Ref, tuple[Ref, Layout]] = {}
+        self.shown: dict[tuple[Ref, Layout], Ref] = {}
+        self.computed: dict[tuple, int] = {}
+        self.numbers: dict[Ref, float | None] = {}
+
+    def number(self, ref: Ref) -> float | None:
+        """The value of a constant of one element that nobody writes, else None; reads no mapped page."""
+        if ref not in self.numbers:
+            row = self.draft.rows[ref.row]
+            value = None
+            if row.op == CONST and self.draft.spec(ref).size == 1:
+                array = self.draft.program.weights.array(row.attrs["key"])
+                if not array.storage.readonly or array.storage.touched:
+                    value = array.item()
+                    self.draft.guards[row.attrs["key"]] = (array, array.storage.version)
+            self.numbers[ref] = value
+        return self.numbers[ref]
+
+
+Rule = Callable[[_Pass, int, Row, Op], bool]
+"""Looks at a row; True if another result stands for its result now."""
+
+
+def single_edge(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """A sum of one edge is what the edge carries."""
+    if not op.traits.nary or len(row.operands) != 1:
+        return False
+    state.draft.replace("single edge", i, row.operands[0])
+    return True
+
+
+def same_view(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
+    if op.view is None:
+        return False
+    source = row.operands[0]
+    shape = state.draft.spec(source).shape
+    root, layout = state.views.get(source) or (source, Layout(shape, row_major(shape)))  # type: ignore[arg-type]  # bound
+    shown = op.view(layout, row.attrs)
+    if shown is None:  # must copy: a source of its own
+        return False
+    here = Ref(i)
+    if shown.shape == state.draft.spec(root).shape and shown == Layout(shown.shape, row_major(shown.shape)):
+        state.draft.replace("identity view", i, root)
+        return True
+    earlier = state.shown.setdefault((root, shown), here)
+    if earlier is not here:
+        state.draft.replace("same view", i, earlier)
+        return True
+    state.views[here] = (root, shown)
+    return False
+
+
+def neutral_operand(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """x·1, x/1, x - 0, x + (-0): the other operand. Never x + 0, which turns -0 into 0."""
+    if len(row.operands) != 2:
+        return False
+    for place, neutral in op.traits.identity:
+        other = row.operands[1 - place]
+        if state.draft.spec(other) != row.specs[0]:
+            continue
+        value = state.number(row.operands[place])
+        if value is not None and value == neutral and copysign(1.0, value) == copysign(1.0, neutral):
+            state.draft.replace("neutral operand", i, other)
+            return True
+    return False
+
+
+def conversion_chain(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """A conversion to the dtype at hand is the operand; one after an exact widening starts from the narrow value."""
+    if not op.traits.convert:
+        return False
+    draft, source = state.draft, row.operands[0]
+    before = draft.rows[source.row]
+    while before.op not in KINDS and get(before.op).traits.convert:
+        first, middle, last = (draft.spec(r).dtype for r in (before.operands[0], source, Ref(i)))
+        if not (widens(first, middle) and (last is first or (first.is_float and last.is_float))):
+            break
+        draft.log.append(Firing("conversion chain", draft.path(i), draft.path(before.operands[0].row)))
+        row.operands[0] = source = before.operands[0]
+        before = draft.rows[source.row]
+    if draft.spec(source) == row.specs[0]:
+        draft.replace("identity conversion", i, source)
+        return True
+    return False
+
+
+def same_result(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """The same op on the same operands was computed before; never one that carries state."""
+    if op.traits.update or op.view is not None:
+        return False
+    key = (row.op, repr(row.attrs), row.specs, tuple(row.operands))  # repr: 0.0, -0.0, 0 and False differ
+    earlier = state.computed.setdefault(key, i)
+    if earlier == i:
+        return False
+    draft = state.draft
+    for port in range(len(row.specs)):
+        draft.same[Ref(i, port)] = Ref(earlier, port)
+    draft.log.append(Firing("same result", draft.path(i), draft.path(earlier)))
+    return True
+
+
+RULES: tuple[Rule, ...] = (single_edge, same_view, neutral_operand, conversion_chain, same_result)
+
+
+def rewrite(draft: Draft) -> None:
+    """Apply the rules to every row, in order; `draft.log` says what happened."""
+    state, same, find = _Pass(draft), draft.same, draft.find
+    for i, row in enumerate(draft.rows):
+        if same:
+            row.operands = [find(ref) if ref in same else ref for ref in row.operands]
+        if row.op in KINDS:
+            continue
+        op = get(row.op)
+        for rule in RULES:
+            if rule(state, i, row, op):
+                break
+
+
+_DIGITS = {"float64": (53, 1023), "float32": (24, 127), "float16": (11, 15), "bfloat16": (8, 127),
+           "int64": (63, 63), "int32": (31, 31), "int16": (15, 15), "int8": (7, 7), "uint8": (8, 8), "bool": (1, 1)}  # fmt: skip
+"""Bits of precision and largest exponent."""
+
+
+def widens(narrow: DType, wide: DType) -> bool:
+    """True if every value of one dtype is a value of the other."""
+    if narrow is wide:
+        return True
+    if narrow.is_float and not wide.is_float:
+        return False
+    if narrow.kind == "int" and wide.kind in ("uint", "bool"):
+        return False
+    (p, e), (q, f) = _DIGITS[narrow.name], _DIGITS[wide.name]
+    return p <= q and e <= f
+
+
+def constant(array: NDArray, version: int) -> bool:
+    """True while a constant that a rewrite relied on is as it was."""
+    return array.storage.version == version

@@ -1,0 +1,174 @@
+"""Proof that a gradient is right: central differences in float64, against every mask of wanted gradients.
+
+Invariant: a check that passes has compared at least one number; what it is told to check and cannot, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import NDArray, float64, from_numpy
+from graphwright.autograd import Tensor, grad, tensor
+from graphwright.autograd.apply import apply
+from graphwright.errors import GraphwrightError, UsageError
+from graphwright.ops import Op
+
+__all__ = ["GradientMismatch", "all_masks", "check_masks", "gradcheck", "gradgradcheck", "mutants"]
+
+Function = Callable[..., Any]
+
+
+class GradientMismatch(GraphwrightError, AssertionError):
+    """A gradient differs from the difference quotient; `where` names operand and element."""
+
+
+def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
+    """Every choice of wanted gradients among `count` operands, the empty one left out."""
+    return (mask for mask in product((True, False), repeat=count) if any(mask))
+
+
+def gradcheck(fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: float = 1e-5, atol: float = 1e-7,
+              seed: int = 0, wrt: Sequence[int] | None = None) -> None:  # fmt: skip
+    """Compare the gradient of Σ u·fn(inputs), u random, with central differences.
+
+    Args:
+        fn: takes tensors, returns a tensor or a tuple of them.
+        inputs: numpy arrays or numbers; those of float64 are differentiated.
+        eps: step, in units of max(1, |x|).
+        rtol, atol: a gradient a passes beside a quotient n if |a - n| <= atol + rtol·max|n|.
+        seed: of the upstream gradient u.
+        wrt: places of the inputs to differentiate; all of float64 by default.
+    Raises: GradientMismatch; UsageError if there is nothing to compare.
+    """
+    arrays = [np.array(x) for x in inputs]
+    places = [i for i, x in enumerate(arrays) if x.dtype == np.float64] if wrt is None else list(wrt)
+    given = [Tensor(from_numpy(x.copy()), i in places) for i, x in enumerate(arrays)]
+    outs = [o for o in _tuple(fn(*given)) if o.requires_grad]
+    if not places or not outs or not sum(arrays[i].size for i in places):
+        raise UsageError("nothing to compare: no float64 input reaches a result", expected="a float64 input", got=len(arrays))
+    rng = np.random.default_rng(seed)
+    seeds = [rng.normal(size=o.shape) for o in outs]
+    kept = [i for i, o in enumerate(_tuple(fn(*given))) if o.requires_grad]
+
+    def value(changed: Sequence[np.ndarray]) -> float:
+        results = _tuple(fn(*(Tensor(from_numpy(x)) for x in changed)))
+        return sum(float((results[i].numpy() * s).sum()) for i, s in zip(kept, seeds, strict=True))
+
+    found = grad(outs, [given[i] for i in places], [tensor(s) for s in seeds], allow_unused=True)
+    for place, result in zip(places, found, strict=True):
+        analytic = np.zeros_like(arrays[place]) if result is None else result.numpy()
+        _compare(analytic, _quotients(value, arrays, place, eps), place, rtol, atol)
+
+
+def gradgradcheck(fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """`gradcheck` of the gradient itself, with respect to the inputs and to the upstream gradient.
+
+    Raises: GradientMismatch.
+    """
+    arrays = [np.array(x) for x in inputs]
+    places = [i for i, x in enumerate(arrays) if x.dtype == np.float64]
+    probe = [o for o in _tuple(fn(*(Tensor(from_numpy(x.copy()), i in places) for i, x in enumerate(arrays))))]
+    kept = [i for i, o in enumerate(probe) if o.requires_grad]
+    rng = np.random.default_rng(seed + 1)
+    seeds = [rng.normal(size=probe[i].shape) for i in kept]
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        xs, us = list(tensors[: len(arrays)]), tensors[len(arrays) :]
+        for i in places:
+            if not xs[i].requires_grad:  # a plain evaluation of the gradient, for the quotient
+                xs[i] = Tensor(xs[i].data, True)
+        results = _tuple(fn(*xs))
+        found = grad([results[i] for i in kept], [xs[i] for i in places], list(us), create_graph=True, allow_unused=True)
+        return tuple(g for g in found if g is not None)
+
+    gradcheck(gradient, [*arrays, *seeds], rtol=rtol, atol=atol, seed=seed, wrt=[*places, *range(len(arrays), len(arrays) + len(seeds))])
+
+
+def check_masks(row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
+                atol: float = 1e-11, seed: int = 0) -> int:  # fmt: skip
+    """Gradients of an op under every mask of wanted ones, against those of a reference.
+
+    Args:
+        row: the op; `attrs` are complete.
+        inputs: numpy arrays; those of a floating dtype may want a gradient.
+        reference: (inputs, seeds, mask) -> one numpy gradient per operand, None where the mask says so.
+    Returns: how many masks were compared.
+    Raises: GradientMismatch.
+    """
+    arrays = [np.array(x) for x in inputs]
+    floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
+    rng = np.random.default_rng(seed)
+    masks = 0
+    for chosen in all_masks(len(floats)):
+        mask = tuple(i in floats and chosen[floats.index(i)] for i in range(len(arrays)))
+        given = [Tensor(from_numpy(x.copy()), want) for x, want in zip(arrays, mask, strict=True)]
+        outs = [o for o in _tuple(apply(row, given, attrs)) if o.dtype is float64]
+        if not any(o.requires_grad for o in outs):
+            raise UsageError("no result of this op wants a gradient", where=row.name)
+        seeds = [rng.normal(size=o.shape) for o in outs]
+        ours = grad(outs, [t for t in given if t.requires_grad], [tensor(s) for s in seeds], allow_unused=True)
+        theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
+        for place, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
+            if (mine is None) != (other is None):
+                raise GradientMismatch("one side has no gradient", where=f"{row.name}, operand {place}", got=mine,
+                                       expected=other)  # fmt: skip
+            if mine is not None:
+                _compare(mine.numpy(), other, place, rtol, atol, f"{row.name}, mask {mask}, ")
+        masks += 1
+    return masks
+
+
+def mutants(row: Op) -> Iterator[tuple[str, Op]]:
+    """The op with a planted bug in its vjp, one each: what a check of gradients must find."""
+    vjp = row.vjp
+    if vjp is None:
+        raise UsageError("this op has no vjp to break", where=row.name)
+
+    def broken(change: Callable[[tuple, Sequence[Any]], tuple]) -> Op:
+        return replace(row, vjp=lambda g, ins, outs, attrs, needs: change(vjp(g, ins, outs, attrs, needs), ins))
+
+    def nan(grads: tuple, ins: Sequence[Any]) -> tuple:
+        return tuple(g if g is None else g * float("nan") for g in grads)
+
+    yield "sign flip", broken(lambda grads, ins: tuple(g if g is None else -g for g in grads))
+    yield "one per cent off", broken(lambda grads, ins: tuple(g if g is None else g * 1.01 for g in grads))
+    yield "dropped", broken(lambda grads, ins: tuple(g if g is None else g * 0.0 for g in grads))
+    yield "NaN", broken(nan)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _quotients(value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], place: int, eps: float) -> np.ndarray:
+    result = np.empty_like(arrays[place])
+    for index in np.ndindex(result.shape):
+        step = eps * max(1.0, abs(float(arrays[place][index])))
+        ends = []
+        for sign in (1, -1):
+            moved = [x.copy() if i == place else x for i, x in enumerate(arrays)]
+            moved[place][index] += sign * step
+            ends.append(value(moved))
+        result[index] = (ends[0] - ends[1]) / (2 * step)
+    return result
+
+
+def _compare(ours: np.ndarray | NDArray, theirs: np.ndarray, place: int, rtol: float, atol: float, where: str = "") -> None:
+    mine = np.asarray(ours)
+    if mine.shape != theirs.shape:
+        raise GradientMismatch("the gradient has another shape", where=f"{where}operand {place}", expected=theirs.shape,
+                               got=mine.shape)  # fmt: skip
+    if not theirs.size:
+        return
+    scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
+    off = ~(np.abs(mine - theirs) <= atol + rtol * scale)  # "not within", so that NaN is off
+    off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
+    if off.any():
+        index = tuple(int(i) for i in np.argwhere(off)[0])
+        raise GradientMismatch(f"{int(off.sum())} of {off.size} gradients are wrong", where=f"{where}operand {place}{list(index)}",
+                               expected=float(theirs[index]), got=float(mine[index]))  # fmt: skip

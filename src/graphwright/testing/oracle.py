@@ -1,0 +1,91 @@
+"""Comparison of values with those of another implementation: shape, dtype, NaN places, signs of zero, then closeness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import NDArray, from_numpy
+from graphwright.autograd import Tensor
+from graphwright.errors import GraphwrightError
+
+__all__ = ["ValueMismatch", "as_numpy", "assert_bits", "assert_close", "poisoned", "strided"]
+
+
+class ValueMismatch(GraphwrightError, AssertionError):
+    """Two implementations disagree; `where` is the first element, `expected` the reference's."""
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """A tensor, array or number as numpy; bfloat16 widened to float32, which loses nothing."""
+    data = value.data if isinstance(value, Tensor) else value
+    if isinstance(data, NDArray):
+        return data.to_numpy("float32" if data.dtype.name == "bfloat16" else None)
+    return np.asarray(data)
+
+
+def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float = 0.0, what: str = "") -> None:
+    """Equal shapes, NaN and infinity at the same places, |ours - reference| <= atol + rtol·|reference| elsewhere.
+
+    Raises: ValueMismatch.
+    """
+    mine, theirs = as_numpy(ours), as_numpy(reference)
+    if mine.shape != theirs.shape or (mine.dtype.kind != theirs.dtype.kind):
+        raise ValueMismatch("another shape or kind", where=what, expected=f"{theirs.dtype}{list(theirs.shape)}",
+                            got=f"{mine.dtype}{list(mine.shape)}")  # fmt: skip
+    if mine.dtype.kind != "f":
+        off = mine != theirs
+    else:
+        a, b = mine.astype(np.float64), theirs.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            near = np.abs(a - b) <= atol + rtol * np.abs(b)
+        off = ~np.where(np.isfinite(a) & np.isfinite(b), near, (a == b) | (np.isnan(a) & np.isnan(b)))
+    _refuse(off, mine, theirs, what)
+
+
+def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
+    """Equal dtype, shape and bits; any NaN equals any NaN, zeros must agree in sign.
+
+    Raises: ValueMismatch.
+    """
+    mine, theirs = as_numpy(ours), as_numpy(reference)
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        raise ValueMismatch("another spec", where=what, expected=f"{theirs.dtype}{list(theirs.shape)}",
+                            got=f"{mine.dtype}{list(mine.shape)}")  # fmt: skip
+    off = np.asarray(mine != theirs)
+    if mine.dtype.kind == "f":
+        off = (off | (np.signbit(mine) != np.signbit(theirs))) & ~(np.isnan(mine) & np.isnan(theirs))
+    _refuse(off, mine, theirs, what)
+
+
+def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) -> None:
+    if off.any():
+        index = tuple(int(i) for i in np.argwhere(off)[0])
+        raise ValueMismatch(f"{int(off.sum())} of {off.size} values differ", where=f"{what}{list(index)}",
+                            expected=theirs[index], got=mine[index])  # fmt: skip
+
+
+def strided(host: np.ndarray, how: str) -> NDArray:
+    """The values of `host` as an array whose memory lies otherwise.
+
+    Args:
+        how: `plain`; `permuted` (axes stored in reverse order); `sliced` (every second entry of a larger block, at an
+            offset); `expanded` (stride 0 along the first axis, which takes the first row's values everywhere).
+    """
+    if how == "permuted":
+        return from_numpy(np.array(host.T, order="C").T)
+    if how == "sliced" and host.ndim:
+        wide = np.zeros((*host.shape[:-1], 2 * host.shape[-1] + 1), host.dtype)
+        wide[..., 1::2] = host
+        return from_numpy(wide[..., 1::2])
+    if how == "expanded" and host.ndim and host.shape[0] > 1:
+        return from_numpy(np.broadcast_to(host[:1].copy(), host.shape))
+    return from_numpy(np.array(host, order="C"))
+
+
+def poisoned(array: NDArray) -> NDArray:
+    """The array with all its bytes set so that each float reads NaN: an output that is not written shows."""
+    host = array.to_numpy(bits=True).reshape(-1).view(np.uint8)
+    host[0::2], host[1::2] = 0xF8, 0x7F  # little-endian 7FF8: NaN in float16, bfloat16, float32 and float64
+    return array

@@ -1,0 +1,189 @@
+"""Arrays and storages: sharing, versions, refusing writes, lifetime."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphwright.array import (
+    CPU,
+    Device,
+    DeviceUnavailable,
+    Layout,
+    MissingKernel,
+    NDArray,
+    ReadOnlyArray,
+    Spec,
+    Storage,
+    UnboundDim,
+    backend,
+    bfloat16,
+    broadcast_shapes,
+    empty,
+    float32,
+    from_numpy,
+    int64,
+)  # fmt: skip
+from graphwright.errors import ShapeError, UsageError
+from graphwright.ops import call, compute, get
+
+
+@given(axes=st.permutations(range(3)), step=st.sampled_from([1, 2, -1]), fortran=st.booleans())
+def test_numpy_views_come_in_with_their_values_and_share_memory(axes, step: int, fortran: bool) -> None:
+    block = np.arange(60.0).reshape(3, 4, 5)
+    block = np.asfortranarray(block) if fortran else block
+    host = block.transpose(axes)[::step]
+    array = from_numpy(host)
+    assert np.array_equal(array.to_numpy(), host)
+    if step > 0:  # the backend has no negative strides: those are copied
+        host[0, 0, 0] = -7
+        assert array.to_numpy()[0, 0, 0] == -7
+
+
+@pytest.mark.parametrize("host", [np.float32(3.5), np.zeros((0, 4)), np.zeros((3, 0, 2)).transpose(2, 0, 1), np.ones((), np.int64)])
+def test_scalars_and_empty_arrays(host: np.ndarray) -> None:
+    array = from_numpy(host)
+    assert array.shape == np.shape(host)
+    assert array.to_numpy().shape == np.shape(host)
+    assert array.copy().tobytes() == np.asarray(host).tobytes()
+
+
+def test_each_write_counts_one() -> None:
+    array = from_numpy(np.zeros(4))
+    array.copy_from(from_numpy(np.ones(4)))
+    assert array.storage.version == 1
+    view = array.view(Layout((2,), (2,), 1))
+    view.copy_from(from_numpy(np.full(2, 5.0)))
+    assert array.storage.version == 2
+    assert array.to_numpy().tolist() == [1, 5, 1, 5]
+    compute(get("neg"), [from_numpy(np.ones(4))], {}, [array])
+    assert array.storage.version == 3
+    call("neg", array)
+    assert array.storage.version == 3
+
+
+def test_read_only_memory_refuses_writes_and_keeps_its_bytes() -> None:
+    host = np.arange(4.0)
+    host.flags.writeable = False
+    array = from_numpy(host)
+    for write in (lambda: array.copy_from(from_numpy(np.ones(4))), lambda: compute(get("neg"), [array.copy()], {}, [array]),
+                  lambda: array.view(Layout((2,), (1,))).copy_from(from_numpy(np.ones(2)))):  # fmt: skip
+        with pytest.raises(ReadOnlyArray):
+            write()
+    assert host.tolist() == [0, 1, 2, 3]
+    assert array.storage.version == 0
+    assert call("neg", array).to_numpy().tolist() == [0, -1, -2, -3]
+    assert from_numpy(np.broadcast_to(np.ones(1), (3,))).storage.readonly
+
+
+def test_a_mapped_file_is_opened_at_the_first_use_and_never_written(tmp_path) -> None:
+    path = tmp_path / "w.bin"
+    np.arange(6, dtype=np.float32).tofile(path)
+    opened = []
+
+    def touch() -> memoryview:
+        opened.append(1)
+        return memoryview(np.memmap(path, np.uint8, "r"))
+
+    array = NDArray(Storage.mapped(touch, 24, CPU), float32, (2, 3))
+    assert array.spec == Spec((2, 3), float32)
+    assert not opened
+    assert not array.storage.touched
+    assert array.to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert opened == [1]
+    with pytest.raises(ReadOnlyArray):
+        array.copy_from(array.copy())
+    assert np.fromfile(path, np.float32).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_bytes_at_odd_addresses_are_read_right(offset: int) -> None:
+    raw = bytearray(offset) + np.arange(5, dtype=np.float32).tobytes()
+    storage = Storage(memoryview(raw)[offset:], 20, CPU, readonly=True)
+    assert NDArray(storage, float32, (5,)).to_numpy().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_view_keeps_its_memory_alive_and_nothing_else() -> None:
+    gc.disable()
+    try:
+        base = empty((4, 4), float32)
+        header, storage = weakref.ref(base), weakref.ref(base.storage)
+        view = call("permute", base, axes=(1, 0))
+        del base
+        assert header() is None
+        assert storage() is view.storage
+        del view
+        assert storage() is None
+    finally:
+        gc.enable()
+
+
+def test_owned_memory_is_aligned() -> None:
+    for shape in ((1,), (3, 5), (1000,)):
+        assert empty(shape, float32).to_numpy().ctypes.data % 64 == 0
+    assert backend(CPU).allocate(100).memory.data_ptr() % 64 == 0
+
+
+def test_item_and_repr() -> None:
+    assert from_numpy(np.array([[7]])).item() == 7
+    low = call("cast", from_numpy(np.array(1.5)), dtype=bfloat16)
+    assert low.item() == 1.5
+    assert repr(low) == "NDArray(bf16[], cpu)"
+    assert low.nbytes == 2
+
+
+def test_devices() -> None:
+    assert Device.parse("cpu") == Device.parse("cpu:0") == CPU
+    assert len({Device("cuda"), Device("cuda", 0)}) == 1
+    assert str(Device("cuda", 1)) == "cuda:1"
+    with pytest.raises(DeviceUnavailable, match="cuda"):
+        Device.parse("cuda:0")
+    for wrong in ("tpu", "cpu:x", ""):
+        with pytest.raises(UsageError):
+            Device.parse(wrong)
+
+
+def test_a_kernel_that_is_missing_is_named() -> None:
+    with pytest.raises(MissingKernel, match="conv9d"):
+        backend(CPU).bind("conv9d", [], [], {}, [])
+
+
+def test_specs() -> None:
+    spec = Spec(("B", 8), float32)
+    assert spec.symbolic
+    assert repr(spec) == "f32[B, 8]"
+    assert Spec.from_json(spec.to_json()) == spec
+    with pytest.raises(UnboundDim):
+        _ = spec.size
+    dims: dict[str, int] = {}
+    assert spec.match((3, 8), dims)
+    assert dims == {"B": 3}
+    assert not spec.match((4, 8), dims)
+    assert not spec.match((3, 8, 1), dims)
+    assert spec.bind(dims) == Spec((3, 8), float32)
+    assert spec.bind(dims).nbytes == 96
+    assert (repr(Spec((), int64)), repr(Spec((2,), bfloat16))) == ("i64[]", "bf16[2]")
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 1, 3]), max_size=4).map(tuple), min_size=1, max_size=3))
+def test_broadcast_shapes_are_numpys(shapes: list[tuple[int, ...]]) -> None:
+    try:
+        theirs = np.broadcast_shapes(*shapes)
+    except ValueError:
+        with pytest.raises(ShapeError, match="axis"):
+            broadcast_shapes(*shapes)
+        return
+    assert broadcast_shapes(*shapes) == theirs
+
+
+def test_a_named_size_broadcasts_with_one_and_itself_only() -> None:
+    assert broadcast_shapes(("B", 1), (1, 4), ("B", 4)) == ("B", 4)
+    with pytest.raises(ShapeError):
+        broadcast_shapes(("B",), (3,))
+    with pytest.raises(ShapeError):
+        broadcast_shapes(("B",), ("C",))

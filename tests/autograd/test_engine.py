@@ -1,0 +1,351 @@
+"""The tape and backward: fan-in, depth, lifetime of what is saved, errors that leave gradients alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from graphwright.array import int64
+from graphwright.autograd import (
+    GradShapeRequired,
+    GraphFreed,
+    ModifiedSinceForward,
+    NoTape,
+    NotDifferentiable,
+    Parameter,
+    Tensor,
+    backward,
+    grad,
+    no_grad,
+    tensor,
+    update,
+)  # fmt: skip
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops import OPS, call, compute
+from graphwright.testing.gradcheck import gradcheck
+
+
+def leaf(*values: float) -> Tensor:
+    return tensor(np.array(values), requires_grad=True)
+
+
+def test_the_same_operand_twice_counts_twice() -> None:
+    x = leaf(3.0)
+    (x * x).backward(tensor(np.array([1.0])))
+    assert x.grad.tolist() == [6.0]
+    y = leaf(3.0)
+    (y + y).sum().backward()
+    assert y.grad.tolist() == [2.0]
+
+
+def test_a_diamond_is_walked_once_per_node() -> None:
+    calls = []
+    row = OPS["tanh"]
+
+    def counted(g, ins, outs, attrs, needs):
+        calls.append(1)
+        return row.vjp(g, ins, outs, attrs, needs)
+
+    from dataclasses import replace
+
+    from graphwright.autograd.apply import apply
+
+    x = leaf(0.3, -0.2)
+    h = apply(replace(row, vjp=counted), [x], {})
+    for _ in range(10):
+        h = h + h  # 2¹⁰ paths
+    h.sum().backward()
+    assert len(calls) == 1
+    assert np.allclose(x.grad.numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))
+
+
+def test_fan_in_of_many_readers_and_of_results_of_one_op() -> None:
+    rng = np.random.default_rng(0)
+    gradcheck(lambda x: sum((x * k for k in range(1, 9)), x), [rng.normal(size=4)])
+
+    def both(scores: Tensor) -> Tensor:
+        loss, lse = call("cross_entropy", scores, tensor(np.array([0, 2])))
+        return loss * 2.0 + lse * lse
+
+    gradcheck(both, [rng.normal(size=(2, 3))])
+    gradcheck(lambda s: call("cross_entropy", s, tensor(np.array([0, 2])))[1], [rng.normal(size=(2, 3))])
+
+
+def test_a_chain_of_100_000_needs_no_recursion() -> None:
+    x = leaf(1.0)
+    y = x
+    for _ in range(100_000):
+        y = y + 1.0
+    y.sum().backward()
+    assert x.grad.tolist() == [1.0]
+    del y  # the tape of a chain is taken down without recursion too
+
+
+def test_nothing_saved_outlives_its_graph_without_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for name in ("tanh", "mul", "softmax", "matmul", "cross_entropy", "sdpa"):
+            inputs, attrs = OPS[name].sample(np.random.default_rng(0))
+            given = [tensor(x, requires_grad=np.asarray(x).dtype == np.float64) for x in inputs]
+            out = call(name, *given, **attrs)
+            first = out[0] if isinstance(out, tuple) else out
+            refs = [weakref.ref(t) for t in (first, first.node, first.data, *given, *(t.data for t in given))]
+            first.sum().backward()
+            del out, first, given
+            assert [r() for r in refs] == [None] * len(refs), f"{name} holds a cycle"
+    finally:
+        gc.enable()
+
+
+def test_operands_that_a_row_does_not_save_die_after_forward() -> None:
+    gc.disable()
+    try:
+        x = tensor(np.ones((2, 3)), requires_grad=True)
+        inner = x * 2.0
+        held = weakref.ref(inner.data)
+        out = call("exp", inner)  # saves its result only
+        del inner
+        assert held() is None
+        out.sum().backward()
+        assert np.allclose(x.grad.numpy(), 2 * np.exp(2))
+    finally:
+        gc.enable()
+
+
+ALIASES = {
+    "the seed": lambda a, b: a + b,
+    "a view of the seed": lambda a, b: a.reshape(2, 3) + b,
+    "both operands": lambda a, b: a + b + a,
+    "slices of one gradient": lambda a, b: call("concat", a, b, axis=0),
+    "an expanded gradient": lambda a, b: (a + b).sum(),
+    "a copy": lambda a, b: a.clone() + b.clone(),
+}
+
+
+@pytest.mark.parametrize("how", ALIASES)
+def test_gradients_of_leaves_own_their_memory(how: str) -> None:
+    a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
+    out = ALIASES[how](a, b)
+    seed = tensor(np.full(out.shape, 2.0))
+    out.backward(seed)
+    stores = [t.data.storage for t in (a, b, out, seed, a.grad, b.grad)]
+    assert len({id(s) for s in stores}) == len(stores)
+    assert a.grad.data.contiguous
+    assert b.grad.data.contiguous
+    before = b.grad.numpy().copy()
+    a.grad.numpy()[:] = 77
+    assert np.array_equal(b.grad.numpy(), before)
+    assert np.array_equal(seed.numpy(), np.full(out.shape, 2.0))
+    assert not np.isin(77, out.numpy())
+
+
+def test_gradients_accumulate_in_place() -> None:
+    x = leaf(1.0, 2.0)
+    (x * 3.0).sum().backward()
+    first, memory = x.grad, x.grad.data
+    (x * x).sum().backward()
+    assert x.grad is first
+    assert x.grad.data is memory
+    assert x.grad.tolist() == [5.0, 7.0]
+
+
+def test_two_losses_on_one_trunk_are_their_sum() -> None:
+    x, w = leaf(0.3, -0.4), leaf(2.0)
+
+    def trunk() -> Tensor:
+        return (x * w).tanh()
+
+    h = trunk()
+    h.sum().backward(retain_graph=True)
+    (h * h).sum().backward()
+    apart = [x.grad.numpy().copy(), w.grad.numpy().copy()]
+    h = trunk()
+    together = grad(h.sum() + (h * h).sum(), [x, w])
+    assert all(np.allclose(a, b.numpy(), rtol=1e-12) for a, b in zip(apart, together, strict=True))
+
+
+def test_a_second_backward_needs_the_graph_kept() -> None:
+    x = leaf(2.0)
+    y = (x * x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.tolist() == [8.0]
+    with pytest.raises(GraphFreed, match="retain_graph"):
+        y.backward()
+    assert x.grad.tolist() == [8.0]
+
+
+def test_only_one_element_needs_no_seed() -> None:
+    x = leaf(1.0, 2.0)
+    with pytest.raises(GradShapeRequired):
+        (x * 2.0).backward()
+    with pytest.raises(ShapeError):
+        (x * 2.0).backward(tensor(np.ones(3)))
+    assert x.grad is None
+    (x * 2.0).sum().reshape(1, 1).backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_backward_without_a_tape_says_so() -> None:
+    with pytest.raises(NoTape):
+        tensor([1.0]).backward()
+    x = leaf(1.0)
+    with no_grad():
+        y = x * 2.0
+    with pytest.raises(NoTape):
+        y.backward()
+    with pytest.raises(NoTape, match="allow_unused"):
+        grad(x * 1.0, leaf(1.0))
+    assert grad(x * 1.0, leaf(1.0), allow_unused=True) == (None,)
+
+
+def test_integers_cannot_require_gradients() -> None:
+    with pytest.raises(DTypeError):
+        tensor([1, 2], requires_grad=True)
+    x = tensor([1.5], requires_grad=True)
+    assert not x.to(int64).requires_grad
+    assert not call("argmax", x).requires_grad
+
+
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.vjp is not None and (row.saves.inputs or row.saves.outputs)])
+def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
+    row = OPS[name]
+    inputs, attrs = row.sample(np.random.default_rng(0))
+
+    def forward() -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        given = [tensor(x, requires_grad=np.asarray(x).dtype == np.float64) for x in inputs]
+        out = call(name, *given, **attrs)
+        return given, out if isinstance(out, tuple) else (out,)
+
+    def touch(t: Tensor) -> None:
+        t.data.copy_from(t.data.copy())
+
+    for place in range(len(inputs)):
+        given, outs = forward()
+        touch(given[place])
+        if place in row.saves.inputs:
+            with pytest.raises(ModifiedSinceForward, match=name):
+                outs[0].sum().backward()
+            assert all(t.grad is None for t in given)
+        elif name != "rope":
+            outs[0].sum().backward()
+    for port in row.saves.outputs:
+        given, outs = forward()
+        touch(outs[port])
+        with pytest.raises(ModifiedSinceForward, match=name):
+            outs[0].sum().backward()
+
+
+def test_a_view_counts_as_the_memory_it_shows() -> None:
+    x = tensor(np.ones((2, 3)), requires_grad=True)
+    h = x * 1.0
+    view = h.reshape(6)
+    y = (view * view).sum()
+    h.data.copy_from(h.data.copy())
+    with pytest.raises(ModifiedSinceForward):
+        y.backward()
+
+
+def test_gradients_with_respect_to_inner_values_also_twice_and_to_the_result_itself() -> None:
+    x = leaf(0.5)
+    h = x * 2.0
+    y = h * h
+    gh, again, gx, gy = grad(y.sum(), [h, h, x, y])
+    assert (gh.tolist(), again.tolist(), gx.tolist(), gy.tolist()) == ([2.0], [2.0], [4.0], [1.0])
+    assert x.grad is None
+
+
+def test_second_derivatives() -> None:
+    x = leaf(0.7, -1.3)
+    g = grad((x * x * x).sum(), x, create_graph=True)[0]
+    assert np.allclose(g.numpy(), 3 * np.array([0.7, -1.3]) ** 2)
+    assert np.allclose(grad(g.sum(), x)[0].numpy(), 6 * np.array([0.7, -1.3]))
+    third = grad(grad(grad((x * x * x).sum(), x, create_graph=True)[0].sum(), x, create_graph=True)[0].sum(), x)[0]
+    assert third.tolist() == [6.0, 6.0]
+
+
+def test_detach_shares_memory_and_cuts_the_tape() -> None:
+    generator, critic = leaf(2.0), leaf(3.0)
+    fake = generator * generator
+    cut = fake.detach()
+    assert cut.data.storage is fake.data.storage
+    assert not cut.requires_grad
+    (cut * critic).sum().backward()
+    assert generator.grad is None
+    assert critic.grad.tolist() == [4.0]
+    (fake * critic.detach()).sum().backward()
+    assert generator.grad.tolist() == [12.0]
+    assert critic.grad.tolist() == [4.0]
+
+
+def test_clone_and_casts_stay_on_the_tape() -> None:
+    x = leaf(1.5, 2.5)
+    for out in (x.clone(), x.to("float32"), x.to("bfloat16"), x.to("float32").to("float64")):
+        assert out.requires_grad
+        g = grad(out.to("float64").sum(), x)[0]
+        assert g.spec == x.spec
+        assert g.tolist() == [1.0, 1.0]
+
+
+def test_a_result_without_a_gradient_row_is_refused_where_it_matters() -> None:
+    inputs, attrs = OPS["sdpa"].sample(np.random.default_rng(0))
+    xs = [tensor(x, requires_grad=True) for x in inputs]
+    g = grad(call("sdpa", *xs, **attrs).sum(), xs, create_graph=True)[0]
+    penalty = call("sdpa", *xs, **attrs).sum() + (g * g).sum()  # a mix that must not lose its second term silently
+    with pytest.raises(NotDifferentiable):
+        penalty.backward()
+    assert all(x.grad is None for x in xs)
+
+
+def test_frozen_operands_cost_no_gradient() -> None:
+    seen = []
+    from dataclasses import replace
+
+    from graphwright.autograd.apply import apply
+
+    row = OPS["linear"]
+    spy = replace(row, vjp=lambda g, ins, outs, attrs, needs: (seen.append(needs), row.vjp(g, ins, outs, attrs, needs))[1])
+    x, w, b = (tensor(np.ones(s)) for s in ((2, 3), (4, 3), (4,)))
+    b.requires_grad = True
+    apply(spy, [x, w, b], {}).sum().backward()
+    assert seen == [(False, False, True)]
+    assert (x.grad, w.grad) == (None, None)
+    assert b.grad.tolist() == [2.0] * 4
+
+
+def test_a_parameter_may_be_changed_after_its_backward_and_not_between() -> None:
+    w = Parameter(tensor(np.ones(3)).data)
+    loss = (w * w).sum()
+    update([w], "add", w, tensor(np.ones(3)))
+    with pytest.raises(ModifiedSinceForward):
+        backward(loss)
+    assert w.grad is None
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [4.0] * 3
+
+
+def test_gradients_of_broadcast_operands_have_their_shapes() -> None:
+    rng = np.random.default_rng(2)
+    for a, b in (((3, 1, 4), (5, 1)), ((), (2, 3)), ((1, 1), (4,)), ((0, 3), (1, 3)), ((2, 3), (2, 3))):
+        for name in ("add", "mul", "sub", "div", "maximum"):
+            x, y = (tensor(rng.uniform(0.5, 2, s), requires_grad=True) for s in (a, b))
+            gx, gy = grad(call(name, x, y).sum(), [x, y])
+            assert (gx.spec, gy.spec) == (x.spec, y.spec)
+
+
+def test_backward_reads_the_values_of_the_forward_also_through_strided_saves() -> None:
+    rng = np.random.default_rng(3)
+    gradcheck(lambda a, b: call("matmul", call("permute", a, axes=(1, 0)), b[:, 1:]), [rng.normal(size=(3, 4)), rng.normal(size=(3, 5))])
+    gradcheck(lambda a: call("softmax", call("permute", a, axes=(1, 0))[::2]), [rng.normal(size=(3, 4))])
+
+
+def test_the_seed_may_be_any_layout() -> None:
+    x = tensor(np.ones((2, 3)), requires_grad=True)
+    seed = tensor(np.arange(6.0).reshape(3, 2)).T
+    (x * 2.0).backward(seed)
+    assert np.array_equal(x.grad.numpy(), 2 * np.arange(6.0).reshape(3, 2).T)
+    assert compute(OPS["copy"], [x.grad.data], {})[0].contiguous

@@ -1,0 +1,153 @@
+"""no_grad and enable_grad: nesting, decorators, generators, threads, exceptions; autocast restores itself."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from graphwright.array import bfloat16, float16, float32, float64
+from graphwright.autograd import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad, tensor
+from graphwright.ops import OPS, call
+
+
+@pytest.mark.parametrize("outer", [no_grad, enable_grad])
+@pytest.mark.parametrize("inner", [no_grad, enable_grad])
+def test_nesting(outer, inner) -> None:
+    with outer():
+        with inner():
+            assert grad_enabled() is (inner is enable_grad)
+        assert grad_enabled() is (outer is enable_grad)
+    assert grad_enabled()
+
+
+def test_one_object_may_be_entered_again() -> None:
+    mode = no_grad()
+    with mode, mode:
+        assert not grad_enabled()
+    with mode:
+        assert not grad_enabled()
+    assert grad_enabled()
+
+
+def test_an_exception_restores_the_mode() -> None:
+    with pytest.raises(KeyError), no_grad():
+        raise KeyError
+    assert grad_enabled()
+    with pytest.raises(KeyError), autocast_to(bfloat16):
+        raise KeyError
+    assert autocast_dtype() is None
+
+
+def test_decorated_functions() -> None:
+    @no_grad()
+    def inside() -> bool:
+        return grad_enabled()
+
+    assert inside() is False
+    assert grad_enabled()
+
+
+def test_a_decorated_generator_keeps_its_mode_to_itself() -> None:
+    """Between two values the caller's mode holds; inside, the generator's own, also for send, throw and close."""
+    closed = []
+
+    @no_grad()
+    def values():
+        try:
+            got = yield grad_enabled()
+            while True:
+                try:
+                    got = yield (grad_enabled(), got)
+                except ValueError:
+                    got = "thrown"
+        finally:
+            closed.append(grad_enabled())
+
+    it = values()
+    assert next(it) is False
+    assert grad_enabled()
+    with enable_grad():
+        assert it.send(5) == (False, 5)
+        assert grad_enabled()
+    assert it.throw(ValueError()) == (False, "thrown")
+    assert grad_enabled()
+    it.close()
+    assert closed == [False]
+    assert grad_enabled()
+
+
+def test_threads_start_with_their_own_mode() -> None:
+    seen = {}
+
+    def work() -> None:
+        seen["start"] = grad_enabled()
+        with no_grad():
+            barrier.wait(5)
+            seen["inside"] = grad_enabled()
+
+    barrier = threading.Barrier(2)
+    with no_grad():
+        thread = threading.Thread(target=work)
+        thread.start()
+        barrier.wait(5)
+        thread.join(5)
+    assert seen == {"start": True, "inside": False}
+    assert grad_enabled()
+
+
+def test_no_grad_saves_nothing() -> None:
+    x = tensor(np.ones(4), requires_grad=True)
+    with no_grad():
+        y = (x * x).tanh()
+    assert y.node is None
+    assert not y.requires_grad
+    with no_grad(), enable_grad():
+        assert (x * 2.0).requires_grad
+
+
+LOW = {"matmul", "linear", "sdpa"}
+F32 = {"sum", "mean", "softmax", "cross_entropy"}
+KEEP = {"rms_norm", "rope", "tanh", "silu", "relu", "gelu", "amax", "reshape", "permute", "copy"}
+"""What each op computes in under autocast, as the list in the spec has it: matrix products low, statistics f32."""
+
+
+@pytest.mark.parametrize("low", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize("kind", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(LOW | F32 | KEEP))
+def test_autocast_runs_each_class_in_its_dtype(name: str, kind, low) -> None:
+    inputs, attrs = OPS[name].sample(np.random.default_rng(0))
+    given = [tensor(x, kind) if np.asarray(x).dtype == np.float64 else tensor(x) for x in inputs]
+    with autocast_to(low):
+        out = call(name, *given, **attrs)
+    first = out[0] if isinstance(out, tuple) else out
+    assert first.dtype is (low if name in LOW else float32 if name in F32 else kind)
+    plain = call(name, *given, **attrs)
+    assert (plain[0] if isinstance(plain, tuple) else plain).dtype is (float32 if name == "cross_entropy" else kind)
+
+
+def test_every_amp_class_is_listed_or_promotes() -> None:
+    for name, row in OPS.items():
+        if row.traits.amp in ("low", "f32") and not name.endswith("_backward"):
+            assert name in LOW | F32, f"{name} changes dtype under autocast and is in no list here"
+
+
+def test_autocast_leaves_float64_statistics_and_casts_are_seen() -> None:
+    x, w = tensor(np.ones((2, 3)), requires_grad=True), tensor(np.ones((4, 3)))
+    with autocast_to(bfloat16):
+        y = call("linear", x.float(), w.float())
+        assert call("sum", x, axes=(0,)).dtype is float64
+        with autocast_to(None):
+            assert call("linear", x.float(), w.float()).dtype is float32
+    assert [e[0].op.name for e in y.node.edges if e] == ["cast"]
+    y.float().sum().backward()
+    assert x.grad.dtype is float64
+
+
+def test_no_weight_cast_is_cached() -> None:
+    x, w = tensor(np.ones((1, 2), np.float32)), tensor(np.ones((1, 2), np.float32))
+    with autocast_to(bfloat16):
+        before = call("linear", x, w).item()
+        w.data.copy_from(tensor(np.full((1, 2), 3.0, np.float32)).data)
+        assert (before, call("linear", x, w).item()) == (2.0, 6.0)

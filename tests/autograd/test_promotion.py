@@ -1,0 +1,88 @@
+"""Promotion equals `torch.result_type` for every pair of dtypes and categories; the casts it makes are on the tape."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from graphwright.array import DTYPES, DType, dtype, result_type
+from graphwright.array.cpu.kernel import torch_dtype
+from graphwright.autograd import Tensor, arange, tensor
+from graphwright.ops import OPS, call
+
+PYTHON = {"bool": True, "int64": 3, "float64": 0.5}
+PROMOTING = [n for n, row in OPS.items() if row.traits.amp == "promote" and row.arity == 2 and row.traits.elementwise]
+
+
+def _torch(kind: DType, category: str):
+    return PYTHON[kind.name] if category == "python" else torch.ones((2,) if category == "array" else (), dtype=torch_dtype(kind))
+
+
+@pytest.mark.parametrize("first", DTYPES)
+def test_the_whole_table_equals_torch(first: str) -> None:
+    kinds = [(k, c) for k in DTYPES.values() for c in ("array", "scalar0d")] + [(dtype(n), "python") for n in PYTHON]
+    for mine in ("array", "scalar0d"):
+        for kind, category in kinds:
+            theirs = torch.result_type(_torch(dtype(first), mine), _torch(kind, category))
+            pair = [(dtype(first), mine), (kind, category)]
+            for order in (pair, pair[::-1]):
+                assert torch_dtype(result_type(order)) == theirs, order
+
+
+def _ours(kind: DType, category: str) -> Tensor | float:
+    if category == "python":
+        return PYTHON[kind.name]
+    return tensor(np.ones((2,) if category == "array" else (), np.float32)).to(kind)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "maximum", "eq", "where", "concat"])
+def test_ops_promote_their_operands_in_either_order(name: str) -> None:
+    for (a, b), category in product(product(DTYPES.values(), repeat=2), ("array", "scalar0d")):
+        if name == "concat" and category == "scalar0d":
+            continue
+        pair = [_ours(a, "array"), _ours(b, category)]
+        wanted = result_type([(a, "array"), (b, category)])
+        if name == "where":
+            out = call("where", tensor([True, False]), *pair)
+        else:
+            out = call(name, *pair, **({"axis": 0} if name == "concat" else {}))
+        assert out.dtype is (dtype("bool") if name == "eq" else wanted), (name, a, b, category)
+
+
+def test_python_numbers_on_either_side() -> None:
+    x = tensor([1, 2])
+    assert (x + 0.5).dtype is dtype("float32")
+    assert (0.5 - x).tolist() == [-0.5, -1.5]
+    assert (x + True).dtype is dtype("int64")
+    h = tensor([1.0]).to("bfloat16")
+    assert (h * 0.1).dtype is dtype("bfloat16")
+    assert (2 * h).dtype is dtype("bfloat16")
+    assert (x / 2).dtype is dtype("float32")
+    assert np.signbit((tensor([0.0]) * -0.0).numpy()).tolist() == [True]
+
+
+def test_casts_are_operations_of_their_own() -> None:
+    x, y = tensor(np.ones(2, np.float32), requires_grad=True), tensor(np.ones(2))
+    z = x * y
+    assert z.dtype is dtype("float64")
+    assert z.node.edges[0][0].op.name == "cast"
+    z.sum().backward()
+    assert x.grad.dtype is dtype("float32")
+
+
+def test_inference_from_data_is_torchs() -> None:
+    for value in (1, 1.5, True, [1, 2], [1.0, 2], [True, False], [[1, 2.5]], np.float64(1), np.ones(2, np.float16), np.arange(3)):
+        ours, theirs = tensor(value), torch.tensor(value)
+        assert torch_dtype(ours.dtype) == theirs.dtype, value
+        assert ours.shape == tuple(theirs.shape)
+    assert arange(3).dtype is dtype("int64")
+    assert arange(0.0, 3.0).dtype is dtype("float32")
+    assert arange(1, 7, 2).tolist() == [1, 3, 5]
+    assert call("embedding", tensor(np.eye(3)), arange(3)).numpy().tolist() == np.eye(3).tolist()
+
+
+def test_the_promoting_ops_are_the_ones_with_several_free_operands() -> None:
+    assert set(PROMOTING) == {"add", "sub", "mul", "div", "minimum", "maximum", "eq", "lt", "le"}

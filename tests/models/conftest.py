@@ -1,0 +1,43 @@
+"""Checkpoints of every feature, made once per run and never written to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+
+import graphwright as gw
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], checkpoints.Made]:
+    """Feature name -> checkpoint, cached for the session."""
+    found: dict[str, checkpoints.Made] = {}
+
+    def get(name: str) -> checkpoints.Made:
+        if name not in found:
+            family, fields = checkpoints.FEATURES[name]
+            found[name] = checkpoints.make(tmp_path_factory.mktemp(name), family, **fields)
+        return found[name]
+
+    return get
+
+
+@pytest.fixture
+def copy(made: Callable[[str], checkpoints.Made], tmp_path: Path) -> Callable[[str], Path]:
+    """Feature name -> a copy of its directory that a test may damage."""
+
+    def get(name: str) -> Path:
+        return Path(shutil.copytree(made(name).path, tmp_path / name, dirs_exist_ok=True))
+
+    return get
+
+
+@pytest.fixture
+def model(made: Callable[[str], checkpoints.Made]) -> Any:
+    """A freshly opened llama with three layers."""
+    return gw.open(made("llama").path)

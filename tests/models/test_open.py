@@ -1,0 +1,248 @@
+"""Opening: what fits, what does not, and that nothing is read before it is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import FEATURES, Made, edit_config, make, some_ids
+from safetensors.torch import load_file, save_file
+
+import graphwright as gw
+from graphwright.errors import UsageError
+from graphwright.models import ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
+from graphwright.safetensors import HeaderError
+
+IDS = some_ids((1, 9))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of a single-file checkpoint."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+
+
+def touched(m: gw.Model) -> list[str]:
+    """Keys whose bytes were asked for."""
+    return [k for k in m.program.weights if m.program.weights.array(k).storage.touched]
+
+
+def test_directory_and_file_open_alike(made: Callable[[str], Made]) -> None:
+    path = made("llama").path
+    a, b = gw.open(path), gw.open(str(path / "model.safetensors"))
+    np.testing.assert_array_equal(a.logits(IDS), b.logits(IDS))
+
+
+def test_nothing_is_read_before_the_first_value(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path)
+    str(m.inspect())
+    m.program.structure_hash()
+    stored = set(m.keys.values())
+    assert stored.isdisjoint(touched(m))
+    m.logits(IDS)
+    assert stored <= set(touched(m))
+
+
+def test_missing_extra_and_transposed_are_listed_together(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+
+    def damage(t: dict[str, torch.Tensor]) -> None:
+        del t["model.norm.weight"]
+        t["model.layers.0.self_attn.rotary"] = torch.zeros(3)
+        t["model.layers.1.mlp.up_proj.weight"] = t["model.layers.1.mlp.up_proj.weight"].T
+
+    rewrite(path, damage)
+    with pytest.raises(TensorMismatch) as caught:
+        gw.open(path)
+    error = caught.value
+    assert error.missing == ["model.norm.weight"]
+    assert error.unexpected == ["model.layers.0.self_attn.rotary"]
+    assert len(error.misshapen) == 1
+    assert "mlp x hidden" in error.misshapen[0]
+    assert "[76, 48]" in error.misshapen[0]
+    assert "[48, 76]" in error.misshapen[0]
+    assert error.where == str(path)
+    assert error.fix is not None
+    assert all(text in str(error) for text in ("model.norm.weight", "rotary", "up_proj"))
+
+
+def test_hundreds_of_findings_are_shortened(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, num_hidden_layers=60)
+    with pytest.raises(TensorMismatch, match=r"\.\.\. \d+ more") as caught:
+        gw.open(path)
+    assert len(caught.value.missing) == 57 * 9
+
+
+def test_derived_tensors_of_old_files_are_ignored(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    rewrite(path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}))
+    np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("llama").path).logits(IDS))
+
+
+def test_relabelled_family_is_refused(copy: Callable[[str], Path]) -> None:
+    path = copy("qwen3")
+    edit_config(path, architectures=["LlamaForCausalLM"], model_type="llama")
+    with pytest.raises(TensorMismatch) as caught:
+        gw.open(path)
+    assert "model.layers.0.self_attn.q_norm.weight" in caught.value.unexpected
+
+
+@pytest.mark.parametrize("change", ["without", "twice"])
+def test_prefix_missing_or_doubled(change: str, made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+
+    def rename(t: dict[str, torch.Tensor]) -> None:
+        old = dict(t)
+        t.clear()
+        t.update({k.removeprefix("model.") if change == "without" else f"model.{k}": v for k, v in old.items()})
+
+    rewrite(path, rename)
+    m = gw.open(path)
+    key = "layers.0.mlp.up_proj.weight" if change == "without" else "model.model.layers.0.mlp.up_proj.weight"
+    assert m.program.key(m.program.node("layers.0.mlp.up.weight")) == key
+    np.testing.assert_array_equal(m.logits(IDS), gw.open(made("llama").path).logits(IDS))
+
+
+def test_tied_file_may_carry_the_head_too(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+    path = copy("llama-tied")
+    rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("llama-tied").path).logits(IDS))
+
+
+def test_untied_file_without_head_is_refused(copy: Callable[[str], Path]) -> None:
+    path = copy("llama-tied")
+    edit_config(path, tie_word_embeddings=False)
+    with pytest.raises(TensorMismatch) as caught:
+        gw.open(path)
+    assert caught.value.missing == ["lm_head.weight"]
+
+
+def test_unknown_class(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, architectures=["LlamaForCausalLN"])
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        gw.open(path)
+    assert caught.value.got == "LlamaForCausalLN"
+    assert "LlamaForCausalLM" in str(caught.value.expected)
+    assert caught.value.where == str(path / "config.json")
+    assert "register" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.float8_e4m3fn])
+def test_dtypes_that_are_no_weights(kind: torch.dtype, copy: Callable[[str], Path]) -> None:
+    path, key = copy("llama"), "model.layers.2.mlp.up_proj.weight"
+    rewrite(path, lambda t: t.update({key: t[key].to(kind)}))
+    with pytest.raises(UnsupportedDType) as caught:
+        gw.open(path)
+    assert caught.value.where == key
+    assert caught.value.got in ("I8", "I64", "F8_E4M3")
+    assert "BF16" in str(caught.value.expected)
+
+
+def test_truncated_file(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(HeaderError):
+        gw.open(path)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
+def test_dtypes_that_cannot_be_asked_for(options: dict[str, str], made: Callable[[str], Made]) -> None:
+    with pytest.raises(UsageError):
+        gw.open(made("llama").path, **options)
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        gw.open(tmp_path / "nothing")
+    assert caught.value.where == str(tmp_path / "nothing")
+    assert "downloaded" in str(caught.value.fix)
+
+
+def test_dtype_conversion_and_original(tmp_path: Path) -> None:
+    family, fields = FEATURES["llama"]
+    make(tmp_path, family, dtype="bfloat16", **fields)
+    kept, wide = gw.open(tmp_path), gw.open(tmp_path, dtype="float32")
+    assert wide.program.spec("layers.0.attn.q.weight").dtype is gw.float32
+    np.testing.assert_array_equal(kept.logits(IDS), wide.logits(IDS))
+    with wide.program.edit("cut") as e:
+        e.cut(wide.program.in_edges("layers.1.out")[1])
+    assert wide.original.hash() == gw.open(tmp_path, dtype="float32").program.hash() != wide.program.hash()
+
+
+def test_changed_weights_leave_the_file_alone(made: Callable[[str], Made]) -> None:
+    file = made("llama").path / "model.safetensors"
+    before = hashlib.sha256(file.read_bytes()).digest()
+    m = gw.open(made("llama").path)
+    first = m.logits(IDS)
+    with m.program.edit("set") as e:
+        e.set_weight("layers.0.mlp.up.weight", lambda w: w * 2)
+    for p in m.parameters():  # as an optimizer does
+        p.assign(p * 0.5)
+    assert not np.array_equal(m.logits(IDS), first)
+    assert hashlib.sha256(file.read_bytes()).digest() == before
+
+
+def test_auto_map_is_noted_and_not_run(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    (path / "evil.py").write_text("raise SystemExit('was run')")
+    edit_config(path, auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert any("auto_map" in note for note in gw.open(path).notes)
+
+
+_LOOK = """
+import resource, sys
+import graphwright as gw
+assert not {"torch", "numba", "transformers", "tokenizers"} & set(sys.modules), "import graphwright"
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+m = gw.open(sys.argv[1])
+text = str(m.inspect())
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+assert "80 layers" in text and "bfloat16" in text, text
+assert m.inspect().parameters == 70_553_706_496, m.inspect().parameters
+assert not {"torch", "numba", "transformers", "tokenizers"} & set(sys.modules), "looking"
+assert not any(m.program.weights.array(k).storage.touched for k in m.keys.values())
+print(grown)
+"""
+
+
+def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
+    """A sparse file with the header of Llama 3 70B; no page of its 141 GB of payload is there to be read."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    from graphwright.models import architectures
+    from graphwright.models.config import Config
+
+    family = architectures()["llama"]
+    header, at = {}, 0
+    for _, key, shape, _ in family.weights(family.read(Config.read(tmp_path))):
+        size = 2 * int(np.prod(shape))
+        header[key] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    done = subprocess.run([sys.executable, "-c", _LOOK, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200
+    assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 1 << 20

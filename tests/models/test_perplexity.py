@@ -1,0 +1,77 @@
+"""Bits per byte against scores of whole windows by transformers."""
+
+from __future__ import annotations
+
+from math import exp, log
+from pathlib import Path
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import Made, make
+
+import graphwright as gw
+from graphwright.errors import UsageError
+from graphwright.models import PromptError
+from graphwright.models.tokenizer import byte_tokenizer_json
+
+TEXT = topics.topics["yield"][:500] + "é😀"
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    path: Path = tmp_path_factory.mktemp("bytewise")
+    made = make(path, "llama", vocab_size=256, max_position_embeddings=512)
+    (path / "tokenizer.json").write_text(byte_tokenizer_json())
+    return made
+
+
+def nats(made: Made, ids: list[int], window: int, stride: int) -> tuple[float, int]:
+    """Σ -ln p over every token but the first, each scored in the first window that reaches it."""
+    total, upto, start = 0.0, 1, 0
+    window = min(window, len(ids))
+    while upto < len(ids):
+        start = min(start, len(ids) - window)
+        piece = ids[start : start + window]
+        logp = torch.log_softmax(torch.tensor(made.logits(np.array([piece]))[0]).double(), -1)
+        for at in range(upto - start, window):
+            total -= float(logp[at - 1, piece[at]])
+        upto, start = start + window, start + stride
+    return total, len(ids) - 1
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "stride"),
+    [(2, 32, 16), (20, 32, 16), (32, 32, 16), (33, 32, 16), (100, 32, 16), (None, 64, 48), (300, 256, 128)],
+)
+def test_equals_transformers(bytewise: Made, length: int | None, window: int, stride: int) -> None:
+    m = gw.open(bytewise.path)
+    text = TEXT[:length]
+    ids = list(text.encode())
+    done = m.perplexity(text, window=window, stride=stride)
+    expected, count = nats(bytewise, ids, window, stride)
+    assert (done.tokens, done.bytes) == (count, count)
+    assert done.nats == pytest.approx(expected, rel=1e-5)
+    assert done.bits_per_byte == pytest.approx(expected / log(2) / count, rel=1e-5)
+    assert done.perplexity == pytest.approx(exp(expected / count), rel=1e-5)
+    assert "bits per byte" in str(done)
+
+
+def test_progress_is_told(bytewise: Made) -> None:
+    seen = []
+    gw.open(bytewise.path).perplexity(TEXT, window=32, stride=16, report=seen.append)
+    assert seen[-1].done == seen[-1].total
+    assert [p.done for p in seen] == sorted(p.done for p in seen)
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+def test_texts_that_are_too_short(text: str, bytewise: Made) -> None:
+    with pytest.raises(PromptError):
+        gw.open(bytewise.path).perplexity(text)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (8, 0), (8, 9), (0, 1)])
+def test_windows_that_leave_gaps(window: int, stride: int, bytewise: Made) -> None:
+    with pytest.raises(UsageError):
+        gw.open(bytewise.path).perplexity(TEXT, window=window, stride=stride)

@@ -1,0 +1,117 @@
+"""Gradients of every op: difference quotients, every mask of wanted gradients against torch, second order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from op_cases import differentiable, draws
+from torch_ops import torch_grads
+
+from graphwright.array import float32
+from graphwright.autograd import NotDifferentiable, Tensor, grad, tensor
+from graphwright.autograd.apply import apply
+from graphwright.errors import ComputeError
+from graphwright.ops import OPS, call
+from graphwright.testing.gradcheck import check_masks, gradcheck, gradgradcheck
+
+OPAQUE = {"sdpa": "its backward is one kernel; second order needs the expanded form"}
+
+
+@pytest.mark.parametrize("name", differentiable())
+def test_gradient_is_the_difference_quotient(name: str) -> None:
+    for k, (inputs, attrs) in enumerate(draws(name)):
+        gradcheck(lambda *xs, a=attrs: apply(OPS[name], xs, a), inputs, seed=k, wrt=_wrt(name, inputs))
+
+
+def _wrt(name: str, inputs: list[np.ndarray]) -> list[int]:
+    """Operands that the row lets a gradient through to: cos and sin of rope are made of integers."""
+    blind = {"rope": {1, 2}}.get(name, set())
+    return [i for i, x in enumerate(inputs) if x.dtype == np.float64 and i not in blind]
+
+
+@pytest.mark.parametrize("name", [n for n in differentiable() if n != "rope"])
+def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
+    for k, (inputs, attrs) in enumerate(draws(name)):
+        masks = check_masks(OPS[name], inputs, attrs, lambda xs, seeds, mask, a=attrs: torch_grads(name, xs, a, seeds, mask), seed=k)
+        assert masks == 2 ** sum(x.dtype == np.float64 for x in inputs) - 1
+
+
+@pytest.mark.parametrize("name", [n for n in differentiable() if n not in OPAQUE])
+def test_the_gradient_of_the_gradient(name: str) -> None:
+    for k, (inputs, attrs) in enumerate(draws(name, 2)):
+        places = _wrt(name, inputs)
+        fixed = [x if i in places or x.dtype != np.float64 else Tensor(_array(x)) for i, x in enumerate(inputs)]
+        free = [x for i, x in enumerate(inputs) if i in places or x.dtype != np.float64]
+
+        def fn(*xs: Tensor, _fixed: list = fixed, _attrs: dict = attrs) -> Tensor:
+            rest = iter(xs)
+            return apply(OPS[name], [x if isinstance(x, Tensor) else next(rest) for x in _fixed], _attrs)
+
+        gradgradcheck(fn, free, seed=k)
+
+
+def _array(x: np.ndarray):
+    from graphwright.array import from_numpy
+
+    return from_numpy(x)
+
+
+def test_second_order_through_attention_says_what_is_missing() -> None:
+    inputs, attrs = draws("sdpa", 1)[0]
+    xs = [tensor(x, requires_grad=True) for x in inputs]
+    g = grad(apply(OPS["sdpa"], xs, attrs).sum(), xs, create_graph=True)
+    with pytest.raises(NotDifferentiable, match="sdpa_backward"):
+        grad(g[0].sum(), xs, allow_unused=True)
+
+
+def test_gradients_of_ties_and_kinks() -> None:
+    x = tensor([-1.0, 0.0, 1.0], requires_grad=True)
+    for name, expected in {"relu": [0, 0, 1], "abs": [-1, 0, 1]}.items():
+        assert grad(call(name, x).sum(), x)[0].tolist() == expected
+    a, b = (tensor(v, requires_grad=True) for v in ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]))
+    assert [g.tolist() for g in grad(call("maximum", a, b).sum(), [a, b])] == [[0, 0.5, 1], [1, 0.5, 0]]
+    assert [g.tolist() for g in grad(call("minimum", a, b).sum(), [a, b])] == [[1, 0.5, 0], [0, 0.5, 1]]
+    t = tensor([[3.0, 1.0, 3.0]], requires_grad=True)
+    assert grad(t.amax(1).sum(), t)[0].tolist() == [[0.5, 0, 0.5]]
+
+
+def test_an_infinite_gradient_does_not_reach_the_branch_not_taken() -> None:
+    inf = float("inf")
+    a, b = tensor([1.0, inf], requires_grad=True), tensor([2.0, inf], requires_grad=True)
+    seed = tensor([inf, 1.0])
+    for name in ("maximum", "minimum"):
+        ga, gb = grad(call(name, a, b), [a, b], [seed])
+        assert not np.isnan(ga.numpy()).any()
+        assert not np.isnan(gb.numpy()).any()
+        assert ga.tolist()[1] == gb.tolist()[1] == 0.5
+    x = tensor([-1.0, 1.0], requires_grad=True)
+    assert grad(call("relu", x), x, [tensor([inf, inf])])[0].tolist() == [0.0, inf]
+    c = tensor([True, False])
+    ga, gb = grad(call("where", c, a, b), [a, b], [tensor([inf, inf])])
+    assert ga.tolist() == [inf, 0]
+    assert gb.tolist() == [0, inf]
+
+
+def test_repeated_ids_add_up() -> None:
+    table = tensor(np.zeros((4, 2)), requires_grad=True)
+    ids = tensor([1, 1, 3, 1])
+    g = grad(call("embedding", table, ids).sum(), table)[0]
+    assert g.numpy()[:, 0].tolist() == np.bincount([1, 1, 3, 1], minlength=4).tolist()
+
+
+def test_repeats_of_an_expanded_operand_add_up() -> None:
+    x = tensor(np.arange(3.0).reshape(3, 1), requires_grad=True)
+    y = call("expand", x, shape=(2, 3, 4))
+    assert grad((y * y).sum(), x)[0].numpy().ravel().tolist() == [0, 16, 32]
+
+
+@pytest.mark.parametrize("bug", ["too few", "other shape", "other dtype", "left out"])
+def test_the_engine_refuses_a_vjp_that_breaks_the_protocol(bug: str) -> None:
+    wrong = {"too few": lambda g: (g,), "other shape": lambda g: (g, g.reshape(6)), "left out": lambda g: (g, None),
+             "other dtype": lambda g: (g, g.to(float32))}[bug]  # fmt: skip
+    row = replace(OPS["add"], vjp=lambda g, ins, outs, attrs, needs: wrong(g))
+    a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
+    with pytest.raises(ComputeError, match="add"):
+        grad(apply(row, [a, b], {}).sum(), [a, b])

@@ -1,0 +1,225 @@
+"""Every table has a cell for every op, or None with a reason; every sample runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from op_cases import draws
+from torch_ops import TORCH
+
+from graphwright.array import CPU, NDArray, backend, from_numpy
+from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
+from graphwright.ops import OPS, UnknownOp, call, compute, get, op
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_cell_is_filled_or_has_a_reason(name: str) -> None:
+    row = OPS[name]
+    assert row.doc.strip()
+    assert row.infer is not None
+    assert row.cost is not None
+    for cell in ("vjp", "sample"):
+        assert getattr(row, cell) is not None or row.why.get(cell), f"{name}.{cell} is None without a reason"
+    assert row.traits.amp in {"low", "f32", "promote", "inner", "keep"}
+    low, high = row.arity if isinstance(row.arity, tuple) else (row.arity, row.arity)
+    most = low + 8 if high is None else high
+    places = [*row.traits.fixed, *(i for _, i in row.traits.inplace), *(i for i, _ in row.traits.identity)]
+    assert all(-most <= place < most for place in [*places, *row.traits.contiguous])
+    assert all(place < most for place in row.saves.inputs)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_op_computes_or_is_a_view(name: str) -> None:
+    assert (OPS[name].view is not None) != (name in backend(CPU).kernels())
+
+
+def test_no_kernel_without_an_op() -> None:
+    assert backend(CPU).kernels() <= OPS.keys()
+
+
+def test_the_torch_reference_covers_the_table() -> None:
+    assert TORCH.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_samples_run_and_have_the_inferred_specs(name: str) -> None:
+    row = OPS[name]
+    for inputs, attrs in draws(name):
+        arrays = [from_numpy(x) for x in inputs]
+        specs = row.specs([a.spec for a in arrays], attrs)
+        results = compute(row, arrays, attrs)
+        assert tuple(r.spec for r in results) == specs
+        cost = row.cost([a.spec for a in arrays], specs, attrs)
+        assert min(cost.flops, cost.read, cost.write) >= 0
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_operands_are_left_alone(name: str) -> None:
+    inputs, attrs = draws(name, 1)[0]
+    arrays = [from_numpy(x) for x in inputs]
+    before = [a.tobytes() for a in arrays]
+    compute(OPS[name], arrays, attrs)
+    assert [a.tobytes() for a in arrays] == before
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].arity != (0, None)])
+def test_a_wrong_number_of_operands_is_refused_by_name(name: str) -> None:
+    inputs, attrs = draws(name, 1)[0]
+    with pytest.raises(UsageError, match=name):
+        OPS[name].specs([], attrs, "layer.3")
+
+
+def test_unknown_op_names_the_nearest() -> None:
+    with pytest.raises(UnknownOp, match="matmul"):
+        get("matmull")
+
+
+def test_unknown_and_missing_attributes_are_refused() -> None:
+    with pytest.raises(UsageError, match="softmax"):
+        call("softmax", from_numpy(np.ones(2)), axis=3)
+    with pytest.raises(UsageError, match="reshape"):
+        call("reshape", from_numpy(np.ones(2)))
+
+
+def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
+    with pytest.raises(UsageError, match="tanh"):
+        op("tanh")(type("Again", (), {"__doc__": "again"}))
+    with pytest.raises(UsageError, match="vjp"):
+        op("never_entered")(
+            type("Bad", (), {"__doc__": "x", "arity": 1, "infer": lambda x: x, "vjp": None, "sample": lambda r: 0})
+        )
+    assert "never_entered" not in OPS
+
+
+F, I, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
+REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
+    ("add", [F, np.ones((2, 4))], {}, ShapeError),
+    ("add", [F, I], {}, DTypeError),
+    ("exp", [I], {}, DTypeError),
+    ("where", [F, F, F], {}, DTypeError),
+    ("where", [B, F, I], {}, DTypeError),
+    ("junction", [F, np.ones((2, 1))], {}, ShapeError),
+    ("reshape", [F], {"shape": (4, 2)}, ShapeError),
+    ("unflatten", [F], {"axis": 1, "sizes": (2, 2)}, ShapeError),
+    ("flatten", [F], {"start": 1, "end": 0}, ShapeError),
+    ("permute", [F], {"axes": (0, 0)}, ShapeError),
+    ("expand", [F], {"shape": (3, 3)}, ShapeError),
+    ("slice", [F], {"axis": 1, "start": 2, "size": 2}, ShapeError),
+    ("slice", [F], {"axis": 2, "start": 0, "size": 1}, ShapeError),
+    ("last", [np.ones((2, 0))], {"axis": 1}, ShapeError),
+    ("pad_slice", [F], {"axis": 1, "start": 1, "size": 3}, ShapeError),
+    ("concat", [F, np.ones((3, 3))], {"axis": 1}, ShapeError),
+    ("sum", [F], {"axes": (2,)}, ShapeError),
+    ("amax", [np.ones((2, 0))], {"axes": (1,)}, ShapeError),
+    ("argmax", [np.ones((2, 0))], {"axis": 1}, ShapeError),
+    ("mean", [I], {"axes": (0,)}, DTypeError),
+    ("matmul", [F, np.ones((2, 3))], {}, ShapeError),
+    ("matmul", [np.ones((2, 2, 3)), np.ones((3, 3, 4))], {}, ShapeError),
+    ("matmul", [I, np.ones((3, 2), np.int64)], {}, DTypeError),
+    ("linear", [F, np.ones((4, 2))], {}, ShapeError),
+    ("linear", [F, np.ones((4, 3)), np.ones(3)], {}, ShapeError),
+    ("rms_norm", [F, np.ones(2)], {}, ShapeError),
+    ("cross_entropy", [F, np.ones(2)], {}, DTypeError),
+    ("cross_entropy", [F, np.ones(3, np.int64)], {}, ShapeError),
+    ("cross_entropy", [np.ones((2, 0)), np.ones(2, np.int64)], {}, ShapeError),
+    ("embedding", [F, F], {}, DTypeError),
+    ("embedding", [np.ones(3), np.ones(2, np.int64)], {}, ShapeError),
+    ("sdpa", [np.ones((1, 3, 2, 2)), np.ones((1, 2, 2, 2)), np.ones((1, 2, 2, 2))], {"scale": 1.0}, ShapeError),
+    ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 4, 1)), np.ones((1, 4, 1))], {}, ShapeError),
+    ("kv_append", [np.ones((1, 1, 4, 2)), np.ones((1, 1, 2, 3)), np.asarray(0)], {}, ShapeError),
+    ("adamw", [F, np.ones((3, 2)), F, F, np.asarray(1.0), np.asarray(0.1)], {}, ShapeError),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "attrs", "error"), REFUSED)
+def test_wrong_operands_are_refused_before_any_kernel(name: str, inputs: list, attrs: dict, error: type) -> None:
+    with pytest.raises(error) as caught:
+        call(name, *(from_numpy(x) for x in inputs), **attrs)
+    assert name in str(caught.value)
+    assert caught.value.got is not None
+
+
+@pytest.mark.parametrize(("name", "inputs", "attrs"), [
+    ("embedding", [np.ones((3, 2)), np.array([0, 3])], {}),
+    ("embedding", [np.ones((3, 2)), np.array([-1])], {}),
+    ("embedding_backward", [np.ones((1, 2)), np.array([3])], {"rows": 3}),
+    ("cross_entropy", [np.ones((2, 3)), np.array([0, 3])], {}),
+    ("kv_append", [np.ones((1, 1, 3, 2)), np.ones((1, 1, 2, 2)), np.asarray(2)], {}),
+])  # fmt: skip
+def test_an_index_out_of_range_raises_and_names_the_op(name: str, inputs: list, attrs: dict) -> None:
+    with pytest.raises(IndexError, match=name) as caught:
+        call(name, *(from_numpy(x) for x in inputs), **attrs)
+    assert isinstance(caught.value, GraphwrightError)
+
+
+def test_out_must_have_the_exact_spec() -> None:
+    x = from_numpy(np.ones((2, 3)))
+    for shape, kind in (((3, 2), "f8"), ((2, 3), "f4")):
+        with pytest.raises(ShapeError, match="out"):
+            compute(get("tanh"), [x], {}, [from_numpy(np.zeros(shape, kind))])
+
+
+def test_out_is_written_over_entirely_and_counted() -> None:
+    from graphwright.testing.oracle import assert_bits, poisoned
+
+    for name in OPS:
+        inputs, attrs = draws(name, 1)[0]
+        arrays = [from_numpy(x) for x in inputs]
+        fresh = compute(OPS[name], arrays, attrs)
+        outs = [poisoned(r.copy()) for r in fresh]
+        versions = [o.storage.version for o in outs]
+        given = compute(OPS[name], arrays, attrs, outs)
+        for before, out, r, mine in zip(versions, outs, fresh, given, strict=True):
+            assert mine is out
+            assert out.storage.version == before + 1
+            assert_bits(out, r, what=name)
+
+
+def _read_only(array: NDArray) -> NDArray:
+    array.storage.readonly = True
+    return array
+
+
+def test_out_that_is_read_only_is_refused() -> None:
+    from graphwright.array import ReadOnlyArray
+
+    out = _read_only(from_numpy(np.zeros(3)))
+    with pytest.raises(ReadOnlyArray):
+        compute(get("tanh"), [from_numpy(np.ones(3))], {}, [out])
+    assert not out.to_numpy().any()
+
+
+def test_out_may_lie_on_an_operand_only_where_the_row_says_so() -> None:
+    from graphwright.array import Layout
+    from graphwright.errors import AliasError
+
+    block = from_numpy(np.arange(8.0))
+    front, back = block.view(Layout((4,), (1,), 0)), block.view(Layout((4,), (1,), 2))
+    for name in OPS:
+        row = OPS[name]
+        if row.arity != 1 or row.attrs or row.view is not None or not row.traits.elementwise:
+            continue
+        with pytest.raises(AliasError):
+            compute(row, [front], {}, [back])
+        if (0, 0) in row.traits.inplace:
+            compute(row, [front], {}, [front])
+    square = block.view(Layout((2, 2), (2, 1)))
+    with pytest.raises(AliasError):
+        compute(get("matmul"), [square, square.copy()], {}, [square])
+    compute(get("tanh"), [front], {}, [block.view(Layout((4,), (1,), 4))])
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace])
+def test_in_place_gives_the_same_bits(name: str) -> None:
+    from graphwright.testing.oracle import assert_bits
+
+    inputs, attrs = draws(name, 1)[0]
+    row = OPS[name]
+    fresh = compute(row, [from_numpy(x) for x in inputs], attrs)
+    for out, place in row.traits.inplace:
+        arrays = [from_numpy(x.copy()) for x in inputs]
+        if arrays[place].spec != fresh[out].spec:
+            continue
+        outs = [arrays[place] if o == out else r.copy() for o, r in enumerate(fresh)]
+        for mine, other in zip(compute(row, arrays, attrs, outs), fresh, strict=True):
+            assert_bits(mine, other, what=f"{name} over operand {place}")

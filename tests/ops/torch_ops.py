@@ -1,0 +1,191 @@
+"""Op -> the same mathematics in torch: the oracle of the op tests. Each function takes torch tensors and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from graphwright.array.cpu.kernel import torch_dtype
+
+
+def _unbroadcastable(name: str) -> Callable:
+    return lambda ins, a: getattr(torch, name)(*ins)
+
+
+def _reduce(name: str) -> Callable:
+    return lambda ins, a: getattr(torch, name)(ins[0], list(a["axes"]), a["keepdims"]) if a["axes"] else ins[0].clone()
+
+
+def visible(queries: int, keys: int, attrs: dict, extra: dict) -> torch.Tensor:
+    """[B or 1, 1, Tq, Tk]: which keys a query reads, written out pair by pair."""
+    start = int(extra["q_start"]) if "q_start" in extra else keys - queries
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    for i in range(queries):
+        for j in range(keys):
+            at = start + i
+            if attrs["causal"]:
+                seen[i, j] = j <= at and (attrs["window"] is None or j > at - attrs["window"])
+    seen = seen[None, None]
+    return seen & extra["key_mask"][:, None, None, :] if "key_mask" in extra else seen
+
+
+def sdpa(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Masked softmax written out; key heads repeated, not tiled; a query that sees nothing gives 0."""
+    q, k, v = ins[:3]
+    extra = dict(zip(attrs["optional"], ins[3:], strict=True))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    seen = visible(q.shape[2], k.shape[2], attrs, extra)
+    scores = (attrs["scale"] * q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf"))
+    dead = ~seen.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
+    return weights @ v
+
+
+def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x, cos, sin = ins
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
+
+
+def rms_norm(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x, w = ins
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + attrs["eps"])).to(x.dtype) * w
+
+
+def cross_entropy(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    scores, targets = ins
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    flat = scores.reshape(-1, scores.shape[-1])
+    loss = F.cross_entropy(flat, targets.reshape(-1), ignore_index=attrs["ignore_index"], reduction="none")
+    return loss.view(targets.shape), torch.logsumexp(scores, -1)
+
+
+def cross_entropy_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    scores, targets, lse, g = ins
+    kept = targets != attrs["ignore_index"]
+    onehot = F.one_hot(targets.clamp(min=0), scores.shape[-1]).to(scores.dtype)
+    return (g * kept).unsqueeze(-1) * (torch.exp(scores - lse.unsqueeze(-1)) - onehot)
+
+
+def embedding_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    g, ids = ins
+    table = torch.zeros(attrs["rows"], g.shape[-1], dtype=g.dtype)
+    return table.index_add(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+
+
+def pad_slice(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x, axis = ins[0], attrs["axis"] % ins[0].dim()
+    places = attrs["start"] + attrs["step"] * torch.arange(x.shape[axis])
+    shape = list(x.shape)
+    shape[axis] = attrs["size"]
+    return torch.zeros(shape, dtype=x.dtype).index_add(axis, places, x)
+
+
+def window(x: torch.Tensor, attrs: dict) -> torch.Tensor:
+    places = attrs["start"] + attrs["step"] * torch.arange(attrs["size"])
+    return x.index_select(attrs["axis"], places)
+
+
+def kv_append(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    cache, rows, start = ins[0].clone(), ins[1], int(ins[2])
+    cache[:, :, start : start + rows.shape[2]] = rows
+    return cache
+
+
+def adamw(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """Loshchilov and Hutter 2019, algorithm 2, line by line."""
+    p, g, m, v, step, lr = (t.double() for t in ins)
+    p = p * (1 - lr * attrs["weight_decay"])
+    m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
+    v = attrs["beta2"] * v + (1 - attrs["beta2"]) * g * g
+    unbiased = (v / (1 - attrs["beta2"] ** step)).sqrt() + attrs["eps"]
+    p = p - lr * (m / (1 - attrs["beta1"] ** step)) / unbiased
+    return tuple(t.to(ins[0].dtype) for t in (p, m, v))
+
+
+def rope_dynamic(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    positions, base = ins
+    length, dim = int(positions.max()) + 1, 2 * len(base)
+    if length <= attrs["original"]:
+        return base
+    s = attrs["factor"]
+    theta = attrs["theta"] * (s * length / attrs["original"] - (s - 1)) ** (dim / (dim - 2))
+    return torch.tensor([theta ** (-2 * i / dim) for i in range(len(base))], dtype=torch.float32)
+
+
+def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """From the given result, which need not be that of the operands: Dm = rowsum(g · out) stands for the softmax term."""
+    *operands, out, g = ins
+    q, k, v = (t.detach().double() for t in operands[:3])
+    out, g, group = out.double(), g.double(), q.shape[1] // k.shape[1]
+    eye = torch.eye(k.shape[2], dtype=torch.float64).expand(*k.shape[:2], -1, -1)
+    p = sdpa([q, k, eye, *operands[3:]], attrs)
+    rep = lambda t: t.repeat_interleave(group, 1)  # noqa: E731  # a name for two uses
+    ds = p * (g @ rep(v).transpose(-1, -2) - (g * out).sum(-1, keepdim=True))
+    folded = lambda t: t.unflatten(1, (k.shape[1], group)).sum(2)  # noqa: E731
+    dq, dk = attrs["scale"] * ds @ rep(k), folded(attrs["scale"] * ds.transpose(-1, -2) @ q)
+    return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))
+
+
+TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
+    **{name: _unbroadcastable(name) for name in (
+        "neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "add", "sub", "mul",
+        "div", "minimum", "maximum", "eq", "lt", "le", "where", "matmul")},
+    "silu": lambda ins, a: F.silu(ins[0]),
+    "gelu": lambda ins, a: F.gelu(ins[0], approximate=a["approximate"]),
+    "cast": lambda ins, a: ins[0].to(torch_dtype(a["dtype"])),
+    "copy": lambda ins, a: ins[0].clone(),
+    "full_like": lambda ins, a: torch.full_like(ins[0], a["value"]),
+    "junction": lambda ins, a: sum(ins[1:], ins[0]),
+    "sum": _reduce("sum"), "mean": _reduce("mean"), "amax": _reduce("amax"),
+    "argmax": lambda ins, a: torch.argmax(ins[0], a["axis"]),
+    "reshape": lambda ins, a: ins[0].reshape(a["shape"]),
+    "unflatten": lambda ins, a: ins[0].unflatten(a["axis"], a["sizes"]),
+    "flatten": lambda ins, a: ins[0].flatten(a["start"], a["end"]),
+    "permute": lambda ins, a: ins[0].permute(a["axes"]),
+    "expand": lambda ins, a: ins[0].expand(a["shape"]),
+    "slice": lambda ins, a: window(ins[0], a),
+    "last": lambda ins, a: ins[0].narrow(a["axis"], ins[0].shape[a["axis"]] - 1, 1),
+    "size": lambda ins, a: torch.tensor(ins[0].shape[a["axis"]]),
+    "pad_slice": pad_slice,
+    "concat": lambda ins, a: torch.cat(list(ins), a["axis"]),
+    "linear": lambda ins, a: F.linear(*ins),
+    "rms_norm": rms_norm,
+    "softmax": lambda ins, a: torch.softmax(ins[0], -1),
+    "cross_entropy": cross_entropy, "cross_entropy_backward": cross_entropy_backward,
+    "embedding": lambda ins, a: ins[0][ins[1]],
+    "embedding_backward": embedding_backward,
+    "rope_table": lambda ins, a: tuple(f(ins[0].unsqueeze(-1).float() * ins[1]) * a["scale"] for f in (torch.cos, torch.sin)),
+    "rope_dynamic": rope_dynamic,
+    "rope_longer": lambda ins, a: ins[2] if int(ins[0].max()) + 1 > a["original"] else ins[1],
+    "rope": rope, "sdpa": sdpa, "sdpa_backward": sdpa_backward, "kv_append": kv_append, "adamw": adamw,
+}  # fmt: skip
+
+
+def torch_values(name: str, inputs: Sequence[Any], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """Results of the reference on numpy operands."""
+    result = TORCH[name]([torch.from_numpy(np.array(x)) for x in inputs], attrs)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def torch_grads(name: str, inputs: Sequence[np.ndarray], attrs: dict, seeds: Sequence[np.ndarray],
+                mask: Sequence[bool]) -> list[np.ndarray | None]:  # fmt: skip
+    """Gradients of the reference by torch autograd; None where the mask says so or nothing flows."""
+    leaves = [torch.from_numpy(np.array(x)).requires_grad_(want) for x, want in zip(inputs, mask, strict=True)]
+    result = TORCH[name](leaves, attrs)
+    outs = [o for o in (result if isinstance(result, tuple | list) else (result,)) if o.dtype == torch.float64]
+    wanted = [t for t in leaves if t.requires_grad]
+    pairs = [(o, torch.from_numpy(np.array(s))) for o, s in zip(outs, seeds, strict=True) if o.requires_grad]
+    if not pairs:
+        return [None] * len(leaves)
+    found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [s for _, s in pairs], allow_unused=True))
+    grads = [next(found) if want else None for want in mask]
+    return [None if g is None else g.numpy() for g in grads]

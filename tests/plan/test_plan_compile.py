@@ -1,0 +1,288 @@
+"""Compiled programs and functions: signatures, edits, threads, feeds, training steps, allocation."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright.array import from_numpy
+from graphwright.array.cpu import tensor_allocations
+from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, tensor, update
+from graphwright.errors import ComputeError, UsageError
+from graphwright.ops import OPS
+from graphwright.plan import StalePlan, Workspace
+from graphwright.program import Builder, FeedError, Program
+
+
+def mlp(seed: int = 0) -> Program:
+    rng = np.random.default_rng(seed)
+    b = Builder()
+    x = b.input("x", ("B", 6))
+    h = b.tanh(b.linear(x, b.param("fc.w", rng.normal(size=(8, 6)).astype("f4")), b.param("fc.b", rng.normal(size=8).astype("f4"))), name="h")
+    b.output(b.softmax(b.linear(h, b.param("out.w", rng.normal(size=(3, 8)).astype("f4")))), "y")
+    return b.build()
+
+
+def feed(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, 6)).astype("f4")
+
+
+def test_a_signature_is_planned_once() -> None:
+    p, made = mlp(), []
+    run = gw.compile(p)
+    for n in (5, 1, 1, 5):
+        assert run(x=feed(n)).numpy().tobytes() == p.run(x=feed(n))["y"].tobytes()
+        made.append(p.compile(x=(n, 6)))
+    assert made[0] is made[3]
+    assert made[1] is made[2]
+    assert made[0] is not made[1]
+
+
+def test_the_plan_unused_for_longest_goes_first() -> None:
+    p = mlp()
+    first, second = p.compile(x=(1, 6)), p.compile(x=(2, 6))
+    for n in range(3, 33):
+        p.compile(x=(n, 6))
+    assert p.compile(x=(1, 6)) is first
+    p.compile(x=(40, 6))
+    assert p.compile(x=(1, 6)) is first
+    assert p.compile(x=(2, 6)) is not second
+
+
+def test_compiled_functions_keep_the_signatures_in_use() -> None:
+    f = gw.compile(lambda x: x * 2.0)
+    f(np.ones(1, np.float32))
+    for n in range(2, 40):
+        f(np.ones(n, np.float32))
+        f(np.ones(1, np.float32))
+    assert f.traces == 39
+
+
+def test_plans_die_with_their_program() -> None:
+    p = mlp()
+    plan = p.compile(x=(2, 6))
+    plan(x=feed(2))
+    gone = weakref.ref(p)
+    del p, plan
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_edit_makes_plans_stale_and_compiled_programs_new() -> None:
+    p = mlp()
+    run, plan = gw.compile(p), p.compile(x=(2, 6))
+    before = run(x=feed(2)).numpy().copy()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    with pytest.raises(StalePlan, match="version"):
+        plan(x=feed(2))
+    after = run(x=feed(2)).numpy()
+    assert after.tobytes() == p.run(x=feed(2))["y"].tobytes()
+    assert not np.array_equal(before, after)
+    p.undo()
+    assert run(x=feed(2)).numpy().tobytes() == before.tobytes()
+
+
+def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variables() -> None:
+    p = mlp()
+    f = gw.compile(lambda x: p(x=x) * 2.0)
+    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
+    assert f(feed(2)).spec == f(feed(2)).spec
+    assert f.traces == 1
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
+    assert f.traces == 2
+    w = Parameter(from_numpy(np.ones(3, np.float32)), name="w")
+
+    def has_gradient(x: Tensor) -> Tensor:
+        (g,) = grad((w * x).sum(), w, allow_unused=True) if w.requires_grad else (None,)
+        return x if g is None else g
+
+    g = gw.compile(has_gradient)
+    x = np.full(3, 5.0, np.float32)
+    assert g(x).tolist() == [5, 5, 5]
+    w.requires_grad = False
+    g(x)
+    assert g.traces == 2
+    with no_grad():
+        g(x)
+    assert g.traces == 3
+
+
+def test_results_keep_the_form_that_the_function_gave_them() -> None:
+    f = gw.compile(lambda x: {"a": x * 2.0, "b": (x + 1.0).sum()})
+    assert set(f(np.ones(2, np.float32))) == {"a", "b"}
+    g = gw.compile(lambda x, y: (x + y, x))
+    one, two = g(np.ones(2, np.float32), np.ones(2, np.float32))
+    assert (one.tolist(), two.tolist()) == ([2, 2], [1, 1])
+    assert gw.compile(lambda x: None if x.symbolic else x) is not None
+
+
+BAD_FEEDS = [
+    ({}, ["x: missing"]),
+    ({"x": np.ones((2, 6), np.float32), "z": np.ones(2)}, ["z: not an input"]),
+    ({"x": np.ones((2, 5), np.float32)}, ["x: expected"]),
+    ({"x": np.ones((2, 6), np.int64), "q": 1}, ["x: expected", "q: not an input"]),
+    ({"x": np.ones((6,), np.float32)}, ["x: expected"]),
+    ({"x": np.array(["a"])}, ["x: "]),
+]
+
+
+@pytest.mark.parametrize(("feeds", "expected"), BAD_FEEDS)
+def test_feeds_are_checked_and_all_listed_before_anything_runs(feeds: dict, expected: list[str]) -> None:
+    p = mlp()
+    plan = p.compile(x=(2, 6))
+    space = Workspace(plan)
+    space.run({"x": feed(2)})
+    ran = []
+    space._calls.insert(0, lambda: ran.append(1))
+    for run in (space.run, gw.compile(p), p.run):
+        with pytest.raises(FeedError) as caught:
+            run(feeds)
+        assert all(text in str(caught.value) for text in expected)
+    assert not ran
+
+
+def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
+    b = Builder()
+    ids = b.input("ids", (2,), "int64")
+    b.output(b.embedding(b.param("table", np.ones((3, 2), np.float32)), ids, name="emb"), "y")
+    p = b.build()
+    with p.edit("scale it") as e:
+        e.rename("emb", "scaled")
+    for run in (p.compile(ids=(2,)), p.run):
+        with pytest.raises(ComputeError, match="scaled") as caught:
+            run({"ids": np.array([0, 9])})
+        assert isinstance(caught.value, IndexError)
+        (note,) = caught.value.__notes__
+        assert "table" in note
+        assert "scale it" in note
+
+
+def test_two_threads_two_workspaces() -> None:
+    p = mlp()
+    plan = p.compile(x=(4, 6))
+    feeds = [feed(4, seed) for seed in range(40)]
+    truth = [plan(x=x)["y"].tobytes() for x in feeds]
+    seen: dict[int, list[bytes]] = {}
+
+    def work(which: int) -> None:
+        space = Workspace(plan)
+        seen[which] = [space.run({"x": x})["y"].tobytes() for x in feeds]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert seen == {0: truth, 1: truth}
+
+
+def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
+    p = mlp()
+    space = Workspace(p.compile(x=(2, 6)))
+    space.run({"x": feed(2)})
+    inner: list[Exception] = []
+
+    def again() -> None:
+        try:
+            space.run({"x": feed(2)})
+        except UsageError as error:
+            inner.append(error)
+
+    space._calls.insert(0, again)
+    space._counts = [c + 1 for c in space._counts]
+    space.run({"x": feed(2)})
+    assert "running already" in str(inner[0])
+    del space._calls[0]
+    assert space.run({"x": feed(2)})["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
+
+
+def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
+    b = Builder()
+    x = b.input("x", (4,))
+    b.output(b.add(x, b.const("k", np.float32(2))), "y")
+    plan = b.build().compile(x=(4,))
+    one = plan(x=np.zeros(4, np.float32))["y"]
+    two = plan(x=np.ones(4, np.float32), lease=True)["y"]
+    assert one.to_numpy().tolist() == [2] * 4
+    for k in range(3):
+        two = plan(x=two, lease=True)["y"]
+        assert two.to_numpy().tolist() == [5 + 2 * k] * 4
+
+
+def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], object]:
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (8, 6), "b1": (8,), "w2": (3, 8)}
+    params = {n: Parameter(from_numpy(rng.normal(size=s).astype("f4")), name=n) for n, s in shapes.items()}
+    moments = {n: [Variable(from_numpy(np.zeros(s, "f4")), name=f"{n}.{k}") for k in "mv"] for n, s in shapes.items()}
+    count, lr = Variable(from_numpy(np.zeros((), "f4")), name="step"), tensor(np.float32(0.05))
+
+    def step(x: Tensor, t: Tensor) -> Tensor:
+        for p in params.values():
+            p.grad = None
+        h = gw.ops.call("linear", x, params["w1"], params["b1"]).tanh()
+        loss = gw.ops.call("cross_entropy", gw.ops.call("linear", h, params["w2"]), t)[0].mean()
+        loss.backward()
+        with no_grad():
+            update([count], "add", count, tensor(np.float32(1)))
+            for n, p in params.items():
+                update([p, *moments[n]], "adamw", p, p.grad, *moments[n], count, lr)
+        return loss
+
+    run = gw.compile(step) if compiled else step
+    x, t = tensor(rng.normal(size=(16, 6)).astype("f4")), tensor(rng.integers(0, 3, 16))
+    losses = [run(x, t).numpy().tobytes() for _ in range(steps)]
+    return losses, [p.numpy().tobytes() for p in (*params.values(), count)], (run, x, t)
+
+
+def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_nothing() -> None:
+    eager, weights, _ = training(False, 20)
+    losses, trained, (run, x, t) = training(True, 20)
+    assert losses == eager
+    assert trained == weights
+    assert len(set(losses)) == 20
+    assert run.traces == 1
+    space = run.workspace(x, t)
+    base = space._arena.memory.data_ptr()
+    feeds = dict(zip(space.plan.inputs, (x, t), strict=True))
+    assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
+    assert space._arena.memory.data_ptr() == base
+    assert not space.plan.commits
+
+
+ALLOCATES = {
+    "rope_dynamic": "decides on the host by the longest position; once per step, a few scalars",
+    "rope_longer": "reads the longest position on the host: one scalar",
+}
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+@pytest.mark.parametrize("name", OPS)
+def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
+    row = OPS[name]
+    if row.view is not None:
+        return
+    import zlib
+
+    inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode())))
+    b = Builder()
+    values = [np.asarray(x).astype(kind) if np.asarray(x).dtype == np.float64 else np.asarray(x) for x in inputs]
+    handles = [b.input(f"x{i}", v.shape, v.dtype) for i, v in enumerate(values)]
+    out = b.op(name, *handles, **attrs)
+    for i, o in enumerate(out if type(out) is tuple else (out,)):
+        b.output(o, f"y{i}")
+    p = b.build()
+    space = Workspace(p.compile({f"x{i}": v.shape for i, v in enumerate(values)}))
+    space.run({f"x{i}": v for i, v in enumerate(values)})
+    first = [space.value(s).tobytes() for s in space.plan.output_slots]
+    feeds = {f"x{i}": Tensor(from_numpy(np.array(v))) for i, v in enumerate(values)}
+    sizes = tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls]))
+    assert [space.value(s).tobytes() for s in space.plan.output_slots] == first
+    assert sizes == [] or name in ALLOCATES, f"{name} allocates {sizes} bytes"

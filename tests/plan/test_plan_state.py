@@ -1,0 +1,271 @@
+"""Carried state: reads see the step's start, writes come together at its end, and a failed step changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphwright as gw
+from graphwright.array import Spec, from_numpy, int64
+from graphwright.autograd import Parameter, Tensor, Variable, grad, tensor, update
+from graphwright.errors import ComputeError, IndexOutOfRange
+from graphwright.plan import Plan, StepTorn, Workspace, make_plan
+from graphwright.program import Builder, Program
+
+A, B = np.arange(4, dtype=np.float32).reshape(2, 2), np.full((2, 2), 7.0, np.float32)
+
+
+def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
+    """Plans (with and without poison and rewrites) and the interpreted run give equal outputs and states, step by step."""
+    keys = list(p.weights)
+    start = {k: p.weights.array(k).to_numpy().copy() for k in keys}
+
+    def reset() -> None:
+        for k in keys:
+            p.weights.array(k).copy_from(from_numpy(start[k]))
+
+    specs = {p.path(n): p.spec(n) for n in p.inputs()}
+    truth = []
+    for _ in range(steps):
+        run = p.run(feeds)
+        truth.append(([run[n].to_numpy().copy() for n in run], [p.weights.array(k).to_numpy().copy() for k in keys]))
+    for rewrites in ("exact", "none"):
+        plan = make_plan(p, specs, rewrites=rewrites)
+        for poison in (False, True):
+            reset()
+            space = Workspace(plan, poison=poison)
+            for outs, states in truth:
+                result = space.run(feeds)
+                assert [result[n].to_numpy().tobytes() for n in p.output_names()] == [o.tobytes() for o in outs]
+                assert [p.weights.array(k).to_numpy().tobytes() for k in keys] == [s.tobytes() for s in states]
+    reset()
+    return plan
+
+
+def two_states(write) -> Program:
+    b = Builder()
+    a, c = b.state("a", A), b.state("b", B)
+    x = b.input("x", (2, 2))
+    write(b, a, c, x)
+    return b.build()
+
+
+FEEDS = {"x": np.ones((2, 2), np.float32) * 0.5}
+
+CASES = {
+    "swap": lambda b, a, c, x: (b.carry(c, a), b.carry(a, c)),
+    "shift": lambda b, a, c, x: (b.carry(c, a), b.carry(x, c)),
+    "read after its update": lambda b, a, c, x: (b.carry(b.add(a, x, name="new"), a), b.output(b.mul(b.tanh(b.exp(x)), a), "y")),
+    "old value is an output": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.output(a, "y")),
+    "view of the old value is an output": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.output(b.permute(a, axes=(1, 0)), "y")),
+    "old and new are outputs": lambda b, a, c, x: (b.output(_carry_new(b, a, x), "new"), b.output(a, "old")),
+    "its own transpose": lambda b, a, c, x: b.carry(b.permute(a, axes=(1, 0)), a),
+    "itself": lambda b, a, c, x: (b.carry(a, a), b.output(b.add(a, x), "y")),
+    "sum with its transpose": lambda b, a, c, x: b.carry(b.add(a, b.permute(a, axes=(1, 0))), a),
+    "sum with a row of itself": lambda b, a, c, x: b.carry(b.add(b.slice(a, axis=0, start=1, size=1), x), a),
+    "twice itself": lambda b, a, c, x: b.carry(b.add(a, a), a),
+    "old value becomes another's": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.carry(a, c)),
+    "new value becomes both": lambda b, a, c, x: _both(b, a, c, x),
+    "the input": lambda b, a, c, x: (b.carry(x, a), b.output(a, "y")),
+    "a constant": lambda b, a, c, x: (b.carry(b.const("k", B * 2), a), b.output(a, "y")),
+    "through an op that cannot run in place": lambda b, a, c, x: b.carry(b.matmul(a, x), a),
+    "two that read each other": lambda b, a, c, x: (b.carry(b.add(a, c), a), b.carry(b.mul(c, a), c)),
+    "new value is read in the step": lambda b, a, c, x: _read_new(b, a, x),
+    "nothing else": lambda b, a, c, x: b.carry(b.add(a, x), a),
+}  # fmt: skip
+
+
+def _carry_new(b, a, x):
+    new = b.add(a, x)
+    b.carry(new, a)
+    return new
+
+
+def _both(b, a, c, x) -> None:
+    new = _carry_new(b, a, x)
+    b.carry(new, c)
+
+
+def _read_new(b, a, x) -> None:
+    b.output(b.exp(_carry_new(b, a, x)), "y")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_states(name: str) -> None:
+    p = two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.add(a, c), "sum")))
+    check(p, FEEDS)
+
+
+@pytest.mark.parametrize("name", ["nothing else", "two that read each other"])
+def test_updates_that_nobody_reads_are_in_place_at_the_end(name: str) -> None:
+    p = two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.tanh(x), "y")))
+    plan = check(p, FEEDS)
+    if name == "nothing else":
+        assert not plan.commits
+        assert [i.op for i in plan.instrs[plan.commit_start :]] == ["add"]
+        assert not plan.early
+
+
+def test_a_read_of_the_old_value_after_the_update_forces_a_copy() -> None:
+    p = two_states(lambda b, a, c, x: (b.carry(b.add(a, x), a), b.carry(b.mul(c, a), c), b.output(b.tanh(x), "y")))
+    plan = check(p, FEEDS)
+    assert [why for why in plan.commits.values()] == ["the old value is read after the new one is made"]
+
+
+@st.composite
+def stateful(draw) -> Program:
+    b = Builder()
+    x = b.input("x", (2, 2))
+    states = [b.state(f"s{i}", A + i) for i in range(draw(st.integers(1, 3)))]
+    pool = [x, *states]
+    for _ in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["add", "mul", "tanh", "permute", "matmul", "row", "junction"]))
+        one, two = draw(st.sampled_from(pool)), draw(st.sampled_from(pool))
+        pool.append({"add": lambda a, c: b.add(a, c), "mul": lambda a, c: b.mul(a, c), "tanh": lambda a, c: b.tanh(a),
+                     "permute": lambda a, c: b.permute(a, axes=(1, 0)), "matmul": lambda a, c: b.matmul(a, b.tanh(c)),
+                     "row": lambda a, c: b.add(b.slice(a, axis=0, start=1, size=1), c),
+                     "junction": lambda a, c: b.junction(a, c, a)}[kind](one, two))  # fmt: skip
+    for s in draw(st.lists(st.sampled_from(states), unique=True, min_size=1)):
+        b.carry(draw(st.sampled_from(pool)), s)
+    for i in range(draw(st.integers(0, 2))):
+        b.output(draw(st.sampled_from(pool)), f"y{i}")
+    return b.build()
+
+
+@given(stateful())
+def test_random_stateful_programs(p: Program) -> None:
+    check(p, FEEDS, steps=2)
+
+
+class _Failing:
+    """Bound calls of a workspace with one replaced by a failure."""
+
+    def __init__(self, plan: Plan, at: int) -> None:
+        self.space = Workspace(plan)
+        self.space._bind()
+        calls = self.space._calls
+
+        def fail() -> None:
+            raise RuntimeError("planted")
+
+        calls[0 if at == 0 else self.space._counts[at - 1]] = fail
+
+
+def _training() -> tuple[Program, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    w = Parameter(from_numpy(rng.normal(size=(3, 2)).astype("f4")), name="w")
+    m, v = (Variable(from_numpy(np.zeros((3, 2), "f4")), name=n) for n in "mv")
+    t = Variable(from_numpy(np.zeros((), "f4")), name="t")
+
+    def step(x: Tensor) -> Tensor:
+        loss = ((x @ w.T).tanh() * 0.5).sum()
+        (g,) = grad(loss, w)
+        update([t], "add", t, tensor(np.float32(1)))
+        update([w, m, v], "adamw", w, g, m, v, t, tensor(np.float32(0.1)))
+        return loss
+
+    p = gw.trace(step, np.ones((4, 2), np.float32))
+    return p, {"x": rng.normal(size=(4, 2)).astype("f4")}
+
+
+def test_a_failure_anywhere_before_the_commit_segment_changes_no_state() -> None:
+    p, feeds = _training()
+    plan = make_plan(p, {"x": Spec((4, 2), p.spec("x").dtype)})
+    assert plan.segments[-1].kind == "commit"
+    keys = [k for k in p.weights if p.weights[k].name in ("w", "m", "v", "t")]
+    before = {k: p.weights.array(k).tobytes() for k in keys}
+    for at in range(plan.commit_start + 1):
+        with pytest.raises(ComputeError, match="planted") as caught:
+            _Failing(plan, at).space.run(feeds)
+        assert {k: p.weights.array(k).tobytes() for k in keys} == before, plan.instrs[at]
+        assert p.path(plan.instrs[at].node) in str(caught.value)
+        assert "reads" in caught.value.__notes__[0]
+    for at in range(plan.commit_start + 1, len(plan.instrs)):
+        with pytest.raises(StepTorn) as torn:
+            _Failing(plan, at).space.run(feeds)
+        changed = {k for k in keys if p.weights.array(k).tobytes() != before[k]}
+        assert set(torn.value.keys) == changed
+        for k in keys:
+            p.weights.array(k).copy_from(from_numpy(np.frombuffer(before[k], "f4").reshape(p.weights[k].shape)))
+
+
+def _cache(read_new: bool) -> Program:
+    b = Builder()
+    cache = b.state("cache", np.zeros((1, 1, 4, 2), np.float32))
+    rows, start = b.input("rows", (1, 1, 2, 2)), b.input("start", (), int64)
+    new = b.kv_append(cache, rows, start)
+    b.carry(new, cache)
+    b.output(b.sum(new if read_new else cache, axes=(0, 1, 2, 3)), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("read_new", [True, False])
+def test_a_cache_is_appended_in_place_and_read_in_the_same_step(read_new: bool) -> None:
+    p = _cache(read_new)
+    feeds = {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(1)}
+    plan = check(p, feeds)
+    assert not plan.commits
+    assert bool(plan.early) == read_new
+    assert plan.of("kv_append")[0].outs[0] != plan.of("kv_append")[0].ins[0]
+    assert plan.slots[plan.of("kv_append")[0].outs[0]].buffer == plan.slots[plan.of("kv_append")[0].ins[0]].buffer
+
+
+@pytest.mark.parametrize("start", [3, 4, -1])
+def test_an_append_past_the_end_writes_nothing(start: int) -> None:
+    p = _cache(True)
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    for run in (plan, p.run):
+        with pytest.raises(IndexOutOfRange, match="kv_append"):
+            run({"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(start)})
+        assert not p.weights.array("cache").to_numpy().any()
+
+
+def test_a_failure_after_an_early_update_says_which_state_moved() -> None:
+    p = _cache(True)
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    with pytest.raises(StepTorn, match="cache") as torn:
+        _Failing(plan, len(plan.instrs) - 1).space.run({"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)})
+    assert torn.value.keys == ("cache",)
+
+
+def test_a_read_only_weight_is_copied_before_its_first_write() -> None:
+    host = A.copy()
+    host.flags.writeable = False
+    b = Builder()
+    w = b.param("w", Parameter(from_numpy(host), name="w"))
+    b.carry(b.add(w, w), w)
+    b.output(b.sum(w, axes=(0, 1)), "y")
+    p = b.build()
+    plan = make_plan(p, {})
+    plan({})
+    assert plan({})["y"].item() == 2 * A.sum()
+    assert np.array_equal(host, A)
+    assert np.array_equal(p.weights.array("w").to_numpy(), 4 * A)
+
+
+def test_other_variables_than_the_programs_own() -> None:
+    p = _cache(True)
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    mine = Variable(from_numpy(np.zeros((1, 1, 4, 2), np.float32)))
+    feeds = {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)}
+    Workspace(plan, {"cache": mine}).run(feeds)
+    assert mine.numpy().sum() == 4
+    assert not p.weights.array("cache").to_numpy().any()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calling_a_program_writes_its_states_together_eager_and_traced(name: str) -> None:
+    def fresh() -> Program:
+        return two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.add(a, c), "sum")))
+
+    p, q, r = fresh(), fresh(), fresh()
+    compiled = gw.compile(lambda x: r(x=x))
+    for _ in range(2):
+        truth, eager, traced = p.run(FEEDS), q(x=tensor(FEEDS["x"])), compiled(tensor(FEEDS["x"]))
+        for label in p.output_names():
+            one, two = (t if isinstance(t, Tensor) else t[label] for t in (eager, traced))
+            assert truth[label].tobytes() == one.data.tobytes() == two.data.tobytes()
+        for key in p.weights:
+            assert p.weights.array(key).tobytes() == q.weights.array(key).tobytes() == r.weights.array(key).tobytes()

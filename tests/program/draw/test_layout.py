@@ -1,0 +1,242 @@
+"""Layout: nothing overlaps, wires run around boxes, rows follow the edges, and what is not touched does not move."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphwright.errors import UsageError
+from graphwright.program import Builder, Program
+from graphwright.program.draw import Box, Group, Layout, layout
+
+from . import models
+from .random_programs import all_groups, nested_programs
+
+ALL = 20
+
+
+def items(made: Layout) -> dict[str, list[Box | Group]]:
+    """Boxes and frames by the group around them."""
+    found: dict[str, list[Box | Group]] = {}
+    for item in (*made.boxes.values(), *made.groups.values()):
+        found.setdefault(item.parent, []).append(item)
+    return found
+
+
+def relative(made: Layout, group: str) -> dict[str, tuple[int, int, int, int]]:
+    """Boxes inside a group, from its top left."""
+    frame = made.groups[group]
+    inside = {p: b for p, b in made.boxes.items() if p.startswith(f"{group}.")}
+    return {p: (b.x - frame.x, b.y - frame.y, b.w, b.h) for p, b in inside.items()}
+
+
+def ancestors(made: Layout, item: Box | Group) -> list[Box | Group]:
+    """The item and the frames around it, outermost first."""
+    found = [item]
+    while found[-1].parent:
+        found.append(made.groups[found[-1].parent])
+    return found[::-1]
+
+
+def check(made: Layout) -> None:
+    for parent, inside in items(made).items():
+        for a, b in combinations(inside, 2):
+            apart = a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+            assert apart, f"{a.path} lies on {b.path}"
+        for a in inside:
+            around = made.groups[parent] if parent else Group("", "", 0, 0, made.width, made.height, 0, "")
+            assert around.x < a.x, a.path
+            assert around.y < a.y, a.path
+            assert a.x + a.w < around.x + around.w, a.path
+            assert a.y + a.h < around.y + around.h, a.path
+    for edge in made.edges:
+        src, dst = made.boxes[edge.src], made.boxes[edge.dst]
+        (x, y), (end_x, end_y) = edge.points[0], edge.points[-1]
+        assert y == src.y + src.h
+        assert end_y == dst.y
+        assert src.x < x < src.x + src.w
+        assert dst.x < end_x < dst.x + dst.w
+        pairs = zip(ancestors(made, src), ancestors(made, dst), strict=False)
+        a, b = next((a, b) for a, b in pairs if a.path != b.path)
+        assert (a.rank >= b.rank) if edge.back else (a.rank < b.rank), f"{edge.src} -> {edge.dst}"
+        assert edge.back or src.y + src.h < dst.y
+
+
+def check_wires_run_around_boxes(made: Layout) -> None:
+    for edge in made.edges:
+        for (ax, ay), (bx, by) in zip(edge.points, edge.points[1:], strict=False):
+            assert ax == bx or ay == by, "wires are upright or level"
+            left, right, top, bottom = min(ax, bx), max(ax, bx), min(ay, by), max(ay, by)
+            for box in made.boxes.values():
+                outside = right <= box.x or box.x + box.w <= left or bottom <= box.y or box.y + box.h <= top
+                assert outside, f"{edge.src} -> {edge.dst} runs through {box.path}"
+
+
+@settings(max_examples=200)
+@given(program=nested_programs(), data=st.data())
+def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.DataObject) -> None:
+    groups = all_groups(program)
+    chosen = data.draw(st.one_of(st.just(frozenset(groups)), st.frozensets(st.sampled_from(groups or [""]))))
+    made = layout(program, chosen)
+    check(made)
+    check_wires_run_around_boxes(made)
+
+
+@pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches()])
+def test_the_models_people_draw(program: Program) -> None:
+    for made in (layout(program), layout(program, level=ALL), layout(program, level=ALL, params=True)):
+        check(made)
+        check_wires_run_around_boxes(made)
+
+
+def test_nodes_and_edges_of_the_picture_are_those_of_the_program() -> None:
+    program = models.llama(2)
+    made = layout(program, level=ALL, params=True)
+    assert set(made.boxes) == {program.path(n) for n in program.nodes()}
+    assert sum(e.count for e in made.edges) == program.graph.edge_count
+    assert {(e.src, e.dst) for e in made.edges} == {tuple(program.path(e).split(" -> ")) for e in program.graph.edges()}
+
+
+def test_a_decoder_opens_to_its_blocks() -> None:
+    made = layout(models.llama(32))
+    assert list(made.groups) == ["layers"]
+    assert {p for p, b in made.boxes.items() if b.kind == "group"} == {f"layers.{i}" for i in range(32)}
+    assert 34 <= len(made.boxes) <= 42  # about 40, says the specification
+    assert made.collapsed == ()
+
+
+def test_the_residual_trunk_is_one_straight_lane() -> None:
+    made = layout(models.llama(3), level=ALL)
+    sums = [f"layers.{i}.{j}" for i in range(3) for j in ("mid", "out")]
+    trunk = [made.boxes[p] for p in ("ids", "embed", *sums, "norm", "lm_head")]
+    middles = {box.x + box.w // 2 for box in trunk}
+    assert len(middles) == 1
+    residual = [e for e in made.edges if e.kind == "residual"]
+    assert {(e.src, e.dst) for e in residual} == {
+        ("embed", "layers.0.mid"), ("layers.0.out", "layers.1.mid"), ("layers.1.out", "layers.2.mid"),
+        *((f"layers.{i}.mid", f"layers.{i}.out") for i in range(3)),
+    }  # fmt: skip
+    assert all(len(e.points) == 2 for e in residual), "no bend in a residual path"
+
+
+def test_equal_modules_are_arranged_once() -> None:
+    few, many = layout(models.llama(2), level=ALL), layout(models.llama(9), level=ALL)
+    assert few.arranged == many.arranged == 5  # the whole, layers, one block, attn, mlp
+    same = [relative(many, f"layers.{i}") for i in range(9)]
+    assert all(list(r.values()) == list(same[0].values()) for r in same)
+
+
+def test_closing_what_was_opened_restores_every_coordinate() -> None:
+    program = models.llama(4)
+    before = layout(program, frozenset({"layers"}))
+    layout(program, frozenset({"layers", "layers.2", "layers.2.attn"}))
+    assert layout(program, frozenset({"layers"})) == before
+
+
+def test_an_edit_moves_nothing_inside_other_groups() -> None:
+    program = models.llama(4)
+    before = layout(program, level=ALL)
+    with program.edit("longer") as e:
+        e.insert(program.in_edges("layers.2.mlp.act")[0], "tanh", name="layers.2.mlp.extra")
+    after = layout(program, level=ALL)
+    for group in before.groups:
+        if group not in ("layers", "layers.2", "layers.2.mlp"):
+            assert relative(before, group) == relative(after, group), group
+    assert relative(before, "layers.2") != relative(after, "layers.2")
+
+
+@settings(max_examples=25)
+@given(program=nested_programs(), data=st.data())
+def test_an_edit_moves_nothing_inside_other_groups_of_any_program(program: Program, data: st.DataObject) -> None:
+    before = layout(program, level=ALL)
+    edge = data.draw(st.sampled_from(sorted(program.graph.edges())))
+    touched = program.path(program.graph.target(edge))
+    with program.edit("one more") as e:
+        e.insert(edge, "relu", name=".".join([*touched.split(".")[:-1], "extra"]))
+    after = layout(program, level=ALL)
+    for group in before.groups:
+        if not touched.startswith(f"{group}."):
+            assert relative(before, group) == relative(after, group), group
+
+
+def test_runs_of_equal_blocks_fold_on_request() -> None:
+    made = layout(models.llama(22), fold=True)
+    assert made.boxes["layers.[0-21]"].repeat == 22
+    assert made.boxes["layers.[0-21]"].lines[0] == "layers.[0-21] × 22"
+    opened = layout(models.llama(22), frozenset({"layers", "layers.[0-21]"}), fold=True)
+    assert len(opened.boxes["layers.[0-21].mid"].members) == 22
+    assert opened.groups["layers.[0-21]"].repeat == 22
+    check(opened)
+
+
+def test_an_unequal_block_is_not_folded() -> None:
+    program = models.llama(7)
+    with program.edit("different") as e:
+        e.set_attr("layers.3.mlp.norm", eps=1e-3)
+    made = layout(program, fold=True)
+    assert [p for p, b in made.boxes.items() if b.kind == "group"] == ["layers.[0-2]", "layers.3", "layers.[4-6]"]
+
+
+def test_modules_that_read_each_other_get_a_return_arc() -> None:
+    b = Builder()
+    h = b.input("x", ("B", 4))
+    for name in ("one.first", "two.first", "one.second", "two.second"):
+        h = b.tanh(h, name=name)
+    b.output(h, "y")
+    made = layout(b.build(), frozenset())
+    assert {(e.src, e.dst): e.back for e in made.edges} == {
+        ("x", "one"): False,
+        ("one", "two"): False,
+        ("two", "one"): True,
+    }
+    check(made)
+    opened = layout(models.skip(), level=ALL)
+    assert not any(e.back for e in opened.edges)
+
+
+def test_a_node_named_like_a_module_lies_inside_it() -> None:
+    b = Builder()
+    h = b.tanh(b.input("x", ("B", 4)), name="act")
+    for i in range(4):
+        h = b.relu(h, name=f"act.after{i}")
+    b.output(h, "y")
+    program = b.build()
+    assert {box.parent for path, box in layout(program, level=ALL).boxes.items() if path != "x"} == {"act"}
+    assert set(layout(program, frozenset()).boxes) == {"x", "act"}
+
+
+def test_weights_are_drawn_inside_their_readers() -> None:
+    made = layout(models.mlp())
+    assert made.boxes["first"].lines == ("first", "linear [16, 4]", "f32[B, 16]")
+    assert "weight: f32[16, 4], key first.weight" in made.boxes["first"].tip
+    assert "first.weight" in layout(models.mlp(), params=True).boxes
+
+
+def test_states_and_their_writes_are_recurrent_edges() -> None:
+    b = Builder()
+    x, held = b.input("x", (4,)), b.state("held", [0.0] * 4)
+    total = b.add(x, held, name="total")
+    b.carry(total, held)
+    b.output(total, "y")
+    kinds = {(e.src, e.dst): e.kind for e in layout(b.build()).edges}
+    assert kinds["held", "total"] == kinds["total", "held.next"] == "state"
+    assert kinds["x", "total"] == "data"
+
+
+def test_an_empty_budget_and_two_ways_to_say_one_thing_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 16"):
+        layout(models.mlp(), budget=3)
+    with pytest.raises(UsageError, match="same thing twice"):
+        layout(models.mlp(), frozenset(), level=2)
+
+
+def test_deep_nesting_needs_no_recursion() -> None:
+    b = Builder()
+    x = b.input("x", ("B", 4))
+    b.output(b.tanh(x, name=".".join(["a"] * 1500)), "y")
+    program = b.build()
+    assert len(layout(program, level=2000).groups) == 1499
+    assert program.to_dot(level=2000).count("subgraph") == 1499

@@ -1,0 +1,111 @@
+"""Diffs: what is different and nothing else, and numbers that agree with numpy."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from program_samples import random_program, tiny
+
+from graphwright.program import Builder
+
+
+def test_equal_programs_are_identical():
+    p = tiny()
+    assert p.diff(p.fork()).identical
+    assert p.diff(tiny()).identical
+    assert str(p.diff(tiny())) == "identical (1 weights)"
+
+
+def test_structure_by_path():
+    p, q = tiny(), tiny()
+    with p.edit("change") as e:
+        e.insert(p.in_edges("r")[0], "tanh", name="t")
+        e.link("x", "j", np.ones((2, 3), "f4"), name="skip")
+        e.set_attr("w", trainable=False)
+        e.set_outputs(y="j", z="t")
+    d = p.diff(q)
+    assert sorted(d.added) == ["skip", "skip.weight", "t"]
+    assert d.removed == ()
+    assert {c.path: c.facts for c in d.changed} == {
+        "w": {"attrs.trainable": (True, False)},
+        "j": {"operands": (["h"], ["h", "skip"])},
+        "r": {"operands": (["j"], ["t"])},
+    }
+    assert set(d.edges_added) == {
+        "x.0 -> skip.0",
+        "skip.weight.0 -> skip.1",
+        "skip.0 -> j.*",
+        "j.0 -> t.0",
+        "t.0 -> r.0",
+    }
+    assert d.edges_removed == ("j.0 -> r.0",)
+    assert d.outputs == {"y": ("r.0", "j.0"), "z": (None, "t.0")}
+    assert d.extra == ("skip.weight",)
+    back = q.diff(p)
+    assert (back.added, set(back.removed)) == ((), set(d.added))
+    assert set(back.edges_removed) == set(d.edges_added)
+
+
+def test_the_order_of_a_sum_is_a_change():
+    def build(*names):
+        b = Builder()
+        x = {n: b.input(n, (2,)) for n in "ab"}
+        b.output(b.junction(*(x[n] for n in names), name="j"), "y")
+        return b.build()
+
+    d = build("a", "b").diff(build("b", "a"))
+    assert not d.identical
+    assert d.edges_added == d.edges_removed == ()
+    assert [c.path for c in d.changed] == ["j"]
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["f4", "f8", "f2"]))
+def test_weight_numbers_agree_with_numpy(seed, kind):
+    rng = np.random.default_rng(seed)
+    old, new = (rng.normal(size=(3, 5)).astype(kind) for _ in range(2))
+
+    def build(value):
+        b = Builder()
+        b.output(b.param("w", value), "y")
+        return b.build()
+
+    (w,) = build(new).diff(build(old)).weights
+    a, c = old.astype("f8").ravel(), new.astype("f8").ravel()
+    assert w.max_abs == np.abs(c - a).max()
+    assert w.relative == pytest.approx(np.linalg.norm(c - a) / np.linalg.norm(a), rel=1e-12)
+    assert w.cosine == pytest.approx(a @ c / np.linalg.norm(a) / np.linalg.norm(c), rel=1e-12)
+
+
+def test_nan_zero_and_other_shapes_stay_json():
+    def build(value):
+        b = Builder()
+        b.output(b.param("w", value), "y")
+        return b.build()
+
+    one = build(np.array([1.0, np.nan], "f4"))
+    zero, wide = build(np.zeros(2, "f4")), build(np.zeros(3, "f4"))
+    (w,) = one.diff(zero).weights
+    assert np.isnan(w.max_abs)
+    for d in (one.diff(zero), zero.diff(one), wide.diff(zero)):
+        assert not d.identical
+        assert json.loads(json.dumps(d.to_json(), allow_nan=False))["weights"][0]["key"] == "w"
+        assert "~ weight w" in str(d)
+    assert wide.diff(zero).weights[0].max_abs is None
+
+
+def test_no_common_weight():
+    p, q = tiny(), tiny()
+    with q.edit("other key") as e:
+        e.set_attr("w", key="v")
+    d = q.diff(p)
+    assert (d.missing, d.extra, d.equal, d.identical) == (("w",), ("v",), 0, False)
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_identical_exactly_if_the_hash_is(a, b):
+    p, q = random_program(a), random_program(b)
+    assert p.diff(q).identical == (p.hash() == q.hash())

@@ -1,0 +1,148 @@
+"""What goes on around an edit: order of steps, listeners, threads, marks, blame, the size of the work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from program_samples import tiny
+
+import graphwright.program.transaction as transaction_module
+from graphwright.errors import UsageError
+from graphwright.graph import EditBusy
+from graphwright.program import Builder, NotUndoable
+
+
+def test_steps_on_leaving_come_in_order(monkeypatch):
+    seen = []
+    p = tiny()
+
+    def spy(owner, name, label):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (seen.append(label), real(*a, **k))[1])
+
+    spy(transaction_module, "check_ports", "ports")
+    spy(transaction_module, "infer", "infer")
+    spy(p.journal, "append", "journal")
+    p.on_edit(lambda entry: seen.append(f"listener at version {p.version}"))
+    with p.edit("add") as e:
+        e.add("relu", "h")
+    assert list(dict.fromkeys(seen)) == ["ports", "infer", "journal", "listener at version 1"]
+
+
+def test_a_listener_that_raises_is_reported_and_undoes_nothing(caplog):
+    p = tiny()
+    told = []
+    p.on_edit(lambda entry: 1 / 0)
+    stop = p.on_edit(lambda entry: told.append((entry.why, len(entry.edits), {p.path(n) for n in entry.cone})))
+    with caplog.at_level(logging.ERROR, logger="graphwright.program"), p.edit("add") as e:
+        e.insert(p.in_edges("r")[0], "tanh", name="t")
+    assert p.version == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert "entry 0 (add)" in caplog.text
+    assert told == [("add", 3, {"t", "r"})]
+    stop()
+    p.undo()
+    assert len(told) == 1
+
+
+def test_the_cone_is_small_and_so_is_the_search():
+    b = Builder()
+    value = b.input("x", (2,))
+    for i in range(5000):
+        value = b.relu(value, name=f"n{i}")
+    b.output(value, "y")
+    p = b.build()
+    for at in (1, 2500, 4998):
+        visited = p.order_labels.visited
+        with p.edit("insert") as e:
+            e.insert(p.in_edges(f"n{at}")[0], "tanh")
+        cone = 2  # the new node and its reader, whose spec stays
+        assert len(p.journal[-1].cone) + p.order_labels.visited - visited <= 4 * cone
+
+
+def test_threads_wait_for_each_other():
+    p = tiny()
+    errors: list[Exception] = []
+
+    def work(k: int) -> None:
+        try:
+            for i in range(30):
+                with p.edit(f"{k}.{i}") as e:
+                    e.add("relu", "h", name=f"n{k}_{i}")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+    assert len(p.journal) == 120
+    assert len(p) == 5 + 120
+    p.journal.verify()
+    p.undo(120)
+    assert p.hash() == tiny().hash()
+
+
+def test_another_threads_edit_is_waited_for_not_joined():
+    p = tiny()
+    p.graph.timeout = 0.05
+    caught: list[Exception] = []
+
+    def other() -> None:
+        try:
+            with p.edit("other"):
+                pass
+        except Exception as error:
+            caught.append(error)
+
+    with p.edit("mine"):
+        t = threading.Thread(target=other)
+        t.start()
+        t.join()
+    assert [type(e) for e in caught] == [EditBusy]
+
+
+def test_blame_tells_nodes_from_edges():
+    p = tiny()
+    with p.edit("one") as e:
+        node = e.add("relu", "h", name="a")
+    with p.edit("two") as e:
+        e.rename("r", "rr")
+    with p.edit("three") as e:
+        edge = e.connect("h", "j")
+    assert [x.why for x in p.blame(node)] == ["one"]
+    assert [x.why for x in p.blame(edge)] == ["three"]
+    assert [x.why for x in p.blame("rr")] == ["two"]
+    assert [x.why for x in p.blame(p.node("rr"))] == ["two"]
+
+
+def test_kinds_are_listed_by_creation_after_undo():
+    b = Builder()
+    for name in "abc":
+        b.output(b.input(name, (2,)), name)
+    p = b.build()
+    with p.edit("remove the first") as e:
+        e.set_outputs(b="b", c="c")
+        e.remove("a")
+    p.undo()
+    assert [p.path(n) for n in p.inputs()] == ["a", "b", "c"]
+
+
+def test_a_mark_is_a_state_not_a_depth():
+    p = tiny()
+    with p.edit("one") as e:
+        e.rename("h", "a")
+    p.mark("here")
+    p.undo()
+    with pytest.raises(NotUndoable, match="redo"):
+        p.rollback("here")
+    with p.edit("other") as e:
+        e.rename("h", "b")
+    with pytest.raises(NotUndoable, match="not on the present branch"):
+        p.rollback("here")
+    with pytest.raises(UsageError, match="here"):
+        p.rollback("there")

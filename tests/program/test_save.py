@@ -1,0 +1,205 @@
+"""Saving and loading: same program, same handles, same history; every damaged bit is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from program_samples import counters, edited, fingerprint, outputs, random_program, tiny, weight_bytes
+
+from graphwright.array import DTYPES, empty
+from graphwright.autograd import Parameter
+from graphwright.errors import UsageError
+from graphwright.files import DestinationExists
+from graphwright.graph import StaleHandle
+from graphwright.program import Builder, InvalidProgram, NotUndoable, load, replay
+
+
+@pytest.fixture
+def saved(tmp_path):
+    edited().save(tmp_path / "p")
+    return tmp_path / "p"
+
+
+def test_a_loaded_program_is_the_saved_one(saved):
+    p, q = edited(), load(saved)
+    assert fingerprint(q) == fingerprint(p)
+    assert counters(q)[:2] == counters(p)[:2]
+    assert q.graph.hash(places=True) == p.graph.hash(places=True)
+    assert q.graph.next_node() == p.graph.next_node()
+    assert q.graph.next_edge() == p.graph.next_edge()
+    assert q.history.marks == p.history.marks
+    assert q.state_hash() == p.state_hash()
+    assert q.journal[-1].after == q.state_hash()
+
+
+def test_another_process_undoes_to_the_origin(saved):
+    origin = tiny()
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from graphwright.program import load\n"
+        "p = load(sys.argv[1]); p.redo(); p.undo(4); first = p.hash(); p.redo(4)\n"
+        "print(first, p.hash())"
+    )
+    here = os.path.dirname(__file__)
+    run = subprocess.run([sys.executable, "-c", script, saved, here], capture_output=True, text=True, check=True)
+    last = edited()
+    last.redo()
+    assert run.stdout.split() == [origin.hash(), last.hash()]
+
+
+def test_handles_stay_alive_or_stale(tmp_path):
+    p = tiny()
+    j, cut = p.node("j"), p.in_edges("j")[0]
+    with p.edit("cut") as e:
+        e.cut(cut)
+        gone = e.add("relu", "x", name="gone")
+    with p.edit("remove") as e:
+        e.remove(gone)
+    q = load(p.save(tmp_path / "p"))
+    assert q.path(j) == "j"
+    with pytest.raises(StaleHandle, match="was gone, removed by entry 1: remove"):
+        q.node(gone)
+    with pytest.raises(StaleHandle, match="was h -> j, port 0, removed by entry 0: cut"):
+        q.graph.endpoints(cut)
+    q.undo(2)
+    assert q.graph.target(cut) == j
+    with q.edit("new") as e:
+        assert e.add("relu", "x") not in (gone, j)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_every_dtype_keeps_its_bits(name, tmp_path):
+    bits = np.random.default_rng(0).integers(0, 256, 48, dtype="u1")
+    array = empty((6,), DTYPES[name])
+    host = array.to_numpy(bits=True)
+    host[...] = (bits[: host.nbytes] % 2).astype(bool)[:6] if name == "bool" else bits[: host.nbytes].view(host.dtype)
+    b = Builder()
+    b.output(b.const("c", array), "c")
+    p = b.build()
+    q = load(p.save(tmp_path / "p"), verify=True)
+    assert weight_bytes(q) == weight_bytes(p)
+    assert q.hash() == p.hash()
+
+
+def test_empty_and_scalar_tensors(tmp_path):
+    b = Builder()
+    b.output(b.const("none", np.zeros((0, 3), "f4")), "none")
+    b.output(b.const("one", np.float32(3).reshape(())), "one")
+    p = b.build()
+    assert weight_bytes(load(p.save(tmp_path / "p"), verify=True)) == weight_bytes(p)
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
+    b, shared = Builder(), Parameter(random_program(0).weights.array("m0.w").copy(), name="shared")
+    x = b.input("x", (2, 4))
+    one, two = b.param("one", shared), b.param("two", shared)
+    b.output(b.linear(b.linear(x, one), two), "y")
+    p = b.build()
+    q = load(p.save(tmp_path / "p"))
+    assert q.weights["one"] is q.weights["two"]
+    assert (tmp_path / "p" / "weights.safetensors").stat().st_size < 64 + 200
+    assert q.hash() == p.hash()
+
+
+def test_weights_are_mapped_and_written_by_copy_only(saved):
+    q = load(saved)
+    assert not q.weights.array("w").storage.touched
+    assert q.state_hash()  # needs no byte of them
+    assert not q.weights.array("w").storage.touched
+    before = (saved / "weights.safetensors").read_bytes()
+    q.weights["w"].own().to_numpy()[...] = 0
+    assert (saved / "weights.safetensors").read_bytes() == before
+
+
+def test_history_edits_can_be_read_not_undone(tmp_path):
+    p = edited()
+    q = load(p.save(tmp_path / "p", history="edits"))
+    assert q.journal.hash == p.journal.hash
+    with pytest.raises(NotUndoable, match="not kept"):
+        q.undo()
+    with q.edit("more") as e:
+        e.rename("r", "rr")
+    q.undo()
+    assert q.hash() == p.hash()
+    assert not (tmp_path / "p" / "history.safetensors").exists()
+
+
+def test_history_none_goes_on_from_the_hash(tmp_path):
+    p = edited()
+    q = load(p.save(tmp_path / "p", history="none"))
+    assert len(q.journal) == 0
+    assert q.journal.hash == p.journal.hash
+    with q.edit("more") as e:
+        e.rename("r", "rr")
+    assert q.journal[0].prev == p.journal.hash
+    again = load(q.save(tmp_path / "q"))
+    again.journal.verify()
+    assert again.journal.hash == q.journal.hash
+
+
+def test_saving_over_its_own_source(saved):
+    q = load(saved)
+    wanted = fingerprint(load(saved))
+    with pytest.raises(DestinationExists):
+        q.save(saved)
+    q.save(saved, overwrite=True)
+    assert fingerprint(load(saved, verify=True)) == wanted
+    q.undo(3)  # what undo needs was mapped from the files that are gone now
+    assert q.hash() == tiny().hash()
+
+
+def test_sharded(tmp_path):
+    p = random_program(3)
+    q = load(p.save(tmp_path / "p", max_shard_size=100), verify=True)
+    assert len(list((tmp_path / "p").glob("weights-*.safetensors"))) > 1
+    assert outputs(q) == outputs(p)
+
+
+def test_refusals_leave_nothing(tmp_path):
+    p = tiny()
+    with pytest.raises(UsageError, match="history"):
+        p.save(tmp_path / "p", history="some")
+    with p.edit("open"), pytest.raises(UsageError, match="open"):
+        p.save(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_program_opens_for_repair_only(tmp_path):
+    p = tiny()
+    with p.edit("break", check=False) as e:
+        e.set_weight("w", np.zeros((2, 5), "f4"))
+    assert not p.valid
+    p.save(tmp_path / "p")
+    with pytest.raises(InvalidProgram) as caught:
+        load(tmp_path / "p")
+    assert [m.where for m in caught.value.findings] == ["h"]
+    q = load(tmp_path / "p", check=False)
+    assert not q.valid
+    with pytest.raises(InvalidProgram):
+        q.run(x=np.zeros((1, 3), "f4"))
+    q.undo()
+    assert q.valid
+    assert q.hash() == tiny().hash()
+
+
+def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):
+    q = load(saved)
+    with q.edit("replace") as e:
+        e.set_weight("w", np.zeros((2, 3), "f4"))
+    before = fingerprint(q)
+    (saved / "other").write_bytes(b"something else")
+    (saved / "other").replace(saved / "weights.safetensors")
+    with pytest.raises(NotUndoable, match="gone") as caught:
+        q.undo()
+    assert "entry 5: replace" in caught.value.where
+    assert fingerprint(q) == before
+
+
+def test_a_saved_journal_replays(saved):
+    p = tiny()
+    replay(saved, p)
+    assert p.hash() == load(saved).hash()

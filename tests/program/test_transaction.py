@@ -1,0 +1,346 @@
+"""The verbs of an edit, what each refuses, and that a refused edit leaves no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from program_samples import COLS, ROWS, counters, fingerprint, outputs, random_program, tiny
+from test_edit_machine import SCRIPT, Boom
+
+import graphwright.program.transaction as transaction_module
+from graphwright.array import bfloat16, empty
+from graphwright.errors import CycleError, GraphwrightError, ShapeError, UsageError
+from graphwright.graph import StaleHandle
+from graphwright.ops import UnknownOp
+from graphwright.program import (
+    BadName,
+    BoundaryMismatch,
+    Builder,
+    FeedError,
+    ForeignNode,
+    NameTaken,
+    NotAJunction,
+    NotConvex,
+    NotUndoable,
+    PortEmpty,
+    PortTaken,
+    SpecMismatch,
+    UnknownNode,
+    Value,
+)
+
+
+def refused(p, error, change, *, where: str | None = None, fix: str | None = None):
+    """`change(e)` raises `error`, saying where and what to do, and the program is as before."""
+    before, counts = fingerprint(p), counters(p)
+    with pytest.raises(error) as caught, p.edit("refused") as e:
+        change(e)
+    assert (fingerprint(p), counters(p)) == (before, counts)
+    if where is not None:
+        assert where in str(caught.value.where)
+    if fix is not None:
+        assert fix in caught.value.fix
+    return caught.value
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "change", "where", "fix"),
+    [
+        (PortTaken, lambda e: e.connect("x", "r", 0), "r, port 0", "rewire"),
+        (PortTaken, lambda e: e.connect("x", "r"), "r", "rewire"),
+        (PortEmpty, lambda e: e.cut(e.program.in_edges("r")[0]), "r (relu), port 0", "rewire"),
+        (PortEmpty, lambda e: e.remove("h") or e.remove("j"), "r (relu)", "rewire"),
+        (NotAJunction, lambda e: e.link("x", "r", np.ones((2, 3), "f4")), "r", "insert"),
+        (NotAJunction, lambda e: e.connect("x", "w"), "w", None),
+        (NotAJunction, lambda e: e.connect("x", "w", 0), "w", None),
+        (NameTaken, lambda e: e.add("relu", "x", name="h"), "h", "name="),
+        (NameTaken, lambda e: e.rename("h", "w"), "w", None),
+        (NameTaken, lambda e: e.param("v", np.ones(2, "f4"), key="w"), "v", "set_weight"),
+        (NameTaken, lambda e: [e.param("v", np.ones(2, "f4")), e.rename("v", "u", key="w")], "u", None),
+        (BadName, lambda e: e.rename("h", "a..b"), None, None),
+        (BadName, lambda e: e.rename("h", "a\x07"), None, None),
+        (BadName, lambda e: e.rename("h", "a\ud800"), None, None),
+        (BadName, lambda e: e.rename("h", "x" * 4097), None, None),
+        (UnknownNode, lambda e: e.rename("hh", "b"), "hh", "did you mean h"),
+        (UnknownNode, lambda e: e.set_weight("h", 0), "h", None),
+        (UnknownOp, lambda e: e.add("rellu", "x"), "rellu", None),
+        (ForeignNode, lambda e: e.add("relu", 3), None, None),
+        (ShapeError, lambda e: e.connect(Value(e.program.node("h"), 2), "j"), "h", None),
+        (ShapeError, lambda e: e.set_outputs(y=Value(e.program.node("h"), 1)), "h", None),
+        (ShapeError, lambda e: e.rewire(e.program.in_edges("r")[0], Value(e.program.node("h"), 1)), "h", None),
+        (ShapeError, lambda e: e.connect("h", "j", delay=1), "h -> j", None),
+        (SpecMismatch, lambda e: e.connect("x", "j"), "j", None),
+        (
+            SpecMismatch,
+            lambda e: e.set_weight("w", np.ones((4, 3), "f4")) or e.link("x", "j", np.ones((2, 3), "f4")),
+            "j",
+            None,
+        ),
+        (CycleError, lambda e: e.connect("r", "j"), "r -> j", "delay"),
+        (CycleError, lambda e: e.connect("j", "j"), "j -> j", None),
+        (CycleError, lambda e: e.rewire(e.program.in_edges("h")[0], "r"), "r -> h", None),
+        (UsageError, lambda e: e.set_attr("r", alpha=1), "r", None),
+        (UsageError, lambda e: e.set_attr("w", colour=1), "w", None),
+        (UsageError, lambda e: e.set_attr("w", trainable=object()), None, None),
+        (UsageError, lambda e: e.remove("r"), "r", "set_outputs"),
+        (UsageError, lambda e: e.connect("h", "j", -1), "j", None),
+        (UsageError, lambda e: e.connect("h", "j", 2**31), "j", None),
+        (BoundaryMismatch, lambda e: e.replace([e.program.node("r")], tiny()), None, None),
+        (NotConvex, lambda e: e.replace([e.program.node(n) for n in ("h", "r")], tiny()), "j", "between"),
+    ],
+)
+def test_refusals_name_place_and_way_out(error, change, where, fix):
+    refused(tiny(), error, change, where=where, fix=fix)
+
+
+def test_the_other_errors():
+    p = tiny()
+    with pytest.raises(NotUndoable, match="nothing to undo"):
+        p.undo()
+    with pytest.raises(NotUndoable, match="nothing to redo"):
+        p.redo()
+    with pytest.raises(FeedError, match="missing"):
+        p.run()
+    with p.edit("one") as e:
+        gone = e.add("relu", "x")
+    p.undo()
+    with pytest.raises(StaleHandle, match="was relu, removed by entry 1: undo: one"):
+        p.node(gone)
+    with pytest.raises(NotUndoable):
+        p.undo()
+    with p.edit("open"), pytest.raises(UsageError, match="open"):
+        p.undo()
+    with p.edit("barrier", keep_undo=False) as e:
+        e.rename("h", "g")
+    with p.edit("after") as e:
+        e.rename("g", "f")
+    before = fingerprint(p)
+    with pytest.raises(NotUndoable, match="entry 2: barrier"):
+        p.undo(2)
+    assert fingerprint(p) == before
+    with pytest.raises(UsageError, match="once"), p.edit("twice") as e, e:
+        pass
+    once = p.edit("once")
+    with once:
+        pass
+    with pytest.raises(UsageError, match="once"), once:
+        pass
+
+
+def test_mismatches_are_reported_together():
+    b = Builder()
+    x = b.input("x", (2, 3))
+    w = b.param("w", np.ones((3, 3), "f4"))
+    for i in range(3):
+        b.output(b.linear(x, w, name=f"n{i}"), f"y{i}")
+    error = refused(b.build(), SpecMismatch, lambda e: e.set_weight("w", np.ones((3, 5), "f4")))
+    assert [str(m.where).split()[0] for m in error.mismatches] == ["n0", "n1", "n2"]
+    assert "n0" in str(error)
+    assert "n2" in str(error)
+
+
+# -- atomicity ------------------------------------------------------------------------------------------------------
+@given(seed=st.integers(0, 100), script=SCRIPT)
+def test_an_error_at_every_position_leaves_nothing(seed, script):
+    """Raised before the n-th primitive edit, for every n: finer than between verbs."""
+    p = random_program(seed)
+    before, counts = fingerprint(p), counters(p)
+    do = transaction_module.Transaction.do
+    for at in range(40):
+        seen = 0
+
+        def failing(self, edit, at=at):
+            nonlocal seen
+            if seen == at:
+                raise Boom
+            seen += 1
+            do(self, edit)
+
+        transaction_module.Transaction.do = failing
+        try:
+            with p.edit("fails") as e:
+                for verb, a, b in script:
+                    verb(e, a, b)
+        except Boom:
+            pass
+        except GraphwrightError:
+            break
+        else:
+            break
+        finally:
+            transaction_module.Transaction.do = do
+        assert fingerprint(p) == before
+        assert counters(p) == counts
+    else:
+        raise AssertionError("scripts are shorter")
+    if counters(p) != counts:
+        p.undo()
+    assert fingerprint(p) == before
+
+
+def inner(p, e):
+    """A nested edit that changes a value, a spec and, by training, a value again, and fails."""
+    with p.edit("inner"):
+        e.set_weight("w", np.ones((5, 3), "f4"))
+        assert e.spec("h").shape == ("B", 5)
+        p.weights["w"].own().to_numpy()[...] = 9
+        raise Boom
+
+
+def test_a_nested_failure_takes_back_specs_values_and_training():
+    p = tiny()
+    before = fingerprint(p)
+    with p.edit("outer") as e:
+        e.rename("r", "last")
+        with pytest.raises(Boom):
+            inner(p, e)
+        assert e.spec("h").shape == ("B", 2)
+    assert p.validate().ok
+    assert len(p.journal[-1].edits) == 1
+    p.undo()
+    assert fingerprint(p) == before
+
+
+def test_training_is_one_entry_and_comes_back_byte_for_byte():
+    p = tiny()
+    before = fingerprint(p)
+    with p.edit("fine-tune"):
+        for step in range(100):
+            p.weights["w"].own().to_numpy()[...] += np.float32(0.1 * step)
+    assert [r["edit"] for r in p.journal[-1].edits] == ["SetWeight"]
+    after = fingerprint(p)
+    p.undo()
+    assert fingerprint(p) == before
+    p.redo()
+    assert fingerprint(p) == after
+
+
+def test_training_then_setting_or_removing_in_one_edit():
+    for change in (lambda e: e.set_weight("w", lambda w: w * 0), lambda e: [e.remove("h"), e.remove("w")]):
+        p = tiny()
+        before = fingerprint(p)
+        with p.edit("both") as e:
+            p.weights["w"].own().to_numpy()[...] = 5
+            change(e)
+        p.undo()
+        assert fingerprint(p) == before
+
+
+def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
+    p = tiny()
+    states = [fingerprint(p)]
+    edge = p.in_edges("r")[0]
+    for change in (lambda e: e.rewire(edge, "h"), lambda e: e.add("neg", "j"), lambda e: e.rewire(edge, "j")):
+        with p.edit("step") as e:
+            change(e)
+        states.append(fingerprint(p))
+    for _ in range(2):
+        p.undo(3)
+        assert fingerprint(p) == states[0]
+        for state in states[1:]:
+            p.redo()
+            assert fingerprint(p) == state
+
+
+# -- verbs ----------------------------------------------------------------------------------------------------------
+def test_cut_and_refill_in_one_edit():
+    p = tiny()
+    with p.edit("swap the operand") as e:
+        e.cut(p.in_edges("r")[0])
+        e.connect("h", "r")
+    assert [p.path(v) for v in p.operands(p.node("r"))] == ["h"]
+
+
+def test_second_of_four_summands_comes_back_in_its_place():
+    """Swap-with-last in the container must not show in the order of the sum."""
+    b = Builder()
+    x = b.input("x", (ROWS, COLS))
+    b.output(b.junction(*[b.mul(x, b.const(f"c{i}", np.full(COLS, 10.0**-i, "f4"))) for i in range(4)], name="j"), "y")
+    p = b.build()
+    first, before = outputs(p), fingerprint(p)
+    with p.edit("cut") as e:
+        e.cut(p.in_edges("j")[1])
+    assert [p.edge_port(e) for e in p.in_edges("j")] == [0, 2, 3]
+    p.undo()
+    assert (outputs(p), fingerprint(p)) == (first, before)
+    with p.edit("cut, then add") as e:
+        e.cut(p.in_edges("j")[1])
+        e.connect("x", "j")
+    assert [p.edge_port(e) for e in p.in_edges("j")] == [0, 2, 3, 4]
+
+
+def test_an_emptied_junction_is_zero_and_warned_of():
+    p = tiny()
+    with p.edit("empty") as e:
+        e.cut(p.in_edges("j")[0])
+    assert p.journal[-1].warnings == ("j has no edge left and is zero",)
+    assert p.run(x=np.ones((2, 3), "f4"))["y"].to_numpy().tolist() == [[0, 0], [0, 0]]
+
+
+def test_insert_keeps_handle_port_and_sum_order():
+    p = tiny()
+    edge = p.in_edges("j")[0]
+    before = outputs_tiny(p)
+    with p.edit("insert") as e:
+        node = e.insert(edge, "junction")
+    assert p.in_edges("j") == (edge,)
+    assert p.edge_value(edge).node == node
+    assert outputs_tiny(p) == before
+
+
+def outputs_tiny(p):
+    return p.run(x=np.linspace(-2, 2, 6, dtype="f4").reshape(2, 3))["y"].tobytes()
+
+
+def test_a_delay_is_a_state_and_cuts_the_cycle():
+    b = Builder()
+    x = b.input("x", (3,))
+    b.output(b.tanh(b.junction(x, name="j"), name="t"), "y")
+    p = b.build()
+    with p.edit("feed back") as e:
+        e.connect("t", "j", delay=2)
+    held = [np.zeros(3, "f4"), np.zeros(3, "f4")]
+    for step in range(20):
+        feed = np.full(3, 0.1 * step, "f4")
+        wanted = np.tanh(feed + held.pop(0))
+        held.append(wanted)
+        np.testing.assert_allclose(p.run(x=feed)["y"].to_numpy(), wanted, rtol=1e-6)
+
+
+def test_a_delay_keeps_the_dtype():
+    b = Builder()
+    x = b.input("x", (3,), bfloat16)
+    b.output(b.junction(x, name="j"), "y")
+    p = b.build()
+    with p.edit("feed back") as e:
+        e.connect("j", "j", delay=1)
+    assert p.spec(p.states()[0]) == empty((3,), bfloat16).spec
+
+
+def test_a_link_is_a_matrix_product():
+    p = tiny()
+    matrix = np.arange(6, dtype="f4").reshape(2, 3)
+    with p.edit("link") as e:
+        e.link("x", "j", matrix)
+    x = np.linspace(-1, 1, 6, dtype="f4").reshape(2, 3)
+    w = tiny().weights.array("w").to_numpy()
+    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), np.maximum(x @ w.T + x @ matrix.T, 0), rtol=1e-6)
+
+
+def test_extract_and_replace_by_itself():
+    p = random_program(5)
+    first = outputs(p)
+    count = (len(p), p.graph.edge_count)
+    chosen = [
+        n for n in p.order() if p.path(n).startswith("m") and p.op(n) in ("tanh", "relu", "neg", "exp", "add", "mul")
+    ][:1]
+    part = p.extract(chosen)
+    assert part.validate().ok
+    with p.edit("by itself") as e:
+        e.replace(chosen, part)
+    assert (len(p), p.graph.edge_count) == count
+    assert all(n not in p.graph for n in chosen)
+    assert outputs(p) == first
