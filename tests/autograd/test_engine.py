@@ -56,7 +56,7 @@ def test_a_diamond_is_walked_once_per_node() -> None:
     x = leaf(0.3, -0.2)
     h = apply(replace(row, vjp=counted), [x], {})
     for _ in range(10):
-        h = h + h  # 2¹⁰ paths
+        h = h.reshape(2) + h * 1.0  # 2¹⁰ paths, of two lengths: the younger node must be walked first
     h.sum().backward()
     assert len(calls) == 1
     assert np.allclose(x.grad.numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))

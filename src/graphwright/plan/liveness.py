@@ -13,9 +13,7 @@ def lifetimes(rows: Rows) -> None:
     for i, instr in enumerate(rows.instrs):
         for s in instr.outs + instr.work:
             b = buffers[buffer_of[s]]
-            if b.first < 0:
-                b.first = i
-            b.last = i
+            b.first = b.last = i  # written by one instruction
         for s in instr.ins:
             buffers[buffer_of[s]].last = i
     for slots in (rows.outputs, rows.watched):

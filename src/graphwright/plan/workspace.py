@@ -15,12 +15,11 @@ from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
 from graphwright.plan.plan import Plan
+from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
-
-_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
 
 
 class StepTorn(ComputeError):
@@ -83,7 +82,7 @@ class Workspace:
         try:
             self._bind()
             if self.poison and self._arena is not None:
-                _fill(self._arena)
+                fill(self._arena)
             self._feed(feeds)
             calls = iter(self._calls)
             try:
@@ -212,7 +211,7 @@ class Workspace:
             self._calls += calls
             if self.poison:
                 dead = [plan.buffers[b] for b in plan.free_after(i)]
-                self._calls += [_Poison(self._arena, b.offset, b.nbytes) for b in dead]
+                self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
             self._counts.append(len(self._calls))
         self._inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
 
@@ -241,23 +240,3 @@ def as_array(given: Any) -> NDArray:
     """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
     data = given.data if isinstance(given, Tensor) else given
     return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
-
-
-class _Poison:
-    """A call that fills dead bytes with NaN."""
-
-    def __init__(self, arena: Storage | None, offset: int, nbytes: int) -> None:
-        assert arena is not None
-        self.bytes = arena.memory[offset : offset + nbytes]
-
-    def __call__(self) -> None:
-        _fill_bytes(self.bytes)
-
-
-def _fill(storage: Storage) -> None:
-    _fill_bytes(storage.memory)
-
-
-def _fill_bytes(memory: Any) -> None:
-    host = np.asarray(memory)
-    host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
