@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinning thread pools would fight
+
 from hypothesis import HealthCheck, settings
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -80,7 +80,5 @@ class MissingExtra(UsageError, ImportError):
     """A feature needs packages that are not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
-        super().__init__(
-            f"{needed_for} needs the extra '{extra}'", fix=f"python -m pip install 'graphwright[{extra}]'"
-        )
+        super().__init__(f"{needed_for} needs the extra '{extra}'", fix=f"python -m pip install 'graphwright[{extra}]'")
         self.extra = extra

@@ -40,7 +40,7 @@ def views(draw) -> tuple[Layout, np.ndarray]:
             axis = draw(st.integers(0, host.ndim - 1))
             step = draw(st.sampled_from([1, 2, 3, -1, -2]))
             n = host.shape[axis]
-            picks = range(n)[:: step]
+            picks = range(n)[::step]
             if n == 0:
                 continue
             first = draw(st.integers(0, len(picks) - 1))

@@ -57,7 +57,9 @@ PATTERNS = np.arange(65536, dtype=np.uint16)
 def test_all_bfloat16_patterns_survive_the_round_trip() -> None:
     array = from_numpy(PATTERNS.copy(), bits=bfloat16)
     assert np.array_equal(array.copy().to_numpy(bits=True), PATTERNS)
-    assert np.array_equal(from_numpy(np.frombuffer(array.tobytes(), np.uint16), bits=bfloat16).to_numpy(bits=True), PATTERNS)
+    assert np.array_equal(
+        from_numpy(np.frombuffer(array.tobytes(), np.uint16), bits=bfloat16).to_numpy(bits=True), PATTERNS
+    )
     wide = array.to_numpy("float32")
     assert np.array_equal(wide.view(np.uint32) >> 16, PATTERNS.astype(np.uint32))
     theirs = torch.from_numpy(PATTERNS.view(np.int16).copy()).view(torch.bfloat16).float().numpy()

@@ -28,7 +28,7 @@ from graphwright.array import (
     float32,
     from_numpy,
     int64,
-)  # fmt: skip
+)
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
@@ -45,7 +45,9 @@ def test_numpy_views_come_in_with_their_values_and_share_memory(axes, step: int,
         assert array.to_numpy()[0, 0, 0] == -7
 
 
-@pytest.mark.parametrize("host", [np.float32(3.5), np.zeros((0, 4)), np.zeros((3, 0, 2)).transpose(2, 0, 1), np.ones((), np.int64)])
+@pytest.mark.parametrize(
+    "host", [np.float32(3.5), np.zeros((0, 4)), np.zeros((3, 0, 2)).transpose(2, 0, 1), np.ones((), np.int64)]
+)
 def test_scalars_and_empty_arrays(host: np.ndarray) -> None:
     array = from_numpy(host)
     assert array.shape == np.shape(host)
@@ -71,8 +73,11 @@ def test_read_only_memory_refuses_writes_and_keeps_its_bytes() -> None:
     host = np.arange(4.0)
     host.flags.writeable = False
     array = from_numpy(host)
-    for write in (lambda: array.copy_from(from_numpy(np.ones(4))), lambda: compute(get("neg"), [array.copy()], {}, [array]),
-                  lambda: array.view(Layout((2,), (1,))).copy_from(from_numpy(np.ones(2)))):  # fmt: skip
+    for write in (
+        lambda: array.copy_from(from_numpy(np.ones(4))),
+        lambda: compute(get("neg"), [array.copy()], {}, [array]),
+        lambda: array.view(Layout((2,), (1,))).copy_from(from_numpy(np.ones(2))),
+    ):
         with pytest.raises(ReadOnlyArray):
             write()
     assert host.tolist() == [0, 1, 2, 3]

@@ -56,7 +56,7 @@ def test_a_diamond_is_walked_once_per_node() -> None:
     x = leaf(0.3, -0.2)
     h = apply(replace(row, vjp=counted), [x], {})
     for _ in range(10):
-        h = h + h  # 2¹⁰ paths
+        h = h.reshape(2) + h * 1.0  # 2¹⁰ paths, of two lengths: the younger node must be walked first
     h.sum().backward()
     assert len(calls) == 1
     assert np.allclose(x.grad.numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))
@@ -211,7 +211,9 @@ def test_integers_cannot_require_gradients() -> None:
     assert not call("argmax", x).requires_grad
 
 
-@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.vjp is not None and (row.saves.inputs or row.saves.outputs)])
+@pytest.mark.parametrize(
+    "name", [n for n, row in OPS.items() if row.vjp is not None and (row.saves.inputs or row.saves.outputs)]
+)
 def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
     row = OPS[name]
     inputs, attrs = row.sample(np.random.default_rng(0))
@@ -308,7 +310,9 @@ def test_frozen_operands_cost_no_gradient() -> None:
     from graphwright.autograd.apply import apply
 
     row = OPS["linear"]
-    spy = replace(row, vjp=lambda g, ins, outs, attrs, needs: (seen.append(needs), row.vjp(g, ins, outs, attrs, needs))[1])
+    spy = replace(
+        row, vjp=lambda g, ins, outs, attrs, needs: (seen.append(needs), row.vjp(g, ins, outs, attrs, needs))[1]
+    )
     x, w, b = (tensor(np.ones(s)) for s in ((2, 3), (4, 3), (4,)))
     b.requires_grad = True
     apply(spy, [x, w, b], {}).sum().backward()
@@ -339,7 +343,10 @@ def test_gradients_of_broadcast_operands_have_their_shapes() -> None:
 
 def test_backward_reads_the_values_of_the_forward_also_through_strided_saves() -> None:
     rng = np.random.default_rng(3)
-    gradcheck(lambda a, b: call("matmul", call("permute", a, axes=(1, 0)), b[:, 1:]), [rng.normal(size=(3, 4)), rng.normal(size=(3, 5))])
+    gradcheck(
+        lambda a, b: call("matmul", call("permute", a, axes=(1, 0)), b[:, 1:]),
+        [rng.normal(size=(3, 4)), rng.normal(size=(3, 5))],
+    )
     gradcheck(lambda a: call("softmax", call("permute", a, axes=(1, 0))[::2]), [rng.normal(size=(3, 4))])
 
 

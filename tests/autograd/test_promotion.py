@@ -18,7 +18,11 @@ PROMOTING = [n for n, row in OPS.items() if row.traits.amp == "promote" and row.
 
 
 def _torch(kind: DType, category: str):
-    return PYTHON[kind.name] if category == "python" else torch.ones((2,) if category == "array" else (), dtype=torch_dtype(kind))
+    return (
+        PYTHON[kind.name]
+        if category == "python"
+        else torch.ones((2,) if category == "array" else (), dtype=torch_dtype(kind))
+    )
 
 
 @pytest.mark.parametrize("first", DTYPES)
@@ -74,7 +78,18 @@ def test_casts_are_operations_of_their_own() -> None:
 
 
 def test_inference_from_data_is_torchs() -> None:
-    for value in (1, 1.5, True, [1, 2], [1.0, 2], [True, False], [[1, 2.5]], np.float64(1), np.ones(2, np.float16), np.arange(3)):
+    for value in (
+        1,
+        1.5,
+        True,
+        [1, 2],
+        [1.0, 2],
+        [True, False],
+        [[1, 2.5]],
+        np.float64(1),
+        np.ones(2, np.float16),
+        np.arange(3),
+    ):
         ours, theirs = tensor(value), torch.tensor(value)
         assert torch_dtype(ours.dtype) == theirs.dtype, value
         assert ours.shape == tuple(theirs.shape)

@@ -1,4 +1,4 @@
-"""Variables: copied before the first write where somebody else holds the memory; an update in place means the same traced."""
+"""Variables: copied before the first write where somebody else holds the memory; updates mean the same traced."""
 
 from __future__ import annotations
 
@@ -90,7 +90,13 @@ def test_an_update_by_any_op_writes_what_the_op_gives(name: str) -> None:
     host = rng.normal(size=(4, 4)).astype("f4")
     w = Variable(from_numpy(host.copy()))
     other = tensor(rng.normal(size=(4, 4)).astype("f4"))
-    operands: list = {"matmul": [w, w], "where": [tensor(host > 0), w, other], "softmax": [w], "copy": [w.T], "cast": [w.T]}.get(name, [w, other])
+    operands: list = {
+        "matmul": [w, w],
+        "where": [tensor(host > 0), w, other],
+        "softmax": [w],
+        "copy": [w.T],
+        "cast": [w.T],
+    }.get(name, [w, other])
     attrs = {"dtype": w.dtype} if name == "cast" else {}
     from graphwright.ops import compute
 
@@ -111,6 +117,12 @@ def test_swapping_two_variables_in_one_op_sequence() -> None:
 
 def test_a_number_asked_of_a_trace_is_refused_at_that_line() -> None:
     w = Parameter(from_numpy(np.ones(2)))
-    for ask in (lambda x: float(x.sum()), lambda x: x.numpy(), lambda x: bool(x.sum() > 0), lambda x: w.sum().item(), lambda x: np.sin(x)):
+    for ask in (
+        lambda x: float(x.sum()),
+        lambda x: x.numpy(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: w.sum().item(),
+        lambda x: np.sin(x),
+    ):
         with pytest.raises((TraceError, TypeError)):
             gw.trace(lambda x, ask=ask: (ask(x), x)[1], np.ones(2, np.float32))

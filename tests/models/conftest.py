@@ -11,6 +11,7 @@ import checkpoints
 import pytest
 
 import graphwright as gw
+from graphwright.models.tokenizer import byte_tokenizer_json
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,17 @@ def copy(made: Callable[[str], checkpoints.Made], tmp_path: Path) -> Callable[[s
 def model(made: Callable[[str], checkpoints.Made]) -> Any:
     """A freshly opened llama with three layers."""
     return gw.open(made("llama").path)
+
+
+@pytest.fixture(scope="session")
+def byte_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama over bytes with the built-in tokenizer; byte 0 begins and ends."""
+    path = tmp_path_factory.mktemp("bytes")
+    checkpoints.make(path, "llama", vocab_size=256, bos_token_id=0, eos_token_id=0)
+    (path / "tokenizer.json").write_text(byte_tokenizer_json())
+    return path
+
+
+@pytest.fixture
+def byte_model(byte_path: Path) -> gw.Model:
+    return gw.open(byte_path)

@@ -1,4 +1,4 @@
-"""The KV cache: equal to uncached runs at every step, all or nothing, and never used with another model's rows."""
+"""The KV cache: equal to uncached runs at every step, and going back."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cache_bits import rows, state
 from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
-from graphwright.errors import ComputeError, UsageError
-from graphwright.models import Cache, CacheFull, NonFinite, PromptError, StaleCache
+from graphwright.errors import UsageError
+from graphwright.models import CacheFull, NonFinite, PromptError
 from graphwright.models.cached_program import LENGTH
 from graphwright.models.inspect import flops
 
 IDS = some_ids((2, 47))
-
-
-def state(cache: Cache) -> dict[str, bytes]:
-    """All bits of a cache."""
-    return {k: v.data.tobytes() for k, v in cache.variables.items()} | {"tokens": cache.tokens.tobytes()}
-
-
-def rows(cache: Cache, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Filled keys and values of one attention."""
-    return tuple(cache.variables[f"cache.{path}.{n}"].numpy()[:, :, : cache.length].copy() for n in "kv")  # type: ignore[return-value]  # a pair
 
 
 # -- the same numbers --------------------------------------------------------------------------------------------------
@@ -221,218 +212,6 @@ def test_empty_cache_has_no_logits(model: gw.Model) -> None:
             model.new_cache(*sizes)
     with pytest.raises(UsageError):
         model.new_cache(4).prefill(IDS[:1, :2], chunk=0)
-
-
-# -- edits -------------------------------------------------------------------------------------------------------------
-def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> None:
-    cache = model.new_cache(47)
-    model.prefill(cache, IDS[:1, :10])
-    bits = state(cache)
-    undisturbed = model.generate(IDS[0, :10], 5).ids
-    with model.program.edit("louder values") as e:
-        e.set_weight("layers.1.attn.v.weight", lambda w: w * 2)
-    for attempt in (lambda: cache.step(IDS[:1, :1]), lambda: list(model.decode(cache, 1)), cache.last_logits,
-                    lambda: model.generate(IDS[0, :6], 2, cache=cache)):  # fmt: skip
-        with pytest.raises(StaleCache) as caught:
-            attempt()
-        assert caught.value.layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")
-        assert "layers.1.attn.sdpa" in str(caught.value.where)
-        assert "louder values" in str(caught.value.got)
-        assert "reprefill" in str(caught.value.fix)
-        assert state(cache) == bits
-    assert cache.validity() == {"layers.0.attn.sdpa": True, "layers.1.attn.sdpa": False, "layers.2.attn.sdpa": False}
-    model.program.undo()
-    assert all(cache.validity().values())
-    assert list(model.decode(cache, 5)) == undisturbed
-
-
-def test_structural_edit_is_noticed(model: gw.Model) -> None:
-    cache = model.new_cache(47)
-    model.prefill(cache, IDS[:1, :10])
-    with model.program.edit("cut the first MLP") as e:
-        e.cut(model.program.in_edges("layers.0.out")[1])
-    with pytest.raises(StaleCache) as caught:
-        cache.step(IDS[:1, :1])
-    assert caught.value.layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")
-
-
-def test_weight_written_in_place_is_noticed(model: gw.Model) -> None:
-    """Training writes variables without an edit of the program."""
-    cache = model.new_cache(47)
-    model.prefill(cache, IDS[:1, :10])
-    weight = model.program.weights["model.layers.0.self_attn.k_proj.weight"]
-    weight.assign(weight * 1.01)
-    model.reprefill(cache)
-    weight.assign(weight * 1.01)
-    with pytest.raises(StaleCache) as caught:
-        cache.step(IDS[:1, :1])
-    assert caught.value.got == "weights written in place"
-    model.reprefill(cache)
-    assert relative(cache.last_logits(), model.logits(IDS[:1, :10])[:, -1]) < 1e-5
-
-
-def test_head_norm_and_last_mlp_keep_it(model: gw.Model) -> None:
-    cache = model.new_cache(47)
-    model.prefill(cache, IDS[:1, :10])
-    cuts = [("layers.2.mid", 1), ("layers.2.out", 1)]
-    for name in (
-        "lm_head.weight",
-        "norm.weight",
-        "layers.2.mlp.up.weight",
-        "layers.2.attn.o.weight",
-        "layers.2.attn.q.weight",
-    ):
-        with model.program.edit(name) as e:
-            e.set_weight(name, lambda w: w * 1.25)
-        assert all(cache.validity().values())
-    with model.program.edit("cut the last branches") as e:
-        for junction, port in cuts:
-            e.cut(model.program.in_edges(junction)[port])
-    assert relative(cache.last_logits(), model.logits(IDS[:1, :10])[:, -1]) < 1e-5
-    step = cache.step(IDS[:1, 10:11]).to_numpy("float32")
-    assert relative(step[:, 0], model.logits(IDS[:1, :11])[:, -1]) < 1e-5
-    model.program.undo()  # the last attention is back, but has no row for the token in between
-    with pytest.raises(StaleCache) as caught:
-        cache.step(IDS[:1, :1])
-    assert caught.value.layers == ("layers.2.attn.sdpa",)
-
-
-def change(m: gw.Model, node: object) -> str | None:
-    """Edit one node so that its value changes; None if there is no such edit."""
-    p = m.program
-    path, op = p.path(node), p.op(node)
-    with p.edit(path) as e:
-        if op == "param":
-            e.set_weight(node, lambda w: w * 1.5 + 0.1)
-        elif op == "sdpa":
-            e.set_attr(node, scale=0.5)
-        elif op == "rms_norm":
-            e.set_attr(node, eps=0.5)
-        elif op == "rope_table":
-            e.set_attr(node, scale=1.3)
-        elif p.is_junction(node):
-            e.cut(p.in_edges(node)[1])
-        elif op in ("input", "const", "flatten", "unflatten", "permute", "embedding"):
-            return None
-        else:
-            e.insert(p.out_edges(node)[0] if p.out_edges(node) else p.in_edges(node)[0], "tanh")
-    return path
-
-
-def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Made]) -> None:
-    """Every node of a three-layer model is edited; what is still called valid is computed again and compared."""
-    m = gw.open(made("qwen3").path)
-    p, ids = m.program, IDS[:1, :8]
-    cache = m.new_cache(8)
-    m.prefill(cache, ids)
-    paths = [f"layers.{i}.attn.sdpa" for i in range(3)]
-    before = {path: rows(cache, path) for path in paths}
-    kept = stale = edited = 0
-    for node in p.nodes():
-        if change(m, node) is None:
-            continue
-        edited += 1
-        fresh = m.new_cache(8)
-        m.prefill(fresh, ids)
-        for path, valid in cache.validity().items():
-            same = all(np.array_equal(a, b) for a, b in zip(before[path], rows(fresh, path), strict=True))
-            assert same or not valid, f"{path} after an edit of {p.path(node)}"
-            kept, stale = kept + valid, stale + (not same)
-        p.undo()
-        assert all(cache.validity().values())
-    assert edited > 80
-    assert kept > 60
-    assert stale > 60
-
-
-def test_validity_for_another_program(made: Callable[[str], Made]) -> None:
-    a, b = gw.open(made("llama").path), gw.open(made("llama").path)
-    cache = a.new_cache(9)
-    a.prefill(cache, IDS[:1, :5])
-    assert all(cache.validity(b.program).values())
-    with b.program.edit("other") as e:
-        e.set_weight("layers.1.attn.k.weight", lambda w: w * 2)
-    assert [v for _, v in sorted(cache.validity(b.program).items())] == [True, False, False]
-
-
-def test_allow_stale_is_recorded(model: gw.Model) -> None:
-    cache = model.new_cache(47)
-    model.prefill(cache, IDS[:1, :10])
-    with model.program.edit("upstream") as e:
-        e.set_weight("layers.1.attn.v.weight", lambda w: w * 2)
-    done = model.generate(IDS[0, :12], 3, cache=cache, allow_stale=True)
-    assert done.stale_layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")
-    assert done.to_json()["stale_layers"]
-    notes = [e for e in model.program.journal if "stale cache" in e.why]
-    assert len(notes) == 1
-    model.program.journal.verify()
-    with pytest.raises(StaleCache):
-        cache.step(IDS[:1, :1])
-    model.program.undo()  # the rows are a mixture now: the old model does not fit them either
-    with pytest.raises(StaleCache):
-        cache.step(IDS[:1, :1])
-    model.reprefill(cache)
-    assert cache.stale_runs == ()
-    assert all(cache.validity().values())
-
-
-# -- faults ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_fault_at_every_call_of_a_step_leaves_no_trace(error: type[BaseException], model: gw.Model) -> None:
-    cache = model.new_cache(20)
-    model.prefill(cache, IDS[:1, :6])
-    model.generate(IDS[0, :6], 3, cache=cache)  # makes the workspace of one row
-    cache.truncate(6)
-    bits = state(cache)
-    undisturbed = model.generate(IDS[0, :6], 4).ids
-    cache.step(IDS[:1, 6:7])
-    space = next(w for (_, _, n), w in cache._spaces.items() if n == 1)
-    cache.truncate(6)
-    calls = list(space._calls)
-    assert len(calls) > 60
-
-    def fail() -> None:
-        raise error("planted")
-
-    for i in range(0, len(calls), 3):
-        space._calls[i] = fail
-        with pytest.raises((ComputeError, KeyboardInterrupt)):
-            cache.step(IDS[:1, 6:7])
-        space._calls[i] = calls[i]
-        assert state(cache) == bits
-    assert list(model.decode(cache, 4)) == undisturbed
-
-
-def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = model.new_cache(20)
-    model.prefill(cache, IDS[:1, :4])
-    bits, step, count = state(cache), Cache.step, 0
-
-    def third(self: Cache, *args: object, **options: object) -> object:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise KeyboardInterrupt
-        return step(self, *args, **options)
-
-    monkeypatch.setattr(Cache, "step", third)
-    with pytest.raises(KeyboardInterrupt):
-        cache.prefill(IDS[:1, 4:14], chunk=3)
-    assert state(cache) == bits
-
-
-def test_failed_reprefill_can_be_tried_again(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = model.new_cache(20)
-    model.prefill(cache, IDS[:1, :4])
-    with monkeypatch.context() as patch:
-        patch.setattr(Cache, "prefill", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            model.reprefill(cache)
-    assert cache.tokens[0].tolist() == IDS[0, :4].tolist()
-    with pytest.raises(StaleCache):
-        cache.step(IDS[:1, :1])
-    model.reprefill(cache)
-    assert relative(cache.last_logits(), model.logits(IDS[:1, :4])[:, -1]) < 1e-5
 
 
 def test_casts_of_weights_are_shared_by_all_workspaces(tmp_path: Path) -> None:

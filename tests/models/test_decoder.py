@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -45,7 +46,7 @@ def test_float64_program_equals_the_numpy_forward(checkpoint: Made, padded: bool
     m = gw.open(checkpoint.path, dtype="float64", compute="float64")
     mask = PADDED if padded else np.ones_like(PADDED)
     p = m._with_padding() if padded else m.program
-    extra = {"mask": mask} if padded else {}
+    extra: dict[str, Any] = {"mask": mask} if padded else {}
     positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
     ours = p.run(ids=IDS, positions=positions, **extra)["logits"].to_numpy()
     assert ours.dtype == np.float64

@@ -1,37 +1,22 @@
-"""Generation: equal to a loop by hand and to transformers, every way to end, and a state that stays usable."""
+"""Generation: equal to a loop by hand and to transformers, with a given cache, and its record."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Made, edit_config, make, some_ids
+from checkpoints import Made, some_ids
 
 import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
 from graphwright.models.sampling import log_softmax
-from graphwright.models.tokenizer import byte_tokenizer_json
 
 PROMPT = some_ids((7,))
-
-
-@pytest.fixture(scope="module")
-def byte_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama over bytes with the built-in tokenizer; byte 0 begins and ends."""
-    path = tmp_path_factory.mktemp("bytes")
-    make(path, "llama", vocab_size=256, bos_token_id=0, eos_token_id=0)
-    (path / "tokenizer.json").write_text(byte_tokenizer_json())
-    return path
-
-
-@pytest.fixture
-def byte_model(byte_path: Path) -> gw.Model:
-    return gw.open(byte_path)
 
 
 def forcing(text: bytes, after: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -106,7 +91,7 @@ def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
     runs = 0
     original = gw.models.Cache.prefill
 
-    def counted(self: gw.models.Cache, *args: object, **options: object) -> np.ndarray:
+    def counted(self: gw.models.Cache, *args: Any, **options: Any) -> np.ndarray:
         nonlocal runs
         runs += 1
         return original(self, *args, **options)
@@ -136,109 +121,6 @@ def test_logprobs_equal_an_uncached_run(model: gw.Model) -> None:
         assert done.logprobs[i] == pytest.approx(expected[token], abs=1e-5)
         assert [t for t, _ in done.top[i]] == np.argsort(-expected, kind="stable")[:3].tolist()
         np.testing.assert_allclose([p for _, p in done.top[i]], np.sort(expected)[::-1][:3], atol=1e-5)
-
-
-# -- ends --------------------------------------------------------------------------------------------------------------
-def test_no_tokens_asked_for(byte_model: gw.Model) -> None:
-    done = byte_model.generate("abc", 0)
-    assert (done.ids, done.text, done.finish_reason, done.prompt_tokens) == ([], "", "length", 3)
-
-
-def test_eos_as_first_token(model: gw.Model, copy: Callable[[str], Path]) -> None:
-    first = model.generate(PROMPT, 1).ids[0]
-    path = copy("llama")
-    edit_config(path, eos_token_id=[first, 3])
-    done = gw.open(path).generate(PROMPT, 9)
-    assert (done.ids, done.finish_reason) == ([first], "eos")
-
-
-def test_eos_of_generation_config_is_used_without_a_tokenizer(model: gw.Model, copy: Callable[[str], Path]) -> None:
-    ids = model.generate(PROMPT, 12).ids
-    path = copy("llama")
-    (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": ids[4], "do_sample": True, "temperature": 0.6})
-    )
-    m = gw.open(path)
-    done = m.generate(PROMPT, 12)
-    assert done.ids == ids[: ids.index(ids[4]) + 1]
-    assert (done.finish_reason, done.sampling.temperature) == ("eos", 0.0)
-
-
-def test_model_defaults_only_when_asked_for(copy: Callable[[str], Path]) -> None:
-    path = copy("llama")
-    fields = {
-        "do_sample": True,
-        "temperature": 0.6,
-        "top_k": 9,
-        "top_p": 0.9,
-        "repetition_penalty": 1.1,
-        "max_length": 3,
-    }
-    (path / "generation_config.json").write_text(json.dumps(fields))
-    m = gw.open(path)
-    assert m.generate(PROMPT, 3).sampling == Sampling()
-    used = m.generate(PROMPT, 3, use_model_defaults=True, top_k=4)
-    assert used.sampling == Sampling(temperature=0.6, top_k=4, top_p=0.9, repetition_penalty=1.1)
-    assert used.to_json()["sampling"]["temperature"] == 0.6
-    (path / "generation_config.json").write_text(json.dumps({**fields, "do_sample": False}))
-    assert gw.open(path).generate(PROMPT, 3, use_model_defaults=True).sampling == Sampling(repetition_penalty=1.1)
-
-
-def test_stop_string_cuts_text_and_keeps_ids(byte_model: gw.Model) -> None:
-    pieces: list[str] = []
-    force = forcing(b"one<END>two", 2)
-    done = byte_model.generate("ab", 30, processors=[force], stop=["<END>", "zzz"], stream=pieces.append)
-    assert (done.text, done.finish_reason, bytes(done.ids)) == ("one", "stop", b"one<END>")
-    assert "".join(pieces) == "one"
-    assert byte_model.generate("ab", 30, processors=[force], stop="<END>").text == "one"
-
-
-def test_streamed_text_is_the_text(byte_model: gw.Model) -> None:
-    pieces: list[str] = []
-    done = byte_model.generate("ab", 20, processors=[forcing("né😀".encode(), 2)], stream=pieces.append)
-    assert "".join(pieces) == done.text == "né😀né😀né\ufffd"  # the last character was not finished
-
-
-def test_empty_text_starts_with_the_start_token(byte_model: gw.Model) -> None:
-    assert byte_model.generate("", 5).ids == byte_model.generate([0], 5).ids
-
-
-def test_cancel_is_asked_before_each_token(model: gw.Model) -> None:
-    whole = model.generate(PROMPT, 10).ids
-    for at in range(10):
-        asked = iter([False] * at + [True])
-        done = model.generate(PROMPT, 10, cancel=lambda asked=asked: next(asked))
-        assert (done.ids, done.finish_reason) == (whole[:at], "cancelled")
-
-
-def test_closing_the_iterator_leaves_a_usable_cache(model: gw.Model) -> None:
-    whole = model.generate(PROMPT, 10).ids
-    for at in range(1, 10):
-        cache = model.new_cache(20)
-        model.prefill(cache, PROMPT)
-        tokens = model.decode(cache, 10)
-        begun = [next(tokens) for _ in range(at)]
-        tokens.close()
-        assert cache.tokens[0].tolist() == [*PROMPT, *begun]
-        assert begun + list(model.decode(cache, 10 - at)) == whole
-
-
-def test_exception_in_stream_leaves_a_usable_cache(byte_model: gw.Model) -> None:
-    whole = byte_model.generate("hello", 12).ids
-    for at in range(3):
-        cache, calls = byte_model.new_cache(40), 0
-
-        def boom(piece: str, at: int = at) -> None:
-            nonlocal calls
-            calls += 1
-            if calls > at:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            byte_model.generate("hello", 12, stream=boom, cache=cache)
-        assert cache.tokens[0].tolist() == [*b"hello", *whole][: cache.length]
-        again = byte_model.generate("hello", 12, cache=cache)
-        assert (again.ids, again.reused_tokens) == (whole, 4)
 
 
 # -- a given cache -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,9 @@ def _wrt(name: str, inputs: list[np.ndarray]) -> list[int]:
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != "rope"])
 def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name)):
-        masks = check_masks(OPS[name], inputs, attrs, lambda xs, seeds, mask, a=attrs: torch_grads(name, xs, a, seeds, mask), seed=k)
+        masks = check_masks(
+            OPS[name], inputs, attrs, lambda xs, seeds, mask, a=attrs: torch_grads(name, xs, a, seeds, mask), seed=k
+        )
         assert masks == 2 ** sum(x.dtype == np.float64 for x in inputs) - 1
 
 

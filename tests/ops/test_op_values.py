@@ -68,7 +68,7 @@ def test_values_of_ops_with_dtypes_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("how", ["permuted", "sliced", "expanded"])
 @pytest.mark.parametrize("name", OPS)
 def test_operands_may_lie_strided(name: str, how: str) -> None:
-    """Bit for bit what the same values give from row-major memory, or within rounding where ATen sums in another order."""
+    """The values that row-major memory gives, within rounding where ATen sums in another order."""
     for inputs, attrs in draws(name, 2):
         arrays = [strided(x, how) for x in inputs]
         plain = [from_numpy(np.array(a.to_numpy(), order="C")) for a in arrays]
@@ -96,7 +96,11 @@ def test_broadcasting_is_torchs(shape: tuple[int, ...], data: st.DataObject) -> 
     rng = np.random.default_rng(7)
     other = tuple(1 if data.draw(st.booleans()) else n for n in shape)[data.draw(st.integers(0, len(shape))) :]
     a, b = (rng.uniform(0.5, 2, s).astype(np.float32) for s in data.draw(st.permutations([shape, other])))
-    assert_bits(call(name, from_numpy(a), from_numpy(b)), TORCH[name]([torch.from_numpy(a), torch.from_numpy(b)], {}).numpy(), what=name)
+    assert_bits(
+        call(name, from_numpy(a), from_numpy(b)),
+        TORCH[name]([torch.from_numpy(a), torch.from_numpy(b)], {}).numpy(),
+        what=name,
+    )
 
 
 @given(data=st.data())

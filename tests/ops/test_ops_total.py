@@ -64,7 +64,7 @@ def test_operands_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in OPS if OPS[n].arity != (0, None)])
 def test_a_wrong_number_of_operands_is_refused_by_name(name: str) -> None:
-    inputs, attrs = draws(name, 1)[0]
+    _, attrs = draws(name, 1)[0]
     with pytest.raises(UsageError, match=name):
         OPS[name].specs([], attrs, "layer.3")
 
@@ -91,13 +91,13 @@ def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
     assert "never_entered" not in OPS
 
 
-F, I, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
+F, N, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
 REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("add", [F, np.ones((2, 4))], {}, ShapeError),
-    ("add", [F, I], {}, DTypeError),
-    ("exp", [I], {}, DTypeError),
+    ("add", [F, N], {}, DTypeError),
+    ("exp", [N], {}, DTypeError),
     ("where", [F, F, F], {}, DTypeError),
-    ("where", [B, F, I], {}, DTypeError),
+    ("where", [B, F, N], {}, DTypeError),
     ("junction", [F, np.ones((2, 1))], {}, ShapeError),
     ("reshape", [F], {"shape": (4, 2)}, ShapeError),
     ("unflatten", [F], {"axis": 1, "sizes": (2, 2)}, ShapeError),
@@ -112,10 +112,10 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("sum", [F], {"axes": (2,)}, ShapeError),
     ("amax", [np.ones((2, 0))], {"axes": (1,)}, ShapeError),
     ("argmax", [np.ones((2, 0))], {"axis": 1}, ShapeError),
-    ("mean", [I], {"axes": (0,)}, DTypeError),
+    ("mean", [N], {"axes": (0,)}, DTypeError),
     ("matmul", [F, np.ones((2, 3))], {}, ShapeError),
     ("matmul", [np.ones((2, 2, 3)), np.ones((3, 3, 4))], {}, ShapeError),
-    ("matmul", [I, np.ones((3, 2), np.int64)], {}, DTypeError),
+    ("matmul", [N, np.ones((3, 2), np.int64)], {}, DTypeError),
     ("linear", [F, np.ones((4, 2))], {}, ShapeError),
     ("linear", [F, np.ones((4, 3)), np.ones(3)], {}, ShapeError),
     ("rms_norm", [F, np.ones(2)], {}, ShapeError),

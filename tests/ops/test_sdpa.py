@@ -39,7 +39,12 @@ def attention(draw) -> tuple[list[np.ndarray], dict]:
         optional.append("q_start")
         inputs.append(np.asarray(draw(st.integers(-2, keys + 3))))
     window = draw(NONE_OR_WINDOW) if causal else None
-    return inputs, {"scale": draw(st.sampled_from([1.0, 0.37])), "causal": causal, "window": window, "optional": tuple(optional)}
+    return inputs, {
+        "scale": draw(st.sampled_from([1.0, 0.37])),
+        "causal": causal,
+        "window": window,
+        "optional": tuple(optional),
+    }
 
 
 def _case(queries: int, keys: int, window: int | None, *, heads: int = 4, groups: int = 2, **extra: np.ndarray):

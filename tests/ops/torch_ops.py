@@ -122,7 +122,7 @@ def rope_dynamic(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
 
 
 def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
-    """From the given result, which need not be that of the operands: Dm = rowsum(g · out) stands for the softmax term."""
+    """From the given result, which need not be that of the operands: rowsum(g · out) is the softmax term."""
     *operands, out, g = ins
     q, k, v = (t.detach().double() for t in operands[:3])
     out, g, group = out.double(), g.double(), q.shape[1] // k.shape[1]
@@ -136,16 +136,44 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
 
 
 TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
-    **{name: _unbroadcastable(name) for name in (
-        "neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "add", "sub", "mul",
-        "div", "minimum", "maximum", "eq", "lt", "le", "where", "matmul")},
+    **{
+        name: _unbroadcastable(name)
+        for name in (
+            "neg",
+            "abs",
+            "sign",
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "tanh",
+            "erf",
+            "sigmoid",
+            "relu",
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "minimum",
+            "maximum",
+            "eq",
+            "lt",
+            "le",
+            "where",
+            "matmul",
+        )
+    },
     "silu": lambda ins, a: F.silu(ins[0]),
     "gelu": lambda ins, a: F.gelu(ins[0], approximate=a["approximate"]),
     "cast": lambda ins, a: ins[0].to(torch_dtype(a["dtype"])),
     "copy": lambda ins, a: ins[0].clone(),
     "full_like": lambda ins, a: torch.full_like(ins[0], a["value"]),
     "junction": lambda ins, a: sum(ins[1:], ins[0]),
-    "sum": _reduce("sum"), "mean": _reduce("mean"), "amax": _reduce("amax"),
+    "sum": _reduce("sum"),
+    "mean": _reduce("mean"),
+    "amax": _reduce("amax"),
     "argmax": lambda ins, a: torch.argmax(ins[0], a["axis"]),
     "reshape": lambda ins, a: ins[0].reshape(a["shape"]),
     "unflatten": lambda ins, a: ins[0].unflatten(a["axis"], a["sizes"]),
@@ -160,14 +188,21 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "linear": lambda ins, a: F.linear(*ins),
     "rms_norm": rms_norm,
     "softmax": lambda ins, a: torch.softmax(ins[0], -1),
-    "cross_entropy": cross_entropy, "cross_entropy_backward": cross_entropy_backward,
+    "cross_entropy": cross_entropy,
+    "cross_entropy_backward": cross_entropy_backward,
     "embedding": lambda ins, a: ins[0][ins[1]],
     "embedding_backward": embedding_backward,
-    "rope_table": lambda ins, a: tuple(f(ins[0].unsqueeze(-1).float() * ins[1]) * a["scale"] for f in (torch.cos, torch.sin)),
+    "rope_table": lambda ins, a: tuple(
+        f(ins[0].unsqueeze(-1).float() * ins[1]) * a["scale"] for f in (torch.cos, torch.sin)
+    ),
     "rope_dynamic": rope_dynamic,
     "rope_longer": lambda ins, a: ins[2] if int(ins[0].max()) + 1 > a["original"] else ins[1],
-    "rope": rope, "sdpa": sdpa, "sdpa_backward": sdpa_backward, "kv_append": kv_append, "adamw": adamw,
-}  # fmt: skip
+    "rope": rope,
+    "sdpa": sdpa,
+    "sdpa_backward": sdpa_backward,
+    "kv_append": kv_append,
+    "adamw": adamw,
+}
 
 
 def torch_values(name: str, inputs: Sequence[Any], attrs: dict) -> tuple[torch.Tensor, ...]:
@@ -176,8 +211,9 @@ def torch_values(name: str, inputs: Sequence[Any], attrs: dict) -> tuple[torch.T
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def torch_grads(name: str, inputs: Sequence[np.ndarray], attrs: dict, seeds: Sequence[np.ndarray],
-                mask: Sequence[bool]) -> list[np.ndarray | None]:  # fmt: skip
+def torch_grads(
+    name: str, inputs: Sequence[np.ndarray], attrs: dict, seeds: Sequence[np.ndarray], mask: Sequence[bool]
+) -> list[np.ndarray | None]:
     """Gradients of the reference by torch autograd; None where the mask says so or nothing flows."""
     leaves = [torch.from_numpy(np.array(x)).requires_grad_(want) for x, want in zip(inputs, mask, strict=True)]
     result = TORCH[name](leaves, attrs)

@@ -35,10 +35,30 @@ def programs(draw, most: int = 14) -> tuple[Program, dict[str, np.ndarray]]:
         pool.append(b.const("table", fill((4, 4))))
 
     def pick() -> Value:
-        return pool[-1 - draw(st.integers(0, min(len(pool) - 1, 5)))] if draw(st.booleans()) else draw(st.sampled_from(pool))
+        return (
+            pool[-1 - draw(st.integers(0, min(len(pool) - 1, 5)))]
+            if draw(st.booleans())
+            else draw(st.sampled_from(pool))
+        )
 
     for _ in range(draw(st.integers(1, most))):
-        kind = draw(st.sampled_from(["unary", "unary", "binary", "binary", "view", "view", "reduce", "product", "junction", "cast", "concat"]))
+        kind = draw(
+            st.sampled_from(
+                [
+                    "unary",
+                    "unary",
+                    "binary",
+                    "binary",
+                    "view",
+                    "view",
+                    "reduce",
+                    "product",
+                    "junction",
+                    "cast",
+                    "concat",
+                ]
+            )
+        )
         a = pick()
         shape = b.spec(a).shape
         if kind == "unary":
@@ -84,7 +104,12 @@ def _view(draw, b: Builder, a: Value) -> Value:
     if kind == "permute":
         return b.permute(a, axes=tuple(draw(st.permutations(range(len(shape))))))
     if kind == "reshape":
-        return b.reshape(a, shape=draw(st.sampled_from([shape, (1, *shape), (int(np.prod(shape, dtype=int)),), tuple(reversed(shape))])))
+        return b.reshape(
+            a,
+            shape=draw(
+                st.sampled_from([shape, (1, *shape), (int(np.prod(shape, dtype=int)),), tuple(reversed(shape))])
+            ),
+        )
     if kind == "expand":
         return b.expand(a, shape=(draw(st.integers(1, 2)), *shape))
     if shape and shape[-1]:

@@ -69,7 +69,14 @@ def test_every_node_is_an_instruction_a_view_a_fold_or_a_rewrite(case) -> None:
     gone = {f.node for f in plan.rewrites}
     for node in p.nodes():
         path = p.path(node)
-        assert path in plan.pruned or node in run or node in slots or path in gone or p.op(node) == "const" or _dead(p, node, gone)
+        assert (
+            path in plan.pruned
+            or node in run
+            or node in slots
+            or path in gone
+            or p.op(node) == "const"
+            or _dead(p, node, gone)
+        )
     writers = [s for i in plan.instrs for s in i.outs]
     assert len(writers) == len(set(writers))
     assert all(plan.slots[s].base == s for s in writers)
@@ -136,7 +143,9 @@ def test_an_early_free_would_show_under_poison() -> None:
     feeds = {"x": np.ones(4, np.float32)}
     plan = plan_of(p, feeds)
     at = plan.slots[plan.of("exp")[0].outs[0]].buffer
-    broken = replace(plan, buffers=tuple(replace(q, last=q.first + 1) if q.index == at else q for q in plan.buffers), _lazy={})
+    broken = replace(
+        plan, buffers=tuple(replace(q, last=q.first + 1) if q.index == at else q for q in plan.buffers), _lazy={}
+    )
     assert np.isfinite(Workspace(plan, poison=True).run(feeds)["y"].to_numpy()).all()
     assert np.isnan(Workspace(broken, poison=True).run(feeds)["y"].to_numpy()).all()
 
@@ -148,8 +157,16 @@ def test_views_cost_no_instruction_over_any_source() -> None:
         for source in (x, w):
             h = source
             for k in range(views):
-                h = b.permute(h, axes=(1, 0)) if k % 2 else b.expand(b.reshape(h, shape=(1, *b.spec(h).shape)), shape=(2, *b.spec(h).shape))
-                h = b.reshape(b.slice(h, axis=0, start=1, size=1), shape=b.spec(h).shape[1:]) if len(b.spec(h).shape) == 3 else h
+                h = (
+                    b.permute(h, axes=(1, 0))
+                    if k % 2
+                    else b.expand(b.reshape(h, shape=(1, *b.spec(h).shape)), shape=(2, *b.spec(h).shape))
+                )
+                h = (
+                    b.reshape(b.slice(h, axis=0, start=1, size=1), shape=b.spec(h).shape[1:])
+                    if len(b.spec(h).shape) == 3
+                    else h
+                )
             b.output(b.neg(h), f"y{source.node.index}")
         return b.build()
 
@@ -225,7 +242,10 @@ class TestInPlace:
 
     def test_not_one_of_another_rank(self) -> None:
         """ATen sees a partial overlap there, though the bytes are the same."""
-        assert not self.shares(lambda b, h: b.output(b.add(b.sum(h, axes=(0,)), b.exp(b.expand(b.sum(h, axes=(0,)), shape=(1, 2)))), "y"), "add")
+        assert not self.shares(
+            lambda b, h: b.output(b.add(b.sum(h, axes=(0,)), b.exp(b.expand(b.sum(h, axes=(0,)), shape=(1, 2)))), "y"),
+            "add",
+        )
 
     def test_never_an_input_or_a_param(self) -> None:
         b = Builder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_naive_layout_gives_each_buffer_its_place() -> None:
     reuse, naive = plan_of(p, rewrites="none"), plan_of(p, rewrites="none", layout="naive")
     assert naive.arena_bytes > reuse.arena_bytes
     spans = sorted((b.offset, b.offset + b.nbytes) for b in naive.buffers if b.kind in ("input", "temp"))
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
     feeds = {"x": np.ones((4, 8), np.float32)}
     assert Workspace(naive).run(feeds)["y"].tobytes() == Workspace(reuse).run(feeds)["y"].tobytes()
 
@@ -145,7 +146,10 @@ def test_explain_says_what_became_of_a_node() -> None:
     b = Builder()
     x = b.input("x", (2, 3))
     b.exp(x, name="dead")
-    b.output(b.neg(b.mul(b.permute(x, axes=(1, 0), name="turned"), b.const("one", np.float32(1)), name="same"), name="out"), "y")
+    b.output(
+        b.neg(b.mul(b.permute(x, axes=(1, 0), name="turned"), b.const("one", np.float32(1)), name="same"), name="out"),
+        "y",
+    )
     plan = plan_of(b.build())
     assert "pruned" in plan.explain("dead")
     assert "view" in plan.explain("turned")

@@ -40,11 +40,26 @@ def rules(plan) -> list[str]:
     return [f.rule for f in plan.rewrites]
 
 
-@pytest.mark.parametrize(("value", "op", "place", "fires"), [
-    (1.0, "mul", 1, True), (1.0, "mul", 0, True), (-1.0, "mul", 1, False), (0.0, "mul", 1, False), (1.0, "div", 1, True),
-    (1.0, "div", 0, False), (0.0, "sub", 1, True), (-0.0, "sub", 1, False), (0.0, "sub", 0, False), (0.0, "add", 1, False),
-    (0.0, "add", 0, False), (-0.0, "add", 1, True), (-0.0, "add", 0, True), (1.0, "maximum", 1, False), (np.nan, "add", 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "op", "place", "fires"),
+    [
+        (1.0, "mul", 1, True),
+        (1.0, "mul", 0, True),
+        (-1.0, "mul", 1, False),
+        (0.0, "mul", 1, False),
+        (1.0, "div", 1, True),
+        (1.0, "div", 0, False),
+        (0.0, "sub", 1, True),
+        (-0.0, "sub", 1, False),
+        (0.0, "sub", 0, False),
+        (0.0, "add", 1, False),
+        (0.0, "add", 0, False),
+        (-0.0, "add", 1, True),
+        (-0.0, "add", 0, True),
+        (1.0, "maximum", 1, False),
+        (np.nan, "add", 1, False),
+    ],
+)
 def test_neutral_operands(value: float, op: str, place: int, fires: bool) -> None:
     def make(b, x):
         one = b.const("c", np.float32(value))
@@ -91,8 +106,12 @@ def test_views_that_cancel_and_views_that_agree() -> None:
     plan = plans(p)
     assert rules(plan) == ["same view", "same result"]
     assert [i.op for i in plan.instrs] == ["tanh", "add"]
-    for identity in (lambda b, x: b.slice(x, axis=1, start=0, size=3), lambda b, x: b.expand(x, shape=(2, 3)),
-                     lambda b, x: b.permute(x, axes=(0, 1)), lambda b, x: b.flatten(x, start=1, end=1)):  # fmt: skip
+    for identity in (
+        lambda b, x: b.slice(x, axis=1, start=0, size=3),
+        lambda b, x: b.expand(x, shape=(2, 3)),
+        lambda b, x: b.permute(x, axes=(0, 1)),
+        lambda b, x: b.flatten(x, start=1, end=1),
+    ):
         assert rules(plans(built(lambda b, x, i=identity: b.neg(i(b, x))))) == ["identity view"]
 
 
@@ -114,7 +133,11 @@ def test_results_that_differ_in_attributes_dtype_or_sign_of_zero_stay_apart() ->
     for a, c in (({"value": 0.0}, {"value": -0.0}), ({"value": 1.0}, {"value": 2.0})):
         p = built(lambda b, x, a=a, c=c: b.div(b.full_like(x, **a), b.full_like(x, **c)))
         assert rules(plans(p)) == []
-    p = built(lambda b, x: b.add(b.cast(b.cast(x, dtype=float16), dtype=float32), b.cast(b.cast(x, dtype=bfloat16), dtype=float32)))
+    p = built(
+        lambda b, x: b.add(
+            b.cast(b.cast(x, dtype=float16), dtype=float32), b.cast(b.cast(x, dtype=bfloat16), dtype=float32)
+        )
+    )
     assert rules(plans(p)) == []
     p = built(lambda b, x: b.sub(b.sub(x, b.neg(x)), b.sub(b.neg(x), x)))
     assert [i.op for i in plans(p).instrs].count("sub") == 3
@@ -158,7 +181,9 @@ def test_widening_is_what_survives_the_round_trip() -> None:
         extremes = array
         for wide in DTYPES.values():
             with np.errstate(all="ignore"):
-                back = compute(OPS["cast"], [compute(OPS["cast"], [extremes], {"dtype": wide})[0]], {"dtype": narrow})[0]
+                back = compute(OPS["cast"], [compute(OPS["cast"], [extremes], {"dtype": wide})[0]], {"dtype": narrow})[
+                    0
+                ]
             a, c = (t.to_numpy("float32" if t.dtype is bfloat16 else None) for t in (array, back))
             same = np.array_equal(a, c, equal_nan=narrow.is_float)
             if widens(narrow, wide):
@@ -185,7 +210,9 @@ def test_chains_of_casts(start) -> None:
 def test_all_patterns_come_through_a_shortened_chain(kind) -> None:
     b = Builder()
     x = b.input("x", (65536,), kind)
-    for i, (middle, last) in enumerate([(float32, kind), (float64, kind), (float32, bfloat16), (float64, float16), (float64, float32)]):
+    for i, (middle, last) in enumerate(
+        [(float32, kind), (float64, kind), (float32, bfloat16), (float64, float16), (float64, float32)]
+    ):
         b.output(b.copy(b.cast(b.cast(x, dtype=middle), dtype=last)), f"y{i}")
     p = b.build()
     host = np.arange(65536, dtype=np.uint16)
@@ -272,15 +299,21 @@ def test_the_log_does_not_depend_on_the_seed_of_hashes() -> None:
     import subprocess
     import sys
 
-    code = ("import numpy as np\nimport graphwright.plan\nfrom graphwright.program import Builder\nb = Builder()\nx = b.input('x', (2, 3))\n"
-            "one = b.const('one', np.float32(1))\nh = b.mul(b.permute(b.permute(x, axes=(1, 0)), axes=(1, 0)), one)\n"
-            "w = b.param('w', np.ones((2, 3), np.float32))\nb.output(b.add(b.tanh(h), b.tanh(b.add(h, w))), 'y')\n"
-            "b.output(b.tanh(x), 'z')\np = b.build()\nplan = p.compile(x=(2, 3))\nprint(plan.hash, plan.rewrites)")  # fmt: skip
+    code = (
+        "import numpy as np\nimport graphwright.plan\nfrom graphwright.program import Builder\n"
+        "b = Builder()\nx = b.input('x', (2, 3))\n"
+        "one = b.const('one', np.float32(1))\nh = b.mul(b.permute(b.permute(x, axes=(1, 0)), axes=(1, 0)), one)\n"
+        "w = b.param('w', np.ones((2, 3), np.float32))\nb.output(b.add(b.tanh(h), b.tanh(b.add(h, w))), 'y')\n"
+        "b.output(b.tanh(x), 'z')\np = b.build()\nplan = p.compile(x=(2, 3))\n"
+        "print(plan.hash, plan.rewrites)"
+    )
     import os
 
     seen = set()
     for seed in ("1", "77"):
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         seen.add(done.stdout)
     assert len(seen) == 1

@@ -18,7 +18,7 @@ A, B = np.arange(4, dtype=np.float32).reshape(2, 2), np.full((2, 2), 7.0, np.flo
 
 
 def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
-    """Plans (with and without poison and rewrites) and the interpreted run give equal outputs and states, step by step."""
+    """Plans, poisoned or not, and the interpreted run give equal outputs and states, step by step."""
     keys = list(p.weights)
     start = {k: p.weights.array(k).to_numpy().copy() for k in keys}
 
@@ -57,9 +57,15 @@ FEEDS = {"x": np.ones((2, 2), np.float32) * 0.5}
 CASES = {
     "swap": lambda b, a, c, x: (b.carry(c, a), b.carry(a, c)),
     "shift": lambda b, a, c, x: (b.carry(c, a), b.carry(x, c)),
-    "read after its update": lambda b, a, c, x: (b.carry(b.add(a, x, name="new"), a), b.output(b.mul(b.tanh(b.exp(x)), a), "y")),
+    "read after its update": lambda b, a, c, x: (
+        b.carry(b.add(a, x, name="new"), a),
+        b.output(b.mul(b.tanh(b.exp(x)), a), "y"),
+    ),
     "old value is an output": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.output(a, "y")),
-    "view of the old value is an output": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.output(b.permute(a, axes=(1, 0)), "y")),
+    "view of the old value is an output": lambda b, a, c, x: (
+        b.carry(b.add(a, x), a),
+        b.output(b.permute(a, axes=(1, 0)), "y"),
+    ),
     "old and new are outputs": lambda b, a, c, x: (b.output(_carry_new(b, a, x), "new"), b.output(a, "old")),
     "its own transpose": lambda b, a, c, x: b.carry(b.permute(a, axes=(1, 0)), a),
     "itself": lambda b, a, c, x: (b.carry(a, a), b.output(b.add(a, x), "y")),
@@ -74,7 +80,7 @@ CASES = {
     "two that read each other": lambda b, a, c, x: (b.carry(b.add(a, c), a), b.carry(b.mul(c, a), c)),
     "new value is read in the step": lambda b, a, c, x: _read_new(b, a, x),
     "nothing else": lambda b, a, c, x: b.carry(b.add(a, x), a),
-}  # fmt: skip
+}
 
 
 def _carry_new(b, a, x):
@@ -123,10 +129,17 @@ def stateful(draw) -> Program:
     for _ in range(draw(st.integers(1, 8))):
         kind = draw(st.sampled_from(["add", "mul", "tanh", "permute", "matmul", "row", "junction"]))
         one, two = draw(st.sampled_from(pool)), draw(st.sampled_from(pool))
-        pool.append({"add": lambda a, c: b.add(a, c), "mul": lambda a, c: b.mul(a, c), "tanh": lambda a, c: b.tanh(a),
-                     "permute": lambda a, c: b.permute(a, axes=(1, 0)), "matmul": lambda a, c: b.matmul(a, b.tanh(c)),
-                     "row": lambda a, c: b.add(b.slice(a, axis=0, start=1, size=1), c),
-                     "junction": lambda a, c: b.junction(a, c, a)}[kind](one, two))  # fmt: skip
+        pool.append(
+            {
+                "add": lambda a, c: b.add(a, c),
+                "mul": lambda a, c: b.mul(a, c),
+                "tanh": lambda a, c: b.tanh(a),
+                "permute": lambda a, c: b.permute(a, axes=(1, 0)),
+                "matmul": lambda a, c: b.matmul(a, b.tanh(c)),
+                "row": lambda a, c: b.add(b.slice(a, axis=0, start=1, size=1), c),
+                "junction": lambda a, c: b.junction(a, c, a),
+            }[kind](one, two)
+        )
     for s in draw(st.lists(st.sampled_from(states), unique=True, min_size=1)):
         b.carry(draw(st.sampled_from(pool)), s)
     for i in range(draw(st.integers(0, 2))):
@@ -226,7 +239,9 @@ def test_a_failure_after_an_early_update_says_which_state_moved() -> None:
     p = _cache(True)
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
     with pytest.raises(StepTorn, match="cache") as torn:
-        _Failing(plan, len(plan.instrs) - 1).space.run({"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)})
+        _Failing(plan, len(plan.instrs) - 1).space.run(
+            {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)}
+        )
     assert torn.value.keys == ("cache",)
 
 

@@ -115,6 +115,11 @@ def test_looking_back_changes_nothing_here():
     for change in (lambda: past.edit("no").__enter__(), past.undo, past.redo):
         with pytest.raises(UsageError, match="fork"):
             change()
+    q = lived()
+    for _ in range(4):
+        p.undo()
+        q.undo()
+        assert fingerprint(p) == fingerprint(q)
     own = past.fork()
     with own.edit("yes") as e:
         e.rename("h", "other")

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from program_samples import counters, edited, fingerprint, outputs, random_program, tiny, weight_bytes
 
-from graphwright.array import DTYPES, empty
+from graphwright.array import CPU, DTYPES, NDArray, Storage, empty, float32
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.graph import StaleHandle
 from graphwright.program import Builder, InvalidProgram, NotUndoable, load, replay
+from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 
 
 @pytest.fixture
@@ -184,6 +185,28 @@ def test_a_broken_program_opens_for_repair_only(tmp_path):
     q.undo()
     assert q.valid
     assert q.hash() == tiny().hash()
+
+
+def test_weights_of_an_opened_checkpoint_count_by_reference_before_and_after(tmp_path):
+    """Hashes in the journal name untouched weights as `source`; after saving and loading they still do."""
+    write_tensors(tmp_path / "model.safetensors", [TensorData("w", "F32", (2, 3), np.ones((2, 3), "f4"))])
+    source, untouched = Checkpoint(tmp_path / "model.safetensors"), tiny()
+    storage = Storage.mapped(lambda: source.bytes("w"), 24, CPU)
+    untouched.weights["w"].data = NDArray(storage, float32, (2, 3))
+    p = untouched.fork()
+    first = p.state_hash()
+    with p.edit("replace") as e:
+        e.set_weight("w", np.zeros((2, 3), "f4"))
+    p.undo()
+    assert p.state_hash() == p.journal[0].before == first
+    q = load(p.save(tmp_path / "p"))
+    assert q.state_hash() == first
+    q.redo()
+    assert q.state_hash() == q.journal[0].after
+    q = load(q.save(tmp_path / "q"))
+    q.undo()
+    assert q.state_hash() == first
+    assert q.hash() == untouched.hash()
 
 
 def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):

@@ -204,6 +204,27 @@ def test_a_nested_failure_takes_back_specs_values_and_training():
     assert fingerprint(p) == before
 
 
+def test_training_in_a_nested_failure_is_taken_back_and_before_it_is_kept():
+    p = tiny()
+    before = fingerprint(p)
+
+    def train(value: float) -> None:
+        p.weights["w"].own().to_numpy()[...] = value
+
+    def fail() -> None:
+        with p.edit("inner"):
+            train(2)
+            raise Boom
+
+    with p.edit("outer"):
+        train(1)
+        with pytest.raises(Boom):
+            fail()
+    assert set(p.weights.array("w").to_numpy().ravel()) == {1.0}
+    p.undo()
+    assert fingerprint(p) == before
+
+
 def test_training_is_one_entry_and_comes_back_byte_for_byte():
     p = tiny()
     before = fingerprint(p)
@@ -308,6 +329,27 @@ def test_a_delay_is_a_state_and_cuts_the_cycle():
         wanted = np.tanh(feed + held.pop(0))
         held.append(wanted)
         np.testing.assert_allclose(p.run(x=feed)["y"].to_numpy(), wanted, rtol=1e-6)
+
+
+def test_an_output_that_is_written_is_given_as_it_was_at_the_start():
+    b = Builder()
+    state = b.state("s", np.zeros(2, "f4"))
+    b.carry(b.add(state, b.input("x", (2,))), state)
+    b.output(state, "y")
+    x = np.ones(2, "f4")
+    p = b.build()
+    assert [p.run(x=x)["y"].to_numpy().tolist() for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    kept = p.run(x=x)
+    p.run(x=x)
+    assert kept["y"].to_numpy().tolist() == [3, 3]
+    plan = p.compile(x=(2,))
+    assert [plan(x=x)["y"].to_numpy().tolist() for _ in range(2)] == [[5, 5], [6, 6]]
+
+
+def test_a_plan_without_weights_runs():
+    b = Builder()
+    b.output(b.neg(b.input("x", (2,))), "y")
+    assert b.build().compile(x=(2,))(x=np.ones(2, "f4"))["y"].to_numpy().tolist() == [-1, -1]
 
 
 def test_a_delay_keeps_the_dtype():

@@ -26,13 +26,14 @@ def test_each_planted_bug_in_each_vjp_is_found(name: str) -> None:
     inputs, attrs = _sample(name)
     wrt = [next(i for i, x in enumerate(inputs) if x.dtype == np.float64)]
     gradcheck(lambda *xs: apply(OPS[name], xs, attrs), inputs, wrt=wrt)
-    for bug, broken in mutants(OPS[name]):
+    for _bug, broken in mutants(OPS[name]):
         with pytest.raises(GradientMismatch):
             gradcheck(lambda *xs, row=broken: apply(row, xs, attrs), inputs, wrt=wrt)
-            pytest.fail(f"{name}: {bug} was not found")
 
 
-@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if n in ("sub", "mul", "div", "where", "maximum", "matmul")])
+@pytest.mark.parametrize(
+    "name", [n for n in DIFFERENTIABLE if n in ("sub", "mul", "div", "where", "maximum", "matmul")]
+)
 def test_swapped_outputs_are_found_by_the_masks(name: str) -> None:
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(3, 3)) + 2 for _ in range(2)]

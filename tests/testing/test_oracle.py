@@ -11,10 +11,19 @@ from graphwright.testing.oracle import ValueMismatch, as_numpy, assert_bits, ass
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [
-    ([1.0, 2.0], [1.0, 2.1]), ([1.0], [1.0, 1.0]), ([NAN], [1.0]), ([1.0], [NAN]), ([np.inf], [-np.inf]), ([np.inf], [1e30]),
-    ([1, 2], [1, 3]), ([1], [1.0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1.0, 2.0], [1.0, 2.1]),
+        ([1.0], [1.0, 1.0]),
+        ([NAN], [1.0]),
+        ([1.0], [NAN]),
+        ([np.inf], [-np.inf]),
+        ([np.inf], [1e30]),
+        ([1, 2], [1, 3]),
+        ([1], [1.0]),
+    ],
+)
 def test_close_refuses(ours: list, theirs: list) -> None:
     with pytest.raises(ValueMismatch):
         assert_close(np.array(ours), np.array(theirs))

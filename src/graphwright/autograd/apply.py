@@ -34,7 +34,19 @@ class TapeNode:
         seq: creation number; backward runs from high to low.
     """
 
-    __slots__ = ("__weakref__", "attrs", "edges", "in_specs", "ins", "op", "out_specs", "outs", "path", "seq", "versions")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "edges",
+        "in_specs",
+        "ins",
+        "op",
+        "out_specs",
+        "outs",
+        "path",
+        "seq",
+        "versions",
+    )
 
     def __init__(self, op: Op, attrs: Mapping[str, Any], inputs: Sequence[Tensor], data: Sequence[Any],
                  outputs: Sequence[Tensor]) -> None:  # fmt: skip

@@ -66,8 +66,11 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
 
 def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
     if not root.requires_grad:
-        raise NoTape("nothing to differentiate: no operand required a gradient, or it ran under no_grad()", got=root.spec,
-                     fix="requires_grad=True on what you want gradients of")  # fmt: skip
+        raise NoTape(
+            "nothing to differentiate: no operand required a gradient, or it ran under no_grad()",
+            got=root.spec,
+            fix="requires_grad=True on what you want gradients of",
+        )
     if grad is None:
         if root.size != 1:
             raise GradShapeRequired("several elements need a gradient to start from", expected=root.spec,
@@ -83,9 +86,7 @@ def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     if grad.shape == shape:
         return grad
     lead = grad.ndim - len(shape)
-    axes = tuple(range(lead)) + tuple(
-        lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1
-    )
+    axes = tuple(range(lead)) + tuple(lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1)
     grad = call("sum", grad, axes=axes, keepdims=False)
     return grad if grad.shape == shape else call("reshape", grad, shape=shape)
 

@@ -1,4 +1,4 @@
-"""Modes of the running thread: whether a tape is kept, and which dtype autocast asks for. Context variables, no globals."""
+"""Modes of the running thread: whether a tape is kept, and which dtype autocast asks for; context variables all."""
 
 from __future__ import annotations
 

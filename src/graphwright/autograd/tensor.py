@@ -81,7 +81,7 @@ class Tensor:
     def _array(self, wanted: str) -> NDArray:
         if isinstance(self.data, Symbol) or (isinstance(self, Variable) and active.get() is not None):
             raise TraceError(f"{wanted} needs a value, and a traced tensor has none", got=self.spec,
-                             fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the traced function")  # fmt: skip
+                             fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace")  # fmt: skip
         return self.data
 
     def numpy(self, dtype: object = None) -> np.ndarray:
@@ -286,7 +286,7 @@ class Tensor:
         return call("exp", self)
 
     def log(self) -> Tensor:
-        """ln x."""
+        """Ln x."""
         return call("log", self)
 
     def sqrt(self) -> Tensor:
@@ -294,7 +294,7 @@ class Tensor:
         return call("sqrt", self)
 
     def tanh(self) -> Tensor:
-        """tanh x."""
+        """Tanh x."""
         return call("tanh", self)
 
     def sigmoid(self) -> Tensor:

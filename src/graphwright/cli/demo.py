@@ -119,8 +119,9 @@ class _Story:
     def open(self, c: Chapter) -> None:
         import graphwright as gw
 
+        load = gw.open  # importing the package is not opening a model
         started = perf_counter()
-        self.model = gw.open("bundled")
+        self.model = load("bundled")
         ms = (perf_counter() - started) * 1e3
         self.p = self.model.program
         facts = self.model.inspect()
@@ -191,6 +192,7 @@ class _Story:
         with self.p.edit("skip from block 0 to block 2", tool="graphwright demo") as e:
             e.link(*SKIP, np.zeros((width, width), np.float32), name="layers.2.skip")
         same = np.array_equal(self.model.logits(self._ids()), self.logits)
+        self.picture = self.p.to_svg(diff=self._original())
         c.facts = {"nodes": len(self.p), "parameters": self.model.inspect().parameters}
         c.lines = [f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; {c.facts['parameters']:,} parameters now"]
         c.checks = {"same function until it is trained": bool(same)}
@@ -220,7 +222,6 @@ class _Story:
             self.receipt = self.model.export(self.place / "exported", report=report)
         self.model.save(self.place / "edited")
         shutil.copyfile(self.place / "exported" / "receipt.json", self.place / "receipt.json")
-        self.picture = self.p.to_svg(diff=self._original())
         rows = self.receipt.summary()
         c.facts = {label: value for label, value in rows}
         c.lines = [f"{label:<22} {value}" for label, value in rows]

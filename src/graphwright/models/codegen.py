@@ -1,57 +1,78 @@
 """Rung 5: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
 Nodes below `layers.<i>` become one function per *distinct* block; equal blocks in a row become a loop. The code is
-assembled from the op table's `emit` texts, so any structure whose ops have one can leave, skips and inserted ops included.
+assembled from the op table's `emit` texts, so any structure whose ops have one can leave, skips and inserted ops
+included. Names, keys and texts of a program are reduced to what source may hold before they get into it.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from keyword import iskeyword
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
+from graphwright.models.blocks import LAYER, Block, blocks_of
+from graphwright.models.code_text import (
+    WIDTH,
+    Names,
+    attributes,
+    check_keys,
+    const_table,
+    docstring_lines,
+    line,
+    ranges,
+    shape_table,
+)  # fmt: skip
 from graphwright.models.errors import RungImpossible
-from graphwright.models.modeling_text import CONFIGURATION, MODELING
-from graphwright.ops.emit import EMIT, NO_EMIT
+from graphwright.models.modeling_text import CONFIGURATION, HELPERS, MODELING
+from graphwright.ops.emit import EMIT, NO_EMIT, OPERATORS, POSTFIX, RESULTS, sizes
 from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
-_LAYER = re.compile(r"^layers\.(\d+)\.")
-_PLAIN = re.compile(r"[\w.\-/]+")
+INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
+"""What transformers feeds, and by what names sizes are known there."""
 
 
-@dataclass(slots=True)
-class Block:
-    """The nodes of one layer (or of the trunk between layers, layer None), in order.
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One distinct block as a function: name, rest of the header, body, the layers it stands for, what is in it."""
 
-    Attributes:
-        nodes: op nodes.
-        enters, leaves: values read from and given to other blocks.
-        text: the function's body with the layer number as `{i}`; equal texts are one function.
-        name: of the function.
-    """
-
-    layer: int | None
-    nodes: list[NodeId]
-    enters: list[Value] = field(default_factory=list)
-    leaves: list[Value] = field(default_factory=list)
-    text: str = ""
-    name: str = ""
+    name: str
+    head: str
+    body: str
+    layers: list[int]
+    about: str
 
 
 def check_emittable(p: Program) -> None:
-    """Raises: RungImpossible naming the first op without source text, or a program with state."""
-    needed = p.reachable(p.outputs())
+    """Raises: RungImpossible naming what exported code cannot have: an op, a state, an input or a weight's key."""
+    needed = p.reachable([_result(p)])
     if p.writes() or p.states():
-        raise RungImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in p.states()[:3]))
+        held = [*p.states(), *p.writes()]
+        raise RungImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
+        if node not in needed:
+            continue
         op = p.op(node)
-        if node in needed and op not in STORED and op != INPUT and op not in EMIT:
-            raise RungImpossible("rung 5 has no source text for this op", where=p.path(node), got=op, expected=NO_EMIT.get(op))
+        if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
+            raise RungImpossible("transformers feeds ids and positions [B, T] and nothing else", where=p.path(node),
+                                 got=p.spec(node))  # fmt: skip
+        if op not in STORED and op != INPUT and (op not in EMIT or _text(p, node) is None):
+            raise RungImpossible("rung 5 has no source text for this op", where=p.path(node), got=op,
+                                 expected=NO_EMIT.get(op, "a causal use of it without masks"))  # fmt: skip
+    check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
+    const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+
+
+def _result(p: Program) -> Value:
+    return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
+
+
+def _text(p: Program, node: NodeId) -> str | None:
+    return EMIT[p.op(node)]([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
@@ -64,27 +85,22 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     """
     check_emittable(p)
     writer = _Writer(p)
-    shapes = "".join(f"    {p.key(n)!r}: {tuple(p.spec(n).shape)},\n" for n in p.params() if n in writer.needed)
-    consts = "".join(f"    {p.path(n)!r}: {_numbers(p, n)},\n" for n in p.of_kind(CONST) if n in writer.needed)
-    listed = "\n".join(f"- {_quoted(e)}" for e in edits) or "- none"
-    values = {"id": ident, "shapes": shapes, "consts": consts, "functions": "\n\n".join(writer.functions()),
-              "forward": writer.forward(), "edits": listed}  # fmt: skip
+    functions, forward = writer.functions(), writer.forward()
+    code = "\n\n\n".join([*functions, forward])
+    helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
+    shapes = {p.key(n): tuple(p.spec(n).shape) for n in p.params() if n in writer.needed}
+    consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
+    cached = any(p.op(n) == "sdpa" for n in writer.order)
+    values = {"id": ident, "edits": docstring_lines(edits) or "- none", "shapes": shape_table(shapes),
+              "consts": const_table(consts), "helpers": "\n\n\n".join(helpers), "functions": "\n\n\n".join(functions),
+              "forward": forward, "cached": "" if cached else "        use_cache = False  # there is no attention\n"}  # fmt: skip
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
 
-def _quoted(text: str) -> str:
-    """Words of a journal, which may be a stranger's, so that they end no docstring."""
-    return text.replace("\\", "\\\\").replace('"', "'")
-
-
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    return re.sub("@([a-z]+)@", lambda found: values[found[1]], template)  # in one pass: values are not templates
-
-
-def _numbers(p: Program, node: NodeId) -> str:
-    array = p.weights.array(p.key(node))
-    flat = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
-    return f"({flat.tolist()!r}, torch.{array.dtype.name})"
+    """Fill all marks in one pass: what a value holds is not looked at again. An empty part leaves no gap."""
+    text = re.sub(r"@(\w+)@", lambda m: values[m[1]], template)
+    return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
 class _Writer:
@@ -92,183 +108,200 @@ class _Writer:
 
     def __init__(self, p: Program) -> None:
         self.p = p
-        self.needed = p.reachable(p.outputs())
+        self.needed = p.reachable([_result(p)])
         self.order = [n for n in _by_creation(p, self.needed) if not self._inline(n) and p.op(n) != INPUT]
-        self.blocks = self._blocks()
-        names: dict[str, str] = {}
-        for block in self.blocks:
-            if block.layer is not None:
-                block.text = self._body(block)
-                block.name = names.setdefault(block.text, f"block_{chr(97 + len(names)) if len(names) < 26 else len(names)}")
+        self.within = set(self.order)
+        self.blocks = blocks_of(p, self.order, self._inline)
+        self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
+        self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
+        self.made: dict[tuple[str, str], Function] = {}
+        self.function: dict[int, Function] = {}
+        for b in self.blocks:
+            for value in b.leaves if b.layer is not None else (Value(n, i) for n in b.nodes for i in self._ports(n)):
+                self._known[value] = self._names.take(self._wanted(value))
+        for b in self.blocks:
+            if b.layer is not None:
+                self._add(b, b.layer)
 
     def _inline(self, node: NodeId) -> bool:
         """True for weights, and for casts of them: they are written where they are read."""
         p = self.p
         return p.op(node) in STORED or (p.op(node) == "cast" and p.op(p.operands(node)[0].node) in STORED)
 
-    # -- grouping -----------------------------------------------------------------------------------------------------------
-    def _blocks(self) -> list[Block]:
-        """Blocks in an order in which each comes after what it reads; without layers if the layers are entangled."""
-        found = self._grouped(lambda n: (m := _LAYER.match(self.p.path(n))) and int(m[1]))
-        return found if found is not None else self._grouped(lambda n: None) or []
+    def _ports(self, node: NodeId) -> range:
+        return range(len(self.p.specs(node)))
 
-    def _grouped(self, layer_of: Any) -> list[Block] | None:
-        home = {n: layer_of(n) for n in self.order}
-        blocks: list[Block] = []
-        open_layers: dict[int, Block] = {}
-        for n in self.order:
-            layer = home[n]
-            if layer is None:
-                if not blocks or blocks[-1].layer is not None:
-                    blocks.append(Block(None, []))
-                blocks[-1].nodes.append(n)
-                continue
-            if layer not in open_layers:
-                open_layers[layer] = Block(layer, [])
-                blocks.append(open_layers[layer])
-            open_layers[layer].nodes.append(n)
-        place = {n: i for i, b in enumerate(blocks) for n in b.nodes}
-        for n in self.order:
-            for v in self.p.operands(n):
-                if v.node in place and place[v.node] > place[n]:
-                    return None  # two layers feed each other
-        for b in blocks:
-            inside = set(b.nodes)
-            b.enters = list(dict.fromkeys(v for n in b.nodes for v in self.p.operands(n)
-                                          if v.node not in inside and not self._inline(v.node)))  # fmt: skip
-            outputs = set(self.p.outputs())
-            b.leaves = [v for n in b.nodes for port in range(len(self.p.specs(n))) for v in [Value(n, port)]
-                        if v in outputs or any(m not in inside and m in self.needed for m in self.p.consumers(v))]  # fmt: skip
-        return blocks
+    # -- names --------------------------------------------------------------------------------------------------------
+    def _wanted(self, value: Value, inside: bool = False) -> str:
+        """The name that a value would like: the path, below its layer if that is clear."""
+        op, path = self.p.op(value.node), self.p.path(value)
+        if op in RESULTS:
+            return RESULTS[op][value.port]
+        base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)
+        return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
-    # -- names --------------------------------------------------------------------------------------------------------------
-    def _local(self, value: Value) -> str:
-        """Name of a value made inside its block: the path below the layer."""
-        path = _LAYER.sub("", self.p.path(value.node))
-        name = re.sub(r"\W", "_", path) + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
-        return f"{name}_" if iskeyword(name) or name[0].isdigit() else name
+    def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
+        """A weight as it is read: an attribute of its layer (`base` names it) or of the model."""
+        p = self.p
+        if p.op(node) not in STORED:
+            return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
+        if p.op(node) == CONST:
+            return f"run.const({json.dumps(p.path(node))})"
+        key = p.key(node)
+        start, found, rest = key.partition(f".{layer}.")
+        if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
+            return text
+        root = base("")
+        return attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
 
-    def _global(self, value: Value) -> str:
-        """Name of a value in the forward pass."""
-        if self.p.op(value.node) == INPUT:
-            return re.sub(r"\W", "_", self.p.path(value.node))
-        path = self.p.path(value.node).replace("layers.", "layer_")
-        return re.sub(r"\W", "_", path) + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
+    # -- text ---------------------------------------------------------------------------------------------------------
+    def _add(self, b: Block, layer: int) -> None:
+        """Write a block as a function, or find the one that reads the same."""
+        names = Names({"x"})
+        given = self._arguments(b, names)
+        prefixes: dict[str, str] = {}
 
-    def _parameters(self, block: Block) -> list[str]:
-        """Names of a block's arguments, by role: x for the main input, own names for tables, skips for the rest."""
-        names, count = [], 0
-        for value in block.enters:
-            path = self.p.path(value.node)
-            if _LAYER.match(path) or not names:
-                count += 1
-                names.append("x" if count == 1 else "skip" if count == 2 else f"skip_{count - 1}")
+        def base(prefix: str) -> str:
+            if prefix and prefix not in prefixes:
+                prefixes[prefix] = names.take("layer")
+            return prefixes.get(prefix, "model")
+
+        known = dict(zip(b.enters, given, strict=True))
+        lines = self._lines(b.nodes, known, names, base, layer, "    ", b.leaves)
+        heads = [f'    {name} = model.get_submodule(f"{prefix}")' for prefix, name in prefixes.items()]
+        body = "\n".join([*heads, *lines, f"    return {', '.join(known[v] for v in b.leaves)}"])
+        head = f"(model, i, {', '.join([*given, 'run'])}):"
+        found = self.made.get((head, body))
+        if found is None:
+            name = f"block_{chr(97 + len(self.made)) if len(self.made) < 26 else len(self.made)}"
+            parts = dict.fromkeys(LAYER.sub("", self.p.path(n)).split(".")[0] for n in b.nodes)
+            about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(parts))
+            found = self.made[head, body] = Function(name, head, body, [], about)
+        found.layers.append(layer)
+        self.function[layer] = found
+
+    def _arguments(self, b: Block, names: Names) -> list[str]:
+        """Names of a block's arguments, by role: x for the main input, own names for tables, skip for the rest."""
+        found, main = [], True
+        for value in b.enters:
+            if main or LAYER.match(self.p.path(value)):
+                found.append("x" if main else names.take("skip"))
+                main = False
             else:
-                names.append(self._global(value))
-        return names
+                found.append(names.take(self._known[value]))
+        return found
 
-    def _weight(self, node: NodeId, layer: int | None) -> str:
-        if self.p.op(node) not in STORED:
-            return EMIT[self.p.op(node)]([self._weight(self.p.operands(node)[0].node, layer)], self.p.attrs(node))
-        if self.p.op(node) == CONST:
-            return f"run.const({self.p.path(node)!r})"
-        key = self.p.key(node)
-        if layer is not None and f".{layer}." in key and _PLAIN.fullmatch(key):
-            return f'w[f"{key.replace(f".{layer}.", ".{i}.", 1)}"]'
-        return f"w[{key!r}]"
+    def _lines(self, nodes: Sequence[NodeId], known: dict[Value, str], names: Names, base: Callable[[str], str],
+               layer: int | None, indent: str, leaves: Container[Value]) -> list[str]:  # fmt: skip
+        """Statements of nodes in order; a value read once, by an op that is appended, is not given a name."""
+        p, lines = self.p, []
+        here = set(nodes)
+        pending: dict[Value, str] = {}
 
-    # -- text -----------------------------------------------------------------------------------------------------------------
-    def _lines(self, nodes: Sequence[NodeId], name_of: Any, layer: int | None) -> list[str]:
-        lines = []
+        def give_name(value: Value) -> str:
+            if value not in known:
+                known[value] = names.take(self._wanted(value, inside=layer is not None))
+            return known[value]
+
+        def settle(value: Value) -> str:
+            if value in pending:
+                lines.append(line(indent, give_name(value), pending.pop(value)))
+            return known[value]
+
         for n in nodes:
-            operands = [self._weight(v.node, layer) if self._inline(v.node) else name_of(v) for v in self.p.operands(n)]
-            op = self.p.op(n)
-            if op == "junction" and not operands:
-                shape = ", ".join(f"x.shape[{i}]" if isinstance(d, str) else str(d) for i, d in enumerate(self.p.spec(n).shape))
-                text = f"x.new_zeros({shape})"
-            else:
-                text = EMIT[op](operands, self.p.attrs(n))
-            targets = ", ".join(name_of(Value(n, port)) for port in range(len(self.p.specs(n))))
-            lines.append(f"    {targets} = {text}")
+            operands = p.operands(n)
+            appended = bool(operands) and operands[0] in pending
+            texts = [self._weight(v.node, base, layer) if self._inline(v.node)
+                     else pending[v] if appended and v == operands[0] else settle(v) for v in operands]  # fmt: skip
+            text = self._expression(n, texts)
+            value = Value(n)
+            if appended and len(f"{indent}{self._wanted(value, layer is not None)} = {text}") > WIDTH:
+                text = self._expression(n, [settle(operands[0]), *texts[1:]])
+            elif appended:
+                del pending[operands[0]]
+            if self._appendable(n, here) and value not in leaves:
+                pending[value] = text
+                continue
+            results = [Value(n, i) for i in self._ports(n)]
+            read = [v in leaves or any(m in self.within for m in p.consumers(v)) for v in results]
+            targets = [give_name(v) if used else "_" for v, used in zip(results, read, strict=True)]
+            lines.append(line(indent, ", ".join(targets), text))
         return lines
 
-    def _body(self, block: Block) -> str:
-        names = dict(zip(block.enters, self._parameters(block), strict=True))
+    def _appendable(self, node: NodeId, nodes: Container[NodeId]) -> bool:
+        """True if the text of the only reader begins with the text of this node."""
+        p = self.p
+        edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
+        if len(edges) != 1 or len(p.specs(node)) > 1 or p.op(node) in OPERATORS:
+            return False
+        reader = p.graph.target(edges[0])
+        return reader in nodes and p.op(reader) in POSTFIX
 
-        def name_of(value: Value) -> str:
-            return names[value] if value in names else self._local(value)
-
-        lines = self._lines(block.nodes, name_of, block.layer)
-        head = f"(w, i, {', '.join(names.values())}, run):"
-        return "\n".join([head, *lines, f"    return {', '.join(self._local(v) for v in block.leaves)}"])
+    def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
+        p = self.p
+        if p.op(node) == "junction" and not texts:
+            spec = p.spec(node)
+            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), torch.{spec.dtype.name})"
+        text = EMIT[p.op(node)](texts, p.attrs(node))
+        assert text is not None, "check_emittable was asked first"
+        return text
 
     def functions(self) -> list[str]:
         """One function per distinct block."""
-        seen: dict[str, list[int]] = {}
-        for b in self.blocks:
-            if b.layer is not None:
-                seen.setdefault(b.name, []).append(b.layer)
-        texts = {b.name: b.text for b in self.blocks if b.layer is not None}
         made = []
-        for name, layers in seen.items():
-            head, _, body = texts[name].partition("\n")
-            made.append(f'def {name}{head}\n    """Layers {_ranges(layers)}."""\n{body}')
+        for f in self.made.values():
+            about = f"Layer{'s' if len(f.layers) > 1 else ''} {ranges(sorted(f.layers))}: {f.about}"
+            made.append(f'def {f.name}{f.head}\n    """{about[: WIDTH - 12]}."""\n{f.body}')
         return made
 
     def forward(self) -> str:
         """The body of the forward pass."""
         lines: list[str] = []
-        at = 0
+        indent, at = " " * 8, 0
         while at < len(self.blocks):
             b = self.blocks[at]
             if b.layer is None:
-                lines += [line.replace("    ", "        ", 1) for line in self._lines(b.nodes, self._global, None)]
+                lines += self._lines(b.nodes, self._known, self._names, lambda _: "self", None, indent, b.leaves)
                 at += 1
                 continue
             end = self._run_of_equals(at)
             if end - at > 1:
-                lines += self._loop(at, end)
+                lines += self._loop(indent, at, end)
             else:
-                given = ", ".join(self._global(v) for v in b.enters)
-                lines.append(f"        {', '.join(self._global(v) for v in b.leaves)} = {b.name}(w, {b.layer}, {given}, run)")
+                given = ", ".join(self._known[v] for v in b.enters)
+                call = f"{self.function[b.layer].name}(self, {b.layer}, {given}, run)"
+                lines.append(line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
-        lines.append(f"        return {self._global(self.p.outputs()[0])}")
+        lines.append(f"{indent}return {self._known[_result(self.p)]}")
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """End of the stretch of blocks that are one function applied to its own result, nothing inside read elsewhere."""
-        end = at + 1
-        first = self.blocks[at]
+        """End of the stretch of blocks that are one function of its own result, nothing inside being read elsewhere."""
+        end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]
-            chained = (b.layer is not None and before.layer is not None and b.name == first.name and b.layer == before.layer + 1
-                       and len(before.leaves) == 1 and b.enters[0] == before.leaves[0] and b.enters[1:] == first.enters[1:]
-                       and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.needed)
-                       and before.leaves[0] not in self.p.outputs())  # fmt: skip
+            chained = (b.layer is not None and self.function[b.layer] is self.function[first.layer or 0]
+                       and len(before.leaves) == 1 and [before.leaves[0], *first.enters[1:]] == b.enters
+                       and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.within)
+                       and before.leaves[0] != _result(self.p))  # fmt: skip
             if not chained:
                 break
             end += 1
         return end
 
-    def _loop(self, at: int, end: int) -> list[str]:
+    def _loop(self, indent: str, at: int, end: int) -> list[str]:
         first, last = self.blocks[at], self.blocks[end - 1]
-        rest = "".join(f", {self._global(v)}" for v in first.enters[1:])
-        return [f"        x = {self._global(first.enters[0])}",
-                f"        for i in range({first.layer}, {(last.layer or 0) + 1}):",
-                f"            x = {first.name}(w, i, x{rest}, run)",
-                f"        {self._global(last.leaves[0])} = x"]  # fmt: skip
+        layers = [b.layer or 0 for b in self.blocks[at:end]]
+        even = layers == list(range(layers[0], layers[-1] + 1))
+        which = f"range({layers[0]}, {layers[-1] + 1})" if even and layers[0] else f"range({len(layers)})"
+        rest = "".join(f", {self._known[v]}" for v in first.enters[1:])
+        return [line(indent, "x", self._known[first.enters[0]]),
+                f"{indent}for i in {which if even else tuple(layers)}:",
+                line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
+                line(indent, self._known[last.leaves[0]], "x")]  # fmt: skip
 
 
 def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
     """Nodes after what they read, otherwise as they were made: an edit must not shuffle the text around it."""
     return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]
 
-
-def _ranges(layers: Sequence[int]) -> str:
-    parts: list[list[int]] = []
-    for layer in layers:
-        if parts and layer == parts[-1][-1] + 1:
-            parts[-1].append(layer)
-        else:
-            parts.append([layer])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from time import perf_counter
@@ -141,7 +141,7 @@ def generate(
     return results[0] if n == 1 else results
 
 
-def decode(cache: Cache, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Iterator[int]:
+def decode(cache: Cache, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Generator[int]:
     """Choose and append one token after the other; a token is in the cache when it is given out.
 
     Closing the iterator leaves the cache with the tokens given out; a new one goes on as if nothing had happened.

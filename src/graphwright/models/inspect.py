@@ -86,8 +86,8 @@ class Inspection:
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Facts of a program as it is now, edits included."""
     rows = tuple(
-        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).shape, p.spec(n).nbytes)
-        for n in p.params()  # type: ignore[arg-type]  # params are bound
+        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).bind({}).shape, p.spec(n).nbytes)  # type: ignore[arg-type]  # bound
+        for n in p.params()
     )
     return Inspection(
         family=family,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +126,7 @@ class Model:
 
     def decode(
         self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
-    ) -> Iterator[int]:
+    ) -> Generator[int]:
         """Choose and append up to `steps` tokens, one by one; see `models.generate.decode`.
 
         Args:

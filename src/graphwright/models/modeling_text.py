@@ -6,66 +6,36 @@ from transformers import PretrainedConfig
 
 
 class EditedConfig(PretrainedConfig):
-    """The fields of the original class; sizes are read from the weights."""
+    """Fields of the class that was edited. The structure stands in the modeling file, the sizes in its table of shapes;
+    `num_hidden_layers` counts attention nodes, as transformers sizes caches by it."""
 
     model_type = "graphwright-@id@"
-    keys_to_ignore_at_inference = ["past_key_values"]
 '''
 
-MODELING = '''"""A language model whose structure was edited with Graphwright; this file is its structure, written out.
-
-Edits:
-@edits@
-"""
-
-import math
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
-
-from .configuration_@id@ import EditedConfig
-
-SHAPES = {
-@shapes@}
-
-CONSTS = {
-@consts@}
-
-
-def rms_norm(x, weight, eps):
+HELPERS = {
+    "rms_norm": '''def rms_norm(x, weight, eps):
     """Scale to unit root mean square in float32, cast back, times the weight."""
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
-
-
-def rope_table(positions, frequencies, scale):
+    return weight * wide.to(x.dtype)''',
+    "rope_table": '''def rope_table(positions, frequencies, scale):
     """cos and sin [B, T, d/2] of position times frequency."""
     angle = positions[..., None].to(torch.float32) * frequencies
-    return angle.cos() * scale, angle.sin() * scale
-
-
-def rope_dynamic(positions, frequencies, theta, factor, original):
+    return angle.cos() * scale, angle.sin() * scale''',
+    "rope_dynamic": '''def rope_dynamic(positions, frequencies, theta, factor, original):
     """Frequencies for the longest position."""
     length, dim = int(positions.max()) + 1, 2 * len(frequencies)
     if length <= original:
         return frequencies
     stretched = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
-    return 1.0 / stretched ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)
-
-
-def rope(x, cos, sin):
+    return 1.0 / stretched ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)''',
+    "rope": '''def rope(x, cos, sin):
     """Turn pairs half an axis apart; entries past the rotated part pass."""
     half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-
-
-def attend(q, k, v, scale, window, run):
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
+    "attend": '''def attend(q, k, v, run, scale, window=None):
     """Causal attention with grouped heads; keys and values pass through the cache first."""
     k, v = run.cached(k, v)
     queries, keys = q.shape[2], k.shape[2]
@@ -79,24 +49,57 @@ def attend(q, k, v, scale, window, run):
     groups = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.repeat_interleave(groups, 1)
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.repeat_interleave(groups, 1)''',
+}
+"""Functions that emitted texts call, by name; a file holds those that it needs."""
+
+MODELING = '''"""A language model whose structure was edited with Graphwright; this file is its structure, written out.
+
+Edits:
+@edits@
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .configuration_@id@ import EditedConfig
+
+# weight -> shape; {} stands for the layer
+SHAPES = {
+@shapes@}
+
+CONSTS = {
+@consts@}
+
+
+@helpers@
 
 
 class Run:
-    """One forward pass: the padding mask, the cache, and how many attention nodes have used it."""
+    """One forward pass: its sizes, the padding mask, the cache, and how many attention nodes have used that."""
 
-    def __init__(self, model, mask, cache):
-        self.model, self.mask, self.cache, self.count = model, mask, cache, 0
+    def __init__(self, model, ids, mask, cache):
+        self.B, self.T = ids.shape
+        self.device, self.mask, self.cache, self.count = model.device, mask, cache, 0
 
     def cached(self, k, v):
+        """Keys and values of all positions so far."""
         if self.cache is None:
             return k, v
         self.count += 1
         return self.cache.update(k, v, self.count - 1)
 
     def const(self, name):
+        """A constant as a tensor."""
         values, dtype = CONSTS[name]
-        return torch.tensor(values, dtype=dtype, device=self.model.device)
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def zeros(self, shape, dtype):
+        """What a sum without terms is."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
 @functions@
@@ -106,48 +109,53 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
     """Weights under their checkpoint keys, and the forward pass below."""
 
     config_class = EditedConfig
-    _no_split_modules = []
 
     def __init__(self, config):
         super().__init__(config)
-        for key, shape in SHAPES.items():
-            *path, name = key.split(".")
-            place = self
-            for part in path:
-                if not hasattr(place, part):
-                    place.add_module(part, nn.Module())
-                place = getattr(place, part)
-            place.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for key, shapes in SHAPES.items():
+            for layer, shape in shapes.items() if isinstance(shapes, dict) else [(None, shapes)]:
+                *path, name = key.format(layer).split(".")
+                place = self
+                for part in path:
+                    if part not in place._modules:
+                        place.add_module(part, nn.Module())
+                    place = place._modules[part]
+                place.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.post_init()
 
     def _init_weights(self, module):
-        for weight in module.parameters(recurse=False):
-            nn.init.normal_(weight, std=1.0 / math.sqrt(weight.shape[-1]))
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.ndim > 1:
+                nn.init.normal_(weight, std=getattr(self.config, "initializer_range", 0.02))
+            else:
+                nn.init.constant_(weight, 0.0 if name == "bias" else 1.0)
 
     def logits(self, ids, positions, run):
         """[B, T, V] of token ids and their positions."""
-        w = dict(self.named_parameters())
 @forward@
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
-                labels=None, logits_to_keep=0, **ignored):
+                labels=None, logits_to_keep=0, **kwargs):
         """As every causal language model of transformers; attention_mask marks left padding with 0."""
+        if input_ids is None:
+            raise ValueError("this model reads input_ids; inputs_embeds have no place in its structure")
         if use_cache is None:
             use_cache = not self.training and labels is None
-        if use_cache and past_key_values is None:
+@cached@        if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past = past_key_values.get_seq_length() if use_cache else 0
         if position_ids is None:
             if attention_mask is not None:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + input_ids.shape[1]]
             else:
                 position_ids = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
         position_ids = position_ids.expand(input_ids.shape)
-        logits = self.logits(input_ids, position_ids, Run(self, attention_mask, past_key_values if use_cache else None))
+        cache = past_key_values if use_cache else None
+        logits = self.logits(input_ids, position_ids, Run(self, input_ids, attention_mask, cache))
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
         if logits_to_keep:
             logits = logits[:, -logits_to_keep:]
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 '''

@@ -46,7 +46,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
-    """Ids int64 [T] of a text or of one row of ids; an empty text is the start token where the model has one.
+    """Ids int64 [T] of a text or of one row of ids.
 
     Raises: PromptError for an empty prompt, several rows, ids out of range; UsageError for text without a tokenizer.
     """
@@ -54,7 +54,10 @@ def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
 
     if isinstance(prompt, str):
         tokenizer = need_tokenizer(model)
-        prompt = tokenizer.encode(prompt) or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
+        prompt = tokenizer.encode(prompt)
+        if not prompt:
+            start = "" if tokenizer.bos_id is None else f", or the start token as ids: [{tokenizer.bos_id}]"
+            raise PromptError("an empty prompt", fix=f"give text{start}")
     batch = check_ids(prompt, model.vocab)
     if len(batch) != 1:
         raise PromptError("one prompt at a time", expected="ids [T]", got=f"{len(batch)} rows",

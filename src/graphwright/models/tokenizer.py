@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from graphwright.errors import MissingExtra
 from graphwright.files import JsonError, UnreadableFile, read_json
@@ -22,9 +22,13 @@ OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spie
 class Tokenizer(Protocol):
     """What a model needs of a tokenizer."""
 
-    size: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, gaps in their ids included."""
+        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
@@ -210,7 +214,7 @@ def generation_defaults(directory: Path) -> dict[str, Any]:
     return _read(path, 8 << 20, nesting=16) if path.is_file() else {}
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

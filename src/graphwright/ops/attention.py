@@ -71,7 +71,9 @@ class RopeLonger:
         return _Frequencies.check(positions, short, long)
 
     def sample(rng):
-        return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {"original": 20}
+        return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {
+            "original": 20
+        }
 
 
 @op("rope")
@@ -171,7 +173,9 @@ class SdpaBackward:
         _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
-            raise ShapeError("result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}")
+            raise ShapeError(
+                "result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
+            )
         return q, k, v
 
     def cost(ins, outs, attrs):

@@ -27,7 +27,9 @@ def call(name: str, *operands: Any, **attrs: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None = None) -> tuple[NDArray, ...]:
+def compute(
+    row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None = None
+) -> tuple[NDArray, ...]:
     """Run an op on arrays; attributes are complete.
 
     Args:
@@ -48,7 +50,9 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
         assert layout is not None, f"{row.name}: no view of a contiguous array"
         target = empty(specs[0].shape, specs[0].dtype, device) if outs is None else outs[0]  # type: ignore[arg-type]  # bound
         if target.spec != specs[0]:
-            raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec)
+            raise ShapeError(
+                "out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec
+            )
         return (target.copy_from(source.view(layout)),)
     ins = list(ins)
     for place in row.traits.contiguous:
@@ -58,9 +62,13 @@ def compute(row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArra
     else:
         for out, spec in zip(outs, specs, strict=True):
             if out.spec != spec:
-                raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec)
+                raise ShapeError(
+                    "out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec
+                )
         if not writable_over(row, outs, ins):
-            raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="give a copy")
+            raise AliasError(
+                "out shares memory with an operand that the op still reads", where=row.name, fix="give a copy"
+            )
         for out in outs:
             out.writable()
     kernels = backend(device)

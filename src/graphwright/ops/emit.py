@@ -1,15 +1,29 @@
-"""The emit table: an op as torch source text, for exported modeling code. One row per op, or the reason why there is none.
+"""The emit table: an op as torch source text, for exported modeling code. One row per op, or why there is none.
 
-A row takes the operands' source texts and the attributes and gives one expression; ops with several results give a tuple.
-`attend` and `rope_frequencies` are functions that the generated file defines.
+A row takes the operands' source texts and the attributes and gives one expression; ops with several results give a
+tuple. Operand texts are names, attributes, calls or subscripts, so no row needs parentheses. `run` is the forward pass
+that the text stands in: it knows the named sizes. A row gives None for a use of its op that exported code cannot have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isinf, isnan
 from typing import Any
 
-Emit = Callable[[Sequence[str], Mapping[str, Any]], str]
+Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
+
+
+def number(value: Any) -> str:
+    """A number as source text; Python has no literal for infinities and NaN."""
+    if isinstance(value, float) and (isnan(value) or isinf(value)):
+        return "torch.nan" if isnan(value) else f"{'-' if value < 0 else ''}torch.inf"
+    return repr(value)
+
+
+def sizes(shape: Sequence[Any]) -> str:
+    """Sizes as source text, named ones as facts of the run."""
+    return ", ".join(f"run.{d}" if isinstance(d, str) else str(d) for d in shape)
 
 
 def _call(name: str) -> Emit:
@@ -17,20 +31,35 @@ def _call(name: str) -> Emit:
 
 
 def _infix(sign: str) -> Emit:
-    return lambda i, a: f"({i[0]} {sign} {i[1]})"
+    return lambda i, a: f"{i[0]} {sign} {i[1]}"
 
 
 def _reduce(name: str) -> Emit:
-    return lambda i, a: f"{i[0]}.{name}({tuple(a['axes'])}, keepdim={a['keepdims']})"
+    def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
+        if not a["axes"]:  # torch would take all axes
+            return f"{i[0]}.clone()"
+        axes = a["axes"][0] if len(a["axes"]) == 1 else tuple(a["axes"])
+        return f"{i[0]}.{name}({axes}{', keepdim=True' if a['keepdims'] else ''})"
 
-
-def _shape(sizes: Sequence[Any]) -> str:
-    return ", ".join(map(str, sizes))
+    return row
 
 
 def _slice(i: Sequence[str], a: Mapping[str, Any]) -> str:
-    stop = a["start"] + a["size"] * a["step"]
-    return f"{i[0]}[{':, ' * a['axis']}{a['start']}:{stop}:{a['step']}]"
+    axis, step = a["axis"], a["step"]
+    part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
+    return f"{i[0]}[{':, ' * axis}{part}]" if axis >= 0 else f"{i[0]}[..., {part}{', :' * (-axis - 1)}]"
+
+
+def _split(parts: Sequence[int]) -> str:
+    """Sizes of a split axis, the first left to torch: so blocks that differ in their number of heads read the same."""
+    return f"({sizes((-1, *parts[1:]))}{',' if len(parts) == 1 else ''})"
+
+
+def _attend(i: Sequence[str], a: Mapping[str, Any]) -> str | None:
+    if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
+        return None
+    window = "" if a["window"] is None else f", window={a['window']}"
+    return f"attend({', '.join(i)}, run, {number(a['scale'])}{window})"
 
 
 EMIT: dict[str, Emit] = {
@@ -61,17 +90,17 @@ EMIT: dict[str, Emit] = {
     "where": _call("torch.where"),
     "cast": lambda i, a: f"{i[0]}.to(torch.{a['dtype'].name})",
     "copy": lambda i, a: f"{i[0]}.clone()",
-    "full_like": lambda i, a: f"torch.full_like({i[0]}, {a['value']!r})",
+    "full_like": lambda i, a: f"torch.full_like({i[0]}, {number(a['value'])})",
     "junction": lambda i, a: " + ".join(i),
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
     "amax": _reduce("amax"),
     "argmax": lambda i, a: f"{i[0]}.argmax({a['axis']})",
-    "reshape": lambda i, a: f"{i[0]}.reshape({_shape(a['shape'])})",
-    "unflatten": lambda i, a: f"{i[0]}.unflatten({a['axis']}, ({_shape(a['sizes'])}))",
+    "reshape": lambda i, a: f"{i[0]}.reshape({sizes(a['shape'])})",
+    "unflatten": lambda i, a: f"{i[0]}.unflatten({a['axis']}, {_split(a['sizes'])})",
     "flatten": lambda i, a: f"{i[0]}.flatten({a['start']}, {a['end']})",
-    "permute": lambda i, a: f"{i[0]}.permute({_shape(a['axes'])})",
-    "expand": lambda i, a: f"{i[0]}.expand({_shape(a['shape'])})",
+    "permute": lambda i, a: f"{i[0]}.permute({sizes(a['axes'])})",
+    "expand": lambda i, a: f"{i[0]}.expand({sizes(a['shape'])})",
     "slice": _slice,
     "last": lambda i, a: f"{i[0]}.narrow({a['axis']}, -1, 1)",
     "concat": lambda i, a: f"torch.cat(({', '.join(i)},), {a['axis']})",
@@ -80,11 +109,11 @@ EMIT: dict[str, Emit] = {
     "embedding": lambda i, a: f"F.embedding({i[1]}, {i[0]})",
     "rms_norm": lambda i, a: f"rms_norm({i[0]}, {i[1]}, {a['eps']!r})",
     "softmax": lambda i, a: f"{i[0]}.softmax(-1)",
-    "rope_table": lambda i, a: f"rope_table({i[0]}, {i[1]}, {a['scale']!r})",
+    "rope_table": lambda i, a: f"rope_table({', '.join(i)}, {number(a['scale'])})",
     "rope_dynamic": lambda i, a: f"rope_dynamic({i[0]}, {i[1]}, {a['theta']!r}, {a['factor']!r}, {a['original']!r})",
-    "rope_longer": lambda i, a: f"({i[2]} if int({i[0]}.max()) + 1 > {a['original']!r} else {i[1]})",
+    "rope_longer": lambda i, a: f"{i[2]} if int({i[0]}.max()) + 1 > {a['original']!r} else {i[1]}",
     "rope": lambda i, a: f"rope({', '.join(i)})",
-    "sdpa": lambda i, a: f"attend({', '.join(i[:3])}, {a['scale']!r}, {a['window']!r}, run)",
+    "sdpa": _attend,
 }
 
 NO_EMIT: dict[str, str] = {
@@ -97,3 +126,15 @@ NO_EMIT: dict[str, str] = {
     "kv_append": "transformers brings its own cache",
     "adamw": "updates are not part of an exported model",
 }
+
+OPERATORS = frozenset({"neg", "add", "sub", "mul", "div", "eq", "lt", "le", "junction", "matmul", "rope_longer"})
+"""Ops whose text is no primary: nothing can be appended to it."""
+
+POSTFIX = frozenset({
+    "cast", "copy", "sum", "mean", "amax", "argmax", "reshape", "unflatten", "flatten", "permute", "expand", "slice",
+    "last", "softmax",
+})  # fmt: skip
+"""Ops whose text is appended to that of their only operand."""
+
+RESULTS = {"rope_table": ("cos", "sin")}
+"""Names of the results of ops that have several."""

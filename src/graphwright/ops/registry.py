@@ -45,17 +45,16 @@ class Traits:
 
     Attributes:
         inplace: pairs (output, input): the output may take the memory of that input.
-        contiguous: places of operands that must be row-major (negative from the end); a copy is put before those that are
-            not.
+        contiguous: places of operands that must be row-major (negative from the end); others are copied first.
         nary: takes any number of operands, summed in port order: a junction.
-        amp: casting class: `low` and `f32` under autocast; `promote` and `inner` (follow the first operand) always; `keep`.
+        amp: casting class: `low`, `f32` under autocast; `promote`, `inner` (follow the first operand) always; `keep`.
         fixed: places of operands that no casting class touches: ids, masks, conditions.
         elementwise: one iteration space, every output element from the operands' elements at its place.
         update: carries state forward; never folded, merged or run twice.
         opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
         convert: the result is the operand's values, in other memory or in the dtype of the result.
-        identity: pairs (operand, value): where that operand has this value everywhere (the sign of zero counts), the result
-            of two operands is the other one, bit for bit.
+        identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
+            is the other one, bit for bit.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()

@@ -237,7 +237,9 @@ class Concat:
         at = axis_of(axis, len(ins[0].shape))
         rests = {(*i.shape[:at], *i.shape[at + 1 :]) for i in ins}
         if len(rests) > 1 or any(isinstance(i.shape[at], str) for i in ins):
-            raise ShapeError("operands differ beside the joined axis", where=f"axis {at}", got=", ".join(map(repr, ins)))
+            raise ShapeError(
+                "operands differ beside the joined axis", where=f"axis {at}", got=", ".join(map(repr, ins))
+            )
         return Spec((*ins[0].shape[:at], sum(i.shape[at] for i in ins), *ins[0].shape[at + 1 :]), ins[0].dtype)
 
     def vjp(g, ins, outs, attrs, needs):

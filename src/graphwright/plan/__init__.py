@@ -12,5 +12,22 @@ from graphwright.program import Program
 
 Program.compiler = compile_program
 
-__all__ = ["Buffer", "CompiledFunction", "CompiledProgram", "Firing", "Instr", "Options", "Plan", "Schedule", "Segment", "Slot",
-           "StalePlan", "StepTorn", "Workspace", "compile", "compile_program", "make_plan", "plan_for"]  # fmt: skip
+__all__ = [
+    "Buffer",
+    "CompiledFunction",
+    "CompiledProgram",
+    "Firing",
+    "Instr",
+    "Options",
+    "Plan",
+    "Schedule",
+    "Segment",
+    "Slot",
+    "StalePlan",
+    "StepTorn",
+    "Workspace",
+    "compile",
+    "compile_program",
+    "make_plan",
+    "plan_for",
+]

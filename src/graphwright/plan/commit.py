@@ -95,7 +95,9 @@ class Commit:
             if made is None:
                 self.why[node] = "copied"
             elif last_read.get(target, -1) > made or new in held:
-                self.why[node] = "the old value is read after the new one is made" if new not in held else "also an output"
+                self.why[node] = (
+                    "the old value is read after the new one is made" if new not in held else "also an output"
+                )
             elif not self._over(rows.instrs[made], new, target):
                 self.why[node] = "the op cannot write over its operand"
             elif made < self.start and not get(rows.instrs[made].op).traits.update:

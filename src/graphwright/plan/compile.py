@@ -27,8 +27,12 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
         options: see `make_plan`.
     """
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
-    key = (p.version, tuple(sorted(inputs.items(), key=lambda item: item[0])), None if outputs is None else tuple(outputs),
-           tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())))  # fmt: skip
+    key = (
+        p.version,
+        tuple(sorted(inputs.items(), key=lambda item: item[0])),
+        None if outputs is None else tuple(outputs),
+        tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())),
+    )
     found = plans.get(key)
     if found is None or not found.fresh:
         for old in [k for k in plans if k[0] != p.version]:
@@ -40,9 +44,17 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
     return found
 
 
-def compile_program(p: Program, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None,
-                    freeze: bool = False, rewrites: str = "exact", layout: str = "reuse", watch: Sequence[str] = (),
-                    **named: Any) -> Plan:  # fmt: skip
+def compile_program(
+    p: Program,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    freeze: bool = False,
+    rewrites: str = "exact",
+    layout: str = "reuse",
+    watch: Sequence[str] = (),
+    **named: Any,
+) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
 
     Args:
@@ -60,7 +72,13 @@ def compile_program(p: Program, inputs: Mapping[str, Any] | None = None, *, outp
         if name in given:
             value = given.pop(name)
             plain = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
-            specs[name] = value if isinstance(value, Spec) else Spec(tuple(value), p.spec(node).dtype) if plain else as_tensor(value).spec
+            specs[name] = (
+                value
+                if isinstance(value, Spec)
+                else Spec(tuple(value), p.spec(node).dtype)
+                if plain
+                else as_tensor(value).spec
+            )
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
     return plan_for(p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch))
 

@@ -28,7 +28,9 @@ class Row:
 
     __slots__ = ("attrs", "node", "op", "operands", "specs")
 
-    def __init__(self, node: NodeId, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], operands: list[Ref]) -> None:
+    def __init__(
+        self, node: NodeId, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], operands: list[Ref]
+    ) -> None:
         self.node, self.op, self.attrs, self.specs, self.operands = node, op, attrs, specs, operands
 
 
@@ -52,7 +54,9 @@ class Draft:
         guards: constants whose values a rewrite relied on, with their versions.
     """
 
-    def __init__(self, p: Program, dims: Mapping[str, int], outputs: Mapping[str, Value], watch: Mapping[str, Value]) -> None:
+    def __init__(
+        self, p: Program, dims: Mapping[str, int], outputs: Mapping[str, Value], watch: Mapping[str, Value]
+    ) -> None:
         self.program = p
         self.same: dict[Ref, Ref] = {}
         self.log: list[Firing] = []
@@ -65,8 +69,8 @@ class Draft:
         src_ports, dst_ports = (np.asarray(graph.edges[n][flat.edges]).tolist() for n in ("src_port", "dst_port"))
         nodes = list(flat.nodes)
         dense = {node: i for i, node in enumerate(nodes)}
-        needed = _reached([dense[v.node] for v in [*outputs.values(), *watch.values()]] + [dense[n] for n in p.writes()],
-                          sources, starts)  # fmt: skip
+        roots = [dense[v.node] for v in (*outputs.values(), *watch.values())] + [dense[n] for n in p.writes()]
+        needed = _reached(roots, sources, starts)
         key = p.order_labels.key
         order = sorted(range(len(nodes)), key=lambda i: key(nodes[i]))
         place = [-1] * len(nodes)
@@ -83,7 +87,9 @@ class Draft:
             bound = specs[i]
             if dims and any(s.symbolic for s in bound):
                 bound = tuple(s.bind(dims) for s in bound)
-            self.rows.append(Row(nodes[i], ops[i], attrs[i], bound, [Ref(place[sources[e]], src_ports[e]) for e in edges]))
+            self.rows.append(
+                Row(nodes[i], ops[i], attrs[i], bound, [Ref(place[sources[e]], src_ports[e]) for e in edges])
+            )
         self.at = {row.node: i for i, row in enumerate(self.rows)}
         self.outputs = {name: Ref(self.at[v.node], v.port) for name, v in outputs.items()}
         self.watched = {name: Ref(self.at[v.node], v.port) for name, v in watch.items()}

@@ -13,9 +13,7 @@ def lifetimes(rows: Rows) -> None:
     for i, instr in enumerate(rows.instrs):
         for s in instr.outs + instr.work:
             b = buffers[buffer_of[s]]
-            if b.first < 0:
-                b.first = i
-            b.last = i
+            b.first = b.last = i  # written by one instruction
         for s in instr.ins:
             buffers[buffer_of[s]].last = i
     for slots in (rows.outputs, rows.watched):
@@ -39,9 +37,17 @@ def in_place(rows: Rows) -> None:
             while new in moves:
                 new = moves[new]
             a, b = buffers[old], buffers[new]
-            if (a.kind == TEMP and b.kind == TEMP and old != new and b.last == i and a.first == i and a.nbytes == b.nbytes
-                    and rows.specs[o].dtype is rows.specs[s].dtype and layouts[s] == layouts[o]
-                    and _once(instr.ins, s, buffer_of, moves, new)):  # fmt: skip
+            if (
+                a.kind == TEMP
+                and b.kind == TEMP
+                and old != new
+                and b.last == i
+                and a.first == i
+                and a.nbytes == b.nbytes
+                and rows.specs[o].dtype is rows.specs[s].dtype
+                and layouts[s] == layouts[o]
+                and _once(instr.ins, s, buffer_of, moves, new)
+            ):
                 moves[old] = new
                 b.last, a.kind = a.last, "moved"
                 break

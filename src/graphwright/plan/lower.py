@@ -56,7 +56,7 @@ class Rows:
         self.watched = {name: self.at[draft.find(ref)] for name, ref in draft.watched.items()}
         self._drop_unread_folds()
 
-    # -- making rows ------------------------------------------------------------------------------------------------------
+    # -- making rows ---------------------------------------------------------------------------------------------------
     def slot(self, value: Value | None, buffer: int, spec: Spec, layout: Layout, base: int = -1) -> int:
         """A new slot; a view names the slot it was taken of as `base`."""
         index = len(self.values)
@@ -89,7 +89,7 @@ class Rows:
         layout = self.layouts[slot]
         return is_row_major(layout.shape, layout.strides)
 
-    # -- nodes ------------------------------------------------------------------------------------------------------------
+    # -- nodes ---------------------------------------------------------------------------------------------------------
     def _row(self, i: int, row: Row) -> None:
         kind = _KIND.get(row.op)
         if kind is not None:
@@ -128,9 +128,11 @@ class Rows:
             self.at[Ref(i, port)] = slot
 
     def _worth_folding(self, row: Row, op: Op) -> bool:
-        """Conversions of frozen weights are made once; other results only if they do not outgrow what they are made of."""
+        """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
         size = sum(s.nbytes for s in row.specs)
-        source = sum(self.buffers[self.buffer_of[self.at[ref]]].nbytes for ref in row.operands)  # bytes, not what views show
+        source = sum(
+            self.buffers[self.buffer_of[self.at[ref]]].nbytes for ref in row.operands
+        )  # bytes, not what views show
         return size <= max(source, FOLD_BYTES) or op.traits.convert
 
     def _alias(self, i: int, row: Row, op: Op, source: int) -> None:

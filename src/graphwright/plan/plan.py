@@ -11,11 +11,11 @@ from typing import Any
 from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
+from graphwright.plan.describe import explain, tables
 from graphwright.plan.draft import Firing
 from graphwright.plan.layout import aligned, lower_bound
 from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
-from graphwright.program.hashing import encode_attrs
 
 
 class StalePlan(ComputeError):
@@ -107,7 +107,7 @@ class Plan:
                             expected=f"version {self.version}", got=f"version {self.program.version}",
                             fix="program.compile(...) again; gw.compile(program) does it by itself")  # fmt: skip
 
-    # -- looking in -------------------------------------------------------------------------------------------------------
+    # -- looking in ----------------------------------------------------------------------------------------------------
     @property
     def instructions(self) -> tuple[Instr, ...]:
         """The rows in the order in which they run."""
@@ -223,42 +223,11 @@ class Plan:
 
     def explain(self, ref: NodeId | Value | str) -> str:
         """What became of a node: instruction, slot, buffer, bytes and why."""
-        node = self.program.node(ref)
-        path = self.program.path(node)
-        if path in self.pruned:
-            return f"{path}: pruned, no output and no write needs it"
-        lines = [path]
-        for slot in (s for s in self.slots if s.value is not None and s.value.node == node):
-            b = self.buffers[slot.buffer]
-            place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
-            life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
-            lines.append(f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})")
-        found = self.of(node)
-        for i in found:
-            lines.append(f"  instr {self.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
-        if not found:
-            fired = next((f for f in self.rewrites if f.node == path), None)
-            lines.append("  folded: computed once from frozen weights" if node in self.folds else
-                         f"  rewritten: {fired.rule}, {fired.into} stands for it" if fired is not None else
-                         "  no instruction: a view")  # fmt: skip
-        return "\n".join(lines)
+        return explain(self, ref)
 
     def to_json(self) -> dict[str, Any]:
         """The tables by position; no handle, address or time enters."""
-        number = {b.index: n for n, b in enumerate(sorted({s.buffer: self.buffers[s.buffer] for s in self.slots}.values(),
-                                                          key=lambda b: b.index))}  # fmt: skip
-        return {
-            "options": [self.options.freeze, self.options.rewrites, self.options.layout, list(self.options.watch)],
-            "inputs": {n: s.to_json() for n, s in self.inputs.items()},
-            "outputs": dict(self.outputs),
-            "watched": dict(self.watched),
-            "commit": self.commit_start,
-            "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in self.buffers if b.index in number],
-            "slots": [[number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
-                      for s in self.slots],
-            "instrs": [[i.op, list(i.ins), list(i.outs), list(i.work), encode_attrs(i.attrs)] for i in self.instrs],
-            "arena": self.arena_bytes,
-        }  # fmt: skip
+        return tables(self)
 
     def __repr__(self) -> str:
         copies = sum(1 for i in self.instrs if i.why)

@@ -65,7 +65,7 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: planning makes tens of thousands of rows and no cycle, and each pass walks them all."""
+    """No garbage collection inside: planning makes tens of thousands of rows and no cycle; each pass walks them all."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Exact rewrites of a draft: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
 
-One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer to
-its source, so nothing before the row at hand can change again. Rules read traits and layouts, no op names.
+One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer
+to its source, so nothing before the row at hand can change again. Rules read traits and layouts, no op names.
 """
 
 from __future__ import annotations
@@ -142,8 +142,10 @@ def rewrite(draft: Draft) -> None:
                 break
 
 
-_DIGITS = {"float64": (53, 1023), "float32": (24, 127), "float16": (11, 15), "bfloat16": (8, 127),
-           "int64": (63, 63), "int32": (31, 31), "int16": (15, 15), "int8": (7, 7), "uint8": (8, 8), "bool": (1, 1)}  # fmt: skip
+_DIGITS = {
+    **{"float64": (53, 1023), "float32": (24, 127), "float16": (11, 15), "bfloat16": (8, 127)},
+    **{"int64": (63, 63), "int32": (31, 31), "int16": (15, 15), "int8": (7, 7), "uint8": (8, 8), "bool": (1, 1)},
+}
 """Bits of precision and largest exponent."""
 
 

@@ -16,16 +16,15 @@ from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
 from graphwright.plan.plan import Plan
+from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
 
-_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
-
 
 class StepTorn(ComputeError):
-    """A step failed after it had updated some states in place: `keys` hold values of the new step, the others of the old."""
+    """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
         super().__init__(cause.what, where=cause.where, got=cause.got, expected=f"{', '.join(keys)} as before the step",
@@ -39,12 +38,14 @@ class Workspace:
     Args:
         plan: the tables.
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
-        poison: fill the arena with NaN before every run and each buffer after its last use, so that an early free shows.
+        poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
     """
 
     def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
         self.plan, self.poison = plan, poison
-        self.variables = {b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)}
+        self.variables = {
+            b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
+        }
         self._written = self._written_keys()
         self._bound: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
@@ -63,7 +64,7 @@ class Workspace:
         p = self.plan.program
         return [p.key(p.operands(n)[0].node) for n in p.writes()]
 
-    # -- running ----------------------------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any], *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
 
@@ -76,11 +77,13 @@ class Workspace:
         plan = self.plan
         plan.check_fresh()
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this workspace is running already", where=plan.program.name, fix="Workspace(plan) per thread")
+            raise UsageError(
+                "this workspace is running already", where=plan.program.name, fix="Workspace(plan) per thread"
+            )
         try:
             self._bind()
             if self.poison and self._arena is not None:
-                _fill(self._arena)
+                fill(self._arena)
             self._feed(feeds)
             calls = iter(self._calls)
             try:
@@ -141,16 +144,18 @@ class Workspace:
         """The error of one call, with the node it ran for."""
         at = next(i for i, end in enumerate(self._counts) if call < end)
         plan, instr = self.plan, self.plan.instrs[at]
-        failure: GraphwrightError = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node))
+        failure: GraphwrightError = kernel_error(
+            instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node)
+        )
         torn = [key for i, keys in plan.early.items() if i < at for key in keys]
-        torn += [plan.buffers[plan.slots[s].buffer].key for i in range(plan.commit_start, at) for s in plan.instrs[i].outs
-                 if plan.buffers[plan.slots[s].buffer].kind in (PARAM, STATE)]  # fmt: skip
+        done = [plan.buffers[plan.slots[s].buffer] for i in plan.instrs[plan.commit_start : at] for s in i.outs]
+        torn += [b.key for b in done if b.kind in (PARAM, STATE)]
         if torn:
             failure = StepTorn(failure, tuple(torn))
         failure.add_note(origin(plan.program, instr.node))
         return failure
 
-    # -- memory -----------------------------------------------------------------------------------------------------------
+    # -- memory --------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
@@ -210,7 +215,7 @@ class Workspace:
             self._calls += calls
             if self.poison:
                 dead = [plan.buffers[b] for b in plan.free_after(i)]
-                self._calls += [_Poison(self._arena, b.offset, b.nbytes) for b in dead]
+                self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
             self._counts.append(len(self._calls))
         self._inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
 
@@ -254,23 +259,3 @@ def as_array(given: Any) -> NDArray:
     """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
     data = given.data if isinstance(given, Tensor) else given
     return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
-
-
-class _Poison:
-    """A call that fills dead bytes with NaN."""
-
-    def __init__(self, arena: Storage | None, offset: int, nbytes: int) -> None:
-        assert arena is not None
-        self.bytes = arena.memory[offset : offset + nbytes]
-
-    def __call__(self) -> None:
-        _fill_bytes(self.bytes)
-
-
-def _fill(storage: Storage) -> None:
-    _fill_bytes(storage.memory)
-
-
-def _fill_bytes(memory: Any) -> None:
-    host = np.asarray(memory)
-    host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8

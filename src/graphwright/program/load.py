@@ -235,7 +235,8 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
         if (promise := p.weights.promises.get(v.data)) is not None
     }  # type: ignore[arg-type]
     for digest in forms.array(data.pop("arrays")):
-        keys.setdefault(forms.text(digest), (files.history, digest))
+        if files.history is not None:
+            keys.setdefault(forms.text(digest), (files.history, digest))
 
     def fetch(digest: str, source: bool) -> NDArray:
         if (digest, source) not in live:

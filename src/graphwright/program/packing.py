@@ -142,7 +142,7 @@ class Unpacker:
 
     def edit(self, data: Any) -> Edit:
         """Inverse of `Packer.edit`."""
-        name = forms.array(data)[0] if forms.array(data) else None
+        name = forms.text((forms.array(data) or [None])[0])
         fields = FIELDS.get(name)
         if fields is None or len(data) != len(fields) + 1:
             raise forms.wrong("a primitive edit", data)

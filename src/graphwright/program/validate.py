@@ -139,7 +139,7 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
 def _weights(p: Program) -> Iterator[Mismatch]:
     for kind in sorted(STORED):
         for node in p.of_kind(kind):
-            key = p.attrs(node).get("key")
+            key = p.attrs(node).get("key", "")
             if key not in p.weights:
                 yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
             elif (have := p.weights[key].spec) != (want := p.spec(node)):
@@ -162,7 +162,7 @@ def _weights(p: Program) -> Iterator[Mismatch]:
 def _cycles(p: Program) -> Iterator[Mismatch]:
     tangled: set[NodeId] = set()
     for component in strongly_connected_components(p.graph):
-        if len(component) > 1 or p.graph.has_edge(component[0], component[0]):
+        if len(component) > 1 or p.graph.has_edge(*component, *component):
             tangled |= set(component)
             names = sorted(p.path(n) for n in component)
             yield Mismatch("cycle", names[0], "nodes depend on each other", got=", ".join(names[:10]))

@@ -32,8 +32,16 @@ def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
     return (mask for mask in product((True, False), repeat=count) if any(mask))
 
 
-def gradcheck(fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: float = 1e-5, atol: float = 1e-7,
-              seed: int = 0, wrt: Sequence[int] | None = None) -> None:  # fmt: skip
+def gradcheck(
+    fn: Function,
+    inputs: Sequence[Any],
+    *,
+    eps: float = 1e-6,
+    rtol: float = 1e-5,
+    atol: float = 1e-7,
+    seed: int = 0,
+    wrt: Sequence[int] | None = None,
+) -> None:
     """Compare the gradient of Σ u·fn(inputs), u random, with central differences.
 
     Args:
@@ -50,7 +58,9 @@ def gradcheck(fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: f
     given = [Tensor(from_numpy(x.copy()), i in places) for i, x in enumerate(arrays)]
     outs = [o for o in _tuple(fn(*given)) if o.requires_grad]
     if not places or not outs or not sum(arrays[i].size for i in places):
-        raise UsageError("nothing to compare: no float64 input reaches a result", expected="a float64 input", got=len(arrays))
+        raise UsageError(
+            "nothing to compare: no float64 input reaches a result", expected="a float64 input", got=len(arrays)
+        )
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
     kept = [i for i, o in enumerate(_tuple(fn(*given))) if o.requires_grad]
@@ -65,7 +75,9 @@ def gradcheck(fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: f
         _compare(analytic, _quotients(value, arrays, place, eps), place, rtol, atol)
 
 
-def gradgradcheck(fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+def gradgradcheck(
+    fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
     """`gradcheck` of the gradient itself, with respect to the inputs and to the upstream gradient.
 
     Raises: GradientMismatch.
@@ -83,14 +95,31 @@ def gradgradcheck(fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: f
             if not xs[i].requires_grad:  # a plain evaluation of the gradient, for the quotient
                 xs[i] = Tensor(xs[i].data, True)
         results = _tuple(fn(*xs))
-        found = grad([results[i] for i in kept], [xs[i] for i in places], list(us), create_graph=True, allow_unused=True)
+        found = grad(
+            [results[i] for i in kept], [xs[i] for i in places], list(us), create_graph=True, allow_unused=True
+        )
         return tuple(g for g in found if g is not None)
 
-    gradcheck(gradient, [*arrays, *seeds], rtol=rtol, atol=atol, seed=seed, wrt=[*places, *range(len(arrays), len(arrays) + len(seeds))])
+    gradcheck(
+        gradient,
+        [*arrays, *seeds],
+        rtol=rtol,
+        atol=atol,
+        seed=seed,
+        wrt=[*places, *range(len(arrays), len(arrays) + len(seeds))],
+    )
 
 
-def check_masks(row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
-                atol: float = 1e-11, seed: int = 0) -> int:  # fmt: skip
+def check_masks(
+    row: Op,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any],
+    reference: Function,
+    *,
+    rtol: float = 1e-9,
+    atol: float = 1e-11,
+    seed: int = 0,
+) -> int:
     """Gradients of an op under every mask of wanted ones, against those of a reference.
 
     Args:
@@ -115,8 +144,9 @@ def check_masks(row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], refere
         theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
         for place, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
-                raise GradientMismatch("one side has no gradient", where=f"{row.name}, operand {place}", got=mine,
-                                       expected=other)  # fmt: skip
+                raise GradientMismatch(
+                    "one side has no gradient", where=f"{row.name}, operand {place}", got=mine, expected=other
+                )
             if mine is not None:
                 _compare(mine.numpy(), other, place, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1
@@ -145,7 +175,9 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def _quotients(value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], place: int, eps: float) -> np.ndarray:
+def _quotients(
+    value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], place: int, eps: float
+) -> np.ndarray:
     result = np.empty_like(arrays[place])
     for index in np.ndindex(result.shape):
         step = eps * max(1.0, abs(float(arrays[place][index])))
@@ -158,11 +190,14 @@ def _quotients(value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[
     return result
 
 
-def _compare(ours: np.ndarray | NDArray, theirs: np.ndarray, place: int, rtol: float, atol: float, where: str = "") -> None:
+def _compare(
+    ours: np.ndarray | NDArray, theirs: np.ndarray, place: int, rtol: float, atol: float, where: str = ""
+) -> None:
     mine = np.asarray(ours)
     if mine.shape != theirs.shape:
-        raise GradientMismatch("the gradient has another shape", where=f"{where}operand {place}", expected=theirs.shape,
-                               got=mine.shape)  # fmt: skip
+        raise GradientMismatch(
+            "the gradient has another shape", where=f"{where}operand {place}", expected=theirs.shape, got=mine.shape
+        )
     if not theirs.size:
         return
     scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
@@ -170,5 +205,9 @@ def _compare(ours: np.ndarray | NDArray, theirs: np.ndarray, place: int, rtol: f
     off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
-        raise GradientMismatch(f"{int(off.sum())} of {off.size} gradients are wrong", where=f"{where}operand {place}{list(index)}",
-                               expected=float(theirs[index]), got=float(mine[index]))  # fmt: skip
+        raise GradientMismatch(
+            f"{int(off.sum())} of {off.size} gradients are wrong",
+            where=f"{where}operand {place}{[*index]}",
+            expected=float(theirs[index]),
+            got=float(mine[index]),
+        )

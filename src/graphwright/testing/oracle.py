@@ -1,4 +1,4 @@
-"""Comparison of values with those of another implementation: shape, dtype, NaN places, signs of zero, then closeness."""
+"""Comparison of values with another implementation's: shape, dtype, places of NaN, signs of zero, then closeness."""
 
 from __future__ import annotations
 

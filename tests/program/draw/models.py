@@ -96,6 +96,17 @@ def chains(blocks: int = 625, depth: int = 16) -> Program:
     return b.build()
 
 
+def tangle() -> Program:
+    """Modules with many ways in and out, shared sources and skips: every lane and channel is used."""
+    b = Builder("tangle")
+    made = [b.input("x", ("B", 8)), b.input("z", ("B", 8))]
+    for i in range(40):
+        module = ("a", "b.c", "b", "a.d", "e.f.g")[i * 7 % 5]
+        made.append(b.junction(*(made[-1 - (i * k) % min(9, len(made))] for k in (1, 3, 5)), name=f"{module}.n{i}"))
+    b.output(made[-1], "y")
+    return b.build()
+
+
 def flat(n: int = 10_000) -> Program:
     """Nodes without any module, each reading two earlier ones."""
     b = Builder("flat")

@@ -88,13 +88,13 @@ def test_the_same_marks_stand_in_every_format() -> None:
     program, before = edited()
     nodes, edges, _ = parsed(program.to_dot(diff=before))
     in_dot: dict[str, set] = {}
-    for name, node in nodes.items():
-        in_dot.setdefault((node.get("class") or "").strip('"'), set()).add(name.strip('"'))
-    for edge in edges:
-        mark = next((m for m in EXPECTED if m in edge.get("class")), "")
-        in_dot.setdefault(mark, set()).add((edge.get_source().strip('"'), edge.get_destination().strip('"')))
+    for name, facts in nodes.items():
+        in_dot.setdefault(facts.get("class", ""), set()).add(name)
+    for src, dst, facts in edges:
+        mark = next((m for m in EXPECTED if m in facts["class"].split()), "")
+        in_dot.setdefault(mark, set()).add((src, dst))
         if mark == "removed":
-            assert (edge.get("style"), edge.get("color")) == ('"dotted"', '"grey"')
+            assert (facts["style"], facts["color"]) == ("dotted", "grey")
     in_dot.pop("")
     assert in_dot == EXPECTED
     text = program.to_svg(diff=before)

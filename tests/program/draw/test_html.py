@@ -126,6 +126,7 @@ def rectangles(made: Layout) -> dict[str, list[int]]:
 @pytest.mark.parametrize(("program", "opened"), [
     (models.llama(3), {"layers", "layers.1", "layers.1.attn", "layers.2", "layers.2.mlp"}),
     (models.branches(), {"block", "block.branch2"}),
+    (models.tangle(), {"a", "a.d", "b", "e", "e.f"}),
 ])  # fmt: skip
 def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, opened: set[str], tmp_path: Path) -> None:
     script = "document.getElementById('gw-close').click();" + "".join(

@@ -85,7 +85,7 @@ def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.
     check_wires_run_around_boxes(made)
 
 
-@pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches()])
+@pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches(), models.tangle()])
 def test_the_models_people_draw(program: Program) -> None:
     for made in (layout(program), layout(program, level=ALL), layout(program, level=ALL, params=True)):
         check(made)

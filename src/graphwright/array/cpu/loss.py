@@ -47,7 +47,7 @@ def cross_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
 
 @kernel("cross_entropy_backward", work=_work)
 def cross_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """g · (softmax(scores) - one_hot(target)) per row, 0 where the target is ignored."""
+    """G · (softmax(scores) - one_hot(target)) per row, 0 where the target is ignored."""
     scores, targets = ins[0].view(-1, ins[0].shape[-1]), ins[1].view(-1)
     lse, grad = ins[2].view(-1), ins[3].view(-1)
     out = outs[0].view(scores.shape)

@@ -1,0 +1,57 @@
+"""What a plan says of itself in words and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from graphwright.graph import NodeId
+from graphwright.plan.table import ARENA
+from graphwright.program import Value
+from graphwright.program.hashing import encode_attrs
+
+if TYPE_CHECKING:
+    from graphwright.plan.plan import Plan
+
+
+def explain(plan: Plan, ref: NodeId | Value | str) -> str:
+    """What became of a node: instruction, slot, buffer, bytes and why."""
+    node = plan.program.node(ref)
+    path = plan.program.path(node)
+    if path in plan.pruned:
+        return f"{path}: pruned, no output and no write needs it"
+    lines = [path]
+    for slot in (s for s in plan.slots if s.value is not None and s.value.node == node):
+        b = plan.buffers[slot.buffer]
+        place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
+        life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
+        lines.append(
+            f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})"
+        )
+    found = plan.of(node)
+    for i in found:
+        lines.append(f"  instr {plan.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
+    if not found:
+        fired = next((f for f in plan.rewrites if f.node == path), None)
+        lines.append("  folded: computed once from frozen weights" if node in plan.folds else
+                     f"  rewritten: {fired.rule}, {fired.into} stands for it" if fired is not None else
+                     "  no instruction: a view")  # fmt: skip
+    return "\n".join(lines)
+
+
+def tables(plan: Plan) -> dict[str, Any]:
+    """The tables by position; no handle, address or time enters."""
+    number = {b: n for n, b in enumerate(sorted({s.buffer for s in plan.slots}))}
+    return {
+        "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
+        "inputs": {n: s.to_json() for n, s in plan.inputs.items()},
+        "outputs": dict(plan.outputs),
+        "watched": dict(plan.watched),
+        "commit": plan.commit_start,
+        "buffers": [
+            [b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in plan.buffers if b.index in number
+        ],
+        "slots": [[number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
+                  for s in plan.slots],
+        "instrs": [[i.op, list(i.ins), list(i.outs), list(i.work), encode_attrs(i.attrs)] for i in plan.instrs],
+        "arena": plan.arena_bytes,
+    }  # fmt: skip
