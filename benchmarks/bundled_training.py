@@ -22,14 +22,18 @@ def run() -> list[Figure]:
     model = create(config_from(CONFIG), seed=RECIPE.seed)
     trainer = Trainer(model, train, RECIPE)
     twin = torch_twin(model, "sdpa")
-    groups = [{"params": [p for p in twin.parameters() if p.dim() > 1], "weight_decay": RECIPE.weight_decay},
-              {"params": [p for p in twin.parameters() if p.dim() < 2], "weight_decay": 0.0}]  # fmt: skip
+    groups = [
+        {"params": [p for p in twin.parameters() if p.dim() > 1], "weight_decay": RECIPE.weight_decay},
+        {"params": [p for p in twin.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
     opt = torch.optim.AdamW(groups, lr=RECIPE.lr, betas=RECIPE.betas, fused=True)
     losses = []
     started = perf_counter()
     for step in range(RECIPE.steps):
         for group in opt.param_groups:
-            group["lr"] = warmup_cosine(step, peak=RECIPE.lr, warmup=RECIPE.warmup, total=RECIPE.steps, floor=RECIPE.floor)
+            group["lr"] = warmup_cosine(
+                step, peak=RECIPE.lr, warmup=RECIPE.warmup, total=RECIPE.steps, floor=RECIPE.floor
+            )
         ids, targets = (torch.from_numpy(a) for a in trainer.batch(step))
         opt.zero_grad()
         loss = torch.nn.functional.cross_entropy(twin(ids, use_cache=False).logits.flatten(0, 1), targets.flatten())
@@ -45,10 +49,24 @@ def run() -> list[Figure]:
             assert variable.dtype.name == "float32"
     score = model.perplexity(held_out).bits_per_byte
     facts = json.loads((bundled() / "training.json").read_text())
-    figure = Figure("Training the bundled model", f"{RECIPE.steps} steps of {RECIPE.batch} x {RECIPE.window} bytes, same initial weights, batches and schedule")
+    figure = Figure(
+        "Training the bundled model",
+        f"{RECIPE.steps} steps of {RECIPE.batch} x {RECIPE.window} bytes, same initial weights, batches and schedule",
+    )
     mine = facts["loss"]
-    figure.add("graphwright: held out", facts["bits_per_byte"]["held_out"], "bits per byte", f"{facts['minutes']} min, loss of the last 50 steps "
-               f"{np.mean(mine[-50:]):.4f}")  # fmt: skip
-    figure.add("torch/transformers: held out", score, "bits per byte", f"{minutes:.1f} min, loss of the last 50 steps {np.mean(losses[-50:]):.4f}")
-    figure.says.append(f"largest difference of the loss over the first 50 steps: {np.abs(np.asarray(mine[:50]) - losses[:50]).max():.1e}")
+    figure.add(
+        "graphwright: held out",
+        facts["bits_per_byte"]["held_out"],
+        "bits per byte",
+        f"{facts['minutes']} min, loss of the last 50 steps {np.mean(mine[-50:]):.4f}",
+    )
+    figure.add(
+        "torch/transformers: held out",
+        score,
+        "bits per byte",
+        f"{minutes:.1f} min, loss of the last 50 steps {np.mean(losses[-50:]):.4f}",
+    )
+    figure.says.append(
+        f"loss over the first 50 steps differs by at most {np.abs(np.asarray(mine[:50]) - losses[:50]).max():.1e}"
+    )
     return [figure]

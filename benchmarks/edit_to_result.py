@@ -1,6 +1,6 @@
 """From an edit to the first training result (loss and gradients), 22 layers: beside torch eager, torch.compile and JAX.
 
-Each peer does what its users do after a change of structure: torch eager just runs, torch.compile and JAX compile again.
+Each peer does what its users do after a change of structure: torch eager just runs, the others compile again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,23 @@ def ours(rounds_: int) -> dict[str, list[float]]:
     from graphwright.nn import functional
     from graphwright.plan import compile
 
-    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": V, "hidden_size": D, "num_hidden_layers": LAYERS,
-              "num_attention_heads": H, "num_key_value_heads": H, "head_dim": HD, "intermediate_size": FF, "tie_word_embeddings": True}  # fmt: skip
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": V,
+        "hidden_size": D,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": H,
+        "num_key_value_heads": H,
+        "head_dim": HD,
+        "intermediate_size": FF,
+        "tie_word_embeddings": True,
+    }
     ids, targets = (np.random.default_rng(i).integers(0, V, (B, T)) for i in range(2))
     positions = np.ascontiguousarray(np.broadcast_to(np.arange(T), (B, T)))
-    taken: dict[str, list[float]] = {f"{e}: {what}": [] for e in EDITS for what in ("edit", "first result", "steady step")}
+    taken: dict[str, list[float]] = {
+        f"{e}: {what}": [] for e in EDITS for what in ("edit", "first result", "steady step")
+    }
     for _ in range(rounds_):
         for kind in EDITS:
             model = create(config_from(fields))
@@ -71,7 +83,11 @@ def torch_peer(compiled: bool, rounds_: int) -> dict[str, list[float]]:
             super().__init__()
             self.n1, self.n2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
             self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
-            self.gate, self.up, self.down = nn.Linear(D, FF, bias=False), nn.Linear(D, FF, bias=False), nn.Linear(FF, D, bias=False)
+            self.gate, self.up, self.down = (
+                nn.Linear(D, FF, bias=False),
+                nn.Linear(D, FF, bias=False),
+                nn.Linear(FF, D, bias=False),
+            )
 
         def forward(self, x):
             y = F.rms_norm(x, (D,), self.n1, 1e-6)
@@ -83,7 +99,11 @@ def torch_peer(compiled: bool, rounds_: int) -> dict[str, list[float]]:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.blocks, self.skip = nn.Embedding(V, D), nn.ModuleList([Block() for _ in range(LAYERS)]), False
+            self.embed, self.blocks, self.skip = (
+                nn.Embedding(V, D),
+                nn.ModuleList([Block() for _ in range(LAYERS)]),
+                False,
+            )
 
         def forward(self, ids):
             x = self.embed(ids)
@@ -131,7 +151,11 @@ def jax_peer(rounds_: int) -> dict[str, list[float]]:
 
     def block():
         shapes = {"q": (D, D), "k": (D, D), "v": (D, D), "o": (D, D), "gate": (FF, D), "up": (FF, D), "down": (D, FF)}
-        return {**{n: jnp.asarray(rng.normal(size=s) * 0.02, jnp.float32) for n, s in shapes.items()}, "n1": jnp.ones(D), "n2": jnp.ones(D)}
+        return {
+            **{n: jnp.asarray(rng.normal(size=s) * 0.02, jnp.float32) for n, s in shapes.items()},
+            "n1": jnp.ones(D),
+            "n2": jnp.ones(D),
+        }
 
     ids, targets = (jnp.asarray(rng.integers(0, V, (B, T))) for _ in range(2))
     visible = jnp.tril(jnp.ones((T, T), bool))
@@ -157,16 +181,19 @@ def jax_peer(rounds_: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {f"{e}: {what}": [] for e in EDITS for what in ("first result", "steady step")}
     for _ in range(rounds_):
         for kind in EDITS:
-            params = {"embed": jnp.asarray(rng.normal(size=(V, D)) * 0.02, jnp.float32), "blocks": [block() for _ in range(LAYERS)]}
+            params = {
+                "embed": jnp.asarray(rng.normal(size=(V, D)) * 0.02, jnp.float32),
+                "blocks": [block() for _ in range(LAYERS)],
+            }
             skip = False
-            call = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # noqa: B023  # read when traced
+            call = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # read when traced
             jax.block_until_ready(call(params))
             t0 = perf_counter()
             if kind == "skip":
                 skip = True
             else:
                 params = {**params, "blocks": params["blocks"][:10] + params["blocks"][11:]}
-            fresh = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # noqa: B023  # read when traced
+            fresh = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # read when traced
             jax.block_until_ready(fresh(params))
             t1 = perf_counter()
             for _ in range(3):
@@ -180,13 +207,20 @@ def run() -> list[Figure]:
     import torch
 
     slow = int(os.environ.get("COMPILE_ROUNDS", "1"))
-    peers = {"graphwright": ours(5), "torch eager": torch_peer(False, 5), "JAX jit": jax_peer(2), "torch.compile": torch_peer(True, slow)}
+    peers = {
+        "graphwright": ours(5),
+        "torch eager": torch_peer(False, 5),
+        "JAX jit": jax_peer(2),
+        "torch.compile": torch_peer(True, slow),
+    }
     figures = []
     for kind in EDITS:
         what = "skip layer 3 -> 9" if kind == "skip" else "remove layer 10"
-        figure = Figure(f"Edit to first training result, {what}",
-                        f"22 layers, width 256, batch 2 x 64, loss and all gradients, {torch.get_num_threads()} threads; median of 5, JAX of 2, "
-                        f"torch.compile of {slow}")  # fmt: skip
+        figure = Figure(
+            f"Edit to first training result, {what}",
+            f"22 layers, width 256, batch 2 x 64, loss and all gradients, {torch.get_num_threads()} threads; "
+            f"median of 5, JAX of 2, torch.compile of {slow}",
+        )
         for who, taken in peers.items():
             for part in ("edit", "first result", "steady step"):
                 samples = taken.get(f"{kind}: {part}")

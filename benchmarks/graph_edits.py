@@ -53,7 +53,10 @@ def _bulk(n_nodes: int, n_edges: int, seed: int) -> dict[str, dict[str, float]]:
 
 
 def bulk_figure(n_edges: int) -> Figure:
-    figure = Figure(f"Bulk edits, {n_edges:,} edges", "uniform random ends, mean degree 10, deletion by handle in random order, 7 rounds")
+    figure = Figure(
+        f"Bulk edits, {n_edges:,} edges",
+        "uniform random ends, mean degree 10, deletion by handle in random order, 7 rounds",
+    )
     taken = [_bulk(n_edges // 10, n_edges, seed) for seed in range(7)]
     best: dict[str, float] = {}
     for what in ("insert", "delete"):
@@ -69,7 +72,9 @@ def bulk_figure(n_edges: int) -> Figure:
 
 
 def hub_figure() -> Figure:
-    figure = Figure("Deletion by handle at a hub", "one node with all edges, 2 000 deletions in random order, single calls")
+    figure = Figure(
+        "Deletion by handle at a hub", "one node with all edges, 2 000 deletions in random order, single calls"
+    )
     points = []
     for degree in (100, 1_000, 10_000, 100_000, 1_000_000):
         g = Graph()
@@ -89,7 +94,9 @@ def hub_figure() -> Figure:
 
 
 def single_figure() -> Figure:
-    figure = Figure("Single edits from Python", "10 000 nodes, 20 000 edges, one call an edit, 5 rounds; no lead is claimed here")
+    figure = Figure(
+        "Single edits from Python", "10 000 nodes, 20 000 edges, one call an edit, 5 rounds; no lead is claimed here"
+    )
     rng = np.random.default_rng(0)
     pairs = [(int(a), int(b)) for a, b in rng.integers(0, 10_000, (20_000, 2))]
     samples: dict[str, list[float]] = {}

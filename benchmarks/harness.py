@@ -1,4 +1,4 @@
-"""Measuring fairly: peers in the same process, rounds interleaved, median and bootstrap interval, an A/A row as the noise.
+"""Measuring fairly: peers in the same process, rounds interleaved, median and bootstrap interval, A/A as noise.
 
 A figure is a list of rows; `rounds` measures callables side by side, `row` holds what other figures have to say.
 """
@@ -43,11 +43,15 @@ class Figure:
     rows: list[Row] = field(default_factory=list)
     says: list[str] = field(default_factory=list)
 
-    def add(self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None) -> None:
+    def add(
+        self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None
+    ) -> None:
         self.rows.append(Row(who, value, unit, low, high, note))
 
 
-def rounds(calls: dict[str, Callable[[], Any]], *, n: int = 15, warm: int = 2, inner: int = 1) -> dict[str, list[float]]:
+def rounds(
+    calls: dict[str, Callable[[], Any]], *, n: int = 15, warm: int = 2, inner: int = 1
+) -> dict[str, list[float]]:
     """Seconds per call of each, measured in interleaved rounds; the first one is measured twice, as `A/A`."""
     names = list(calls)
     twice = {**calls, "A/A": calls[names[0]]}
@@ -73,7 +77,9 @@ def interval(samples: list[float], draws: int = 2000) -> tuple[float, float]:
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
-def add_rounds(figure: Figure, taken: dict[str, list[float]], unit: str = "ms", note: dict[str, str] | None = None) -> None:
+def add_rounds(
+    figure: Figure, taken: dict[str, list[float]], unit: str = "ms", note: dict[str, str] | None = None
+) -> None:
     """Rows of a measurement."""
     scale = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
     for name, samples in taken.items():
@@ -83,13 +89,24 @@ def add_rounds(figure: Figure, taken: dict[str, list[float]], unit: str = "ms", 
 
 def machine() -> dict[str, Any]:
     """Where it was measured."""
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    model = next(
+        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
     versions = {}
     for name in ("torch", "numpy", "numba", "transformers", "jax", "rustworkx", "networkx"):
         if name in sys.modules:
             versions[name] = getattr(sys.modules[name], "__version__", "?")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "versions": versions, "commit": commit}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": commit,
+    }
 
 
 def show(figure: Figure) -> str:
@@ -105,14 +122,25 @@ def show(figure: Figure) -> str:
 def write(name: str, figures: list[Figure]) -> None:
     """Store the result."""
     RESULTS.mkdir(exist_ok=True)
-    data = {"name": name, "command": f"python -m benchmarks {name}", "machine": machine(), "figures": [asdict(f) for f in figures]}
+    data = {
+        "name": name,
+        "command": f"python -m benchmarks {name}",
+        "machine": machine(),
+        "figures": [asdict(f) for f in figures],
+    }
     (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def peak_rss_mib(script: str) -> dict[str, Any]:
     """Run a script in a process of its own; it prints one JSON object; its peak resident MiB is added."""
-    wrapper = script + "\nimport resource as _r; out['peak_mib'] = _r.getrusage(_r.RUSAGE_SELF).ru_maxrss / 1024\nprint(_j.dumps(out))"
-    done = subprocess.run([sys.executable, "-c", "import json as _j\nout = {}\n" + wrapper], capture_output=True, text=True, check=False)
+    wrapper = (
+        script
+        + "\nimport resource as _r\nout['peak_mib'] = _r.getrusage(_r.RUSAGE_SELF).ru_maxrss / 1024\n"
+        + "print(_j.dumps(out))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import json as _j\nout = {}\n" + wrapper], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return json.loads(done.stdout.strip().splitlines()[-1])

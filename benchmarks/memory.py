@@ -9,7 +9,9 @@ import numpy as np, resource
 from graphwright.models.bundled import CONFIG
 def rss(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 """
-OURS = COMMON + """
+OURS = (
+    COMMON
+    + """
 import torch
 from graphwright.models.corpus import pydoc_split
 from graphwright.models.create import config_from, create
@@ -22,7 +24,10 @@ plan = trainer._compiled.plan(*[trainer.batch(0)[0], trainer._positions, trainer
 out["arena_mib"] = plan.arena_bytes / 2**20
 out["bound_mib"] = plan.lower_bound / 2**20
 """
-TORCH = COMMON + """
+)
+TORCH = (
+    COMMON
+    + """
 import torch, transformers
 fields = {k: v for k, v in CONFIG.items() if k not in ("architectures", "model_type", "dtype")}
 model = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**fields), attn_implementation="IMPL")
@@ -31,17 +36,27 @@ ids = torch.randint(0, 256, (16, 257))
 out["before_mib"] = rss()
 for _ in range(3):
     opt.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(ids[:, :-1], use_cache=False).logits.flatten(0, 1), ids[:, 1:].flatten())
+    logits = model(ids[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     opt.step()
 """
+)
 
 
 def run() -> list[Figure]:
-    figure = Figure("Peak memory of a training step", "1.6 M parameters, 16 x 256 bytes, f32; growth of peak resident memory over the loaded process")
+    figure = Figure(
+        "Peak memory of a training step",
+        "1.6 M parameters, 16 x 256 bytes, f32; growth of peak resident memory over the loaded process",
+    )
     ours = peak_rss_mib(OURS)
-    figure.add("graphwright", ours["peak_mib"] - ours["before_mib"], "MiB", f"arena {ours['arena_mib']:.0f} MiB, liveness bound {ours['bound_mib']:.0f} MiB")
+    figure.add(
+        "graphwright",
+        ours["peak_mib"] - ours["before_mib"],
+        "MiB",
+        f"arena {ours['arena_mib']:.0f} MiB, liveness bound {ours['bound_mib']:.0f} MiB",
+    )
     for name in ("eager", "sdpa"):
         peer = peak_rss_mib(TORCH.replace("IMPL", name))
         figure.add(f"torch eager, {name} attention", peer["peak_mib"] - peer["before_mib"], "MiB")

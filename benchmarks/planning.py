@@ -34,7 +34,10 @@ def layered(nodes: int) -> Program:
 
 
 def run() -> list[Figure]:
-    figure = Figure("Planning", "residual blocks of 12 nodes, batch 4, full plan: order, rewrites, slots, liveness, layout; 9 rounds")
+    figure = Figure(
+        "Planning",
+        "residual blocks of 12 nodes, batch 4, full plan: order, rewrites, slots, liveness, layout; 9 rounds",
+    )
     sizes = (1_000, 5_000, 20_000)
     for n in sizes:
         p = layered(n)
@@ -51,7 +54,14 @@ def run() -> list[Figure]:
                 e.insert(edge, "relu")
             edits.append((perf_counter() - started) * 1e3)
         low, high = interval(plans)
-        figure.add(f"{len(p):,} nodes: plan", median(plans), "ms", f"arena / lower bound {plan.arena_bytes / plan.lower_bound:.3f}", low, high)
+        figure.add(
+            f"{len(p):,} nodes: plan",
+            median(plans),
+            "ms",
+            f"arena / lower bound {plan.arena_bytes / plan.lower_bound:.3f}",
+            low,
+            high,
+        )
         low, high = interval(edits)
         figure.add(f"{len(p):,} nodes: commit of one inserted node", median(edits), "ms", "", low, high)
     return [figure]

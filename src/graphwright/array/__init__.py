@@ -1,4 +1,4 @@
-"""Arrays without a library in their interface: DType, Device, Layout, Spec, Storage, NDArray and the Backend protocol."""
+"""Arrays with no library in their interface: DType, Device, Layout, Spec, Storage, NDArray, Backend."""
 
 from __future__ import annotations
 
@@ -22,13 +22,44 @@ from graphwright.array.dtype import (
     promote,
     result_type,
     uint8,
-)  # fmt: skip
+)
 from graphwright.array.layout import Layout
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
 from graphwright.array.storage import Storage
 
-__all__ = ["BY_TAG", "CPU", "DTYPES", "Backend", "DType", "Device", "DeviceUnavailable", "Dim", "Layout", "MissingKernel", "NDArray",
-           "ReadOnlyArray", "Spec", "Storage", "UnboundDim", "backend", "bfloat16", "bool_", "broadcast_shapes", "dtype",
-           "empty", "float16", "float32", "float64", "from_numpy", "int8", "int16", "int32", "int64", "promote", "random",
-           "result_type", "uint8"]  # fmt: skip
+__all__ = [
+    "BY_TAG",
+    "CPU",
+    "DTYPES",
+    "Backend",
+    "DType",
+    "Device",
+    "DeviceUnavailable",
+    "Dim",
+    "Layout",
+    "MissingKernel",
+    "NDArray",
+    "ReadOnlyArray",
+    "Spec",
+    "Storage",
+    "UnboundDim",
+    "backend",
+    "bfloat16",
+    "bool_",
+    "broadcast_shapes",
+    "dtype",
+    "empty",
+    "float16",
+    "float32",
+    "float64",
+    "from_numpy",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "promote",
+    "random",
+    "result_type",
+    "uint8",
+]

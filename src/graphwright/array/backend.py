@@ -57,8 +57,9 @@ class Backend(Protocol):
         """Scratch that a kernel wants beside its outputs."""
         ...
 
-    def bind(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs,
-             work: Sequence[NDArray]) -> list[Call]:  # fmt: skip
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
+    ) -> list[Call]:
         """The calls that compute `outs` from `ins`. Raises: MissingKernel."""
         ...
 

@@ -31,8 +31,15 @@ class NDArray:
 
     __slots__ = ("__weakref__", "_impl", "dtype", "offset", "shape", "storage", "strides")
 
-    def __init__(self, storage: Storage, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None,
-                 offset: int = 0, impl: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: DType,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+        impl: Any = None,
+    ) -> None:
         self.storage, self.dtype, self.shape, self.offset = storage, dtype, shape, offset
         self.strides = row_major(shape) if strides is None else strides
         self._impl = impl
@@ -81,7 +88,9 @@ class NDArray:
     def writable(self) -> None:
         """Count a write. Raises: ReadOnlyArray if the memory must not change."""
         if self.storage.readonly:
-            raise ReadOnlyArray("this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it")
+            raise ReadOnlyArray(
+                "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
+            )
         self.storage.version += 1
 
     def copy(self) -> NDArray:
@@ -122,8 +131,9 @@ class NDArray:
         flat = np.frombuffer(memory, np.uint8) if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
         size = self.dtype.itemsize
         flat = flat[: len(flat) // size * size].view(self.dtype.numpy)
-        return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, tuple(size * s for s in self.strides),
-                                               writeable=not self.storage.readonly)  # fmt: skip
+        return np.lib.stride_tricks.as_strided(
+            flat[self.offset :], self.shape, tuple(size * s for s in self.strides), writeable=not self.storage.readonly
+        )
 
     def tobytes(self) -> bytes:
         """Row-major bytes of the elements."""

@@ -20,7 +20,12 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     k0, k1 = key
     for _ in range(10):
         p0, p1 = _M0 * c[0], _M1 * c[2]
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & _LOW, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & _LOW]
+        c = [
+            (p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1),
+            p0 & _LOW,
+        ]
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     return np.stack(c, axis=1).astype(np.uint32)
 
@@ -31,7 +36,7 @@ def stream_of(name: str) -> int:
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n words uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
+    """N words uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
     counter[:, 0], counter[:, 1] = blocks & _LOW, blocks >> np.uint64(32)
@@ -40,12 +45,12 @@ def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def uniform(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n float32 in [0, 1), multiples of 2⁻²⁴."""
+    """N float32 in [0, 1), multiples of 2⁻²⁴."""
     return (bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n standard normals float32 by Box and Muller on pairs, computed in float64."""
+    """N standard normals float32 by Box and Muller on pairs, computed in float64."""
     words = bits(n + n % 2, seed=seed, stream=stream, step=step) >> np.uint32(8)
     u1, u2 = (words[0::2].astype(np.float64) + 1) * 2.0**-24, words[1::2].astype(np.float64) * 2.0**-24
     radius, angle = np.sqrt(-2 * np.log(u1)), 2 * np.pi * u2
@@ -53,12 +58,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³² · range)."""
+    """N int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³² · range)."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
     return low + ((words * np.uint64(high - low)) >> np.uint64(32)).astype(np.int64)
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n standard Gumbel values float32: -ln(-ln u), u on the 24-bit grid, never 0 or 1."""
+    """N standard Gumbel values float32: -ln(-ln u), u on the 24-bit grid, never 0 or 1."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Spec: the shape and dtype of a value before it exists. A dimension is an int, or a name for one that a run decides."""
+"""Spec: the shape and dtype of a value before it exists. A dimension is an int, or a name that a run decides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Spec:
     def size(self) -> int:
         """Number of elements. Raises: UnboundDim while a dimension is a name."""
         if self.symbolic:
-            raise UnboundDim("the number of elements is not known", got=repr(self), fix="compile or run with real inputs")
+            raise UnboundDim(
+                "the number of elements is not known", got=repr(self), fix="compile or run with real inputs"
+            )
         return prod(self.shape)  # type: ignore[arg-type]  # all ints, checked above
 
     @property
@@ -54,8 +56,10 @@ class Spec:
         """True if `shape` fits; names seen for the first time are entered into `dims`."""
         if len(shape) != len(self.shape):
             return False
-        return all(dims.setdefault(want, have) == have if isinstance(want, str) else want == have
-                   for want, have in zip(self.shape, shape, strict=True))  # fmt: skip
+        return all(
+            dims.setdefault(want, have) == have if isinstance(want, str) else want == have
+            for want, have in zip(self.shape, shape, strict=True)
+        )
 
     def to_json(self) -> list:
         """`[dtype name, [dims]]`."""
@@ -68,7 +72,9 @@ class Spec:
 
     def __repr__(self) -> str:
         short = {"float": "f", "int": "i", "uint": "u"}.get(self.dtype.kind, "")
-        name = "bool" if not short else f"{'b' if self.dtype.name == 'bfloat16' else ''}{short}{8 * self.dtype.itemsize}"
+        name = (
+            "bool" if not short else f"{'b' if self.dtype.name == 'bfloat16' else ''}{short}{8 * self.dtype.itemsize}"
+        )
         return f"{name}[{', '.join(map(str, self.shape))}]"
 
 
@@ -86,8 +92,13 @@ def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
             if here == 1 or here == size:
                 continue
             if size != 1:
-                raise ShapeError("shapes do not broadcast", where=f"axis {axis}", expected=size, got=here,
-                                 fix="reshape or expand one operand: " + " and ".join(map(str, shapes)))  # fmt: skip
+                raise ShapeError(
+                    "shapes do not broadcast",
+                    where=f"axis {axis}",
+                    expected=size,
+                    got=here,
+                    fix="reshape or expand one operand: " + " and ".join(map(str, shapes)),
+                )
             size = here
         result.append(size)
     return tuple(result)

@@ -13,13 +13,40 @@ from graphwright.autograd.engine import (
     backward,
     grad,
     unbroadcast,
-)  # fmt: skip
+)
 from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
 from graphwright.autograd.tensor import Parameter, Tensor, Variable, update
 
-__all__ = ["GradShapeRequired", "GraphFreed", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter",
-           "Recorder", "Symbol", "Tensor", "TraceError", "Variable", "active_recorder", "arange", "as_tensor", "autocast_dtype",
-           "autocast_to", "backward", "enable_grad", "full", "grad", "grad_enabled", "no_grad", "ones", "scope", "scoped", "tensor",
-           "unbroadcast", "update", "zeros"]  # fmt: skip
+__all__ = [
+    "GradShapeRequired",
+    "GraphFreed",
+    "ModifiedSinceForward",
+    "NoTape",
+    "NotDifferentiable",
+    "Parameter",
+    "Recorder",
+    "Symbol",
+    "Tensor",
+    "TraceError",
+    "Variable",
+    "active_recorder",
+    "arange",
+    "as_tensor",
+    "autocast_dtype",
+    "autocast_to",
+    "backward",
+    "enable_grad",
+    "full",
+    "grad",
+    "grad_enabled",
+    "no_grad",
+    "ones",
+    "scope",
+    "scoped",
+    "tensor",
+    "unbroadcast",
+    "update",
+    "zeros",
+]

@@ -48,8 +48,9 @@ class TapeNode:
         "versions",
     )
 
-    def __init__(self, op: Op, attrs: Mapping[str, Any], inputs: Sequence[Tensor], data: Sequence[Any],
-                 outputs: Sequence[Tensor]) -> None:  # fmt: skip
+    def __init__(
+        self, op: Op, attrs: Mapping[str, Any], inputs: Sequence[Tensor], data: Sequence[Any], outputs: Sequence[Tensor]
+    ) -> None:
         self.op, self.attrs, self.seq = op, attrs, next(_sequence)
         self.edges: list[Any] = [
             None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
@@ -113,10 +114,14 @@ def _common_dtype(row: Op, free: Sequence[Any]) -> DType | None:
     if rule == "inner":
         return first
     if rule == "promote" and free:
-        return result_type([
-            (kind, "python") if (kind := _python_kind(t)) is not None else (t.dtype, "array" if t.shape else "scalar0d")
-            for t in free
-        ])  # fmt: skip
+        return result_type(
+            [
+                (kind, "python")
+                if (kind := _python_kind(t)) is not None
+                else (t.dtype, "array" if t.shape else "scalar0d")
+                for t in free
+            ]
+        )
     return None
 
 

@@ -41,9 +41,15 @@ def backward(root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = F
     _run([root], [grad], None, retain_graph, create_graph=False)
 
 
-def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
-         grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
-         create_graph: bool = False, allow_unused: bool = False) -> tuple[Tensor | None, ...]:  # fmt: skip
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
     """Gradients of outputs with respect to inputs, leaving every `.grad` alone.
 
     Args:
@@ -59,8 +65,12 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
     found = _run(roots, seeds, wanted, keep, create_graph)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
-            raise NoTape("an input does not reach the outputs", where=tensor.name or None, got=tensor.spec,
-                         fix="allow_unused=True gives None for it")  # fmt: skip
+            raise NoTape(
+                "an input does not reach the outputs",
+                where=tensor.name or None,
+                got=tensor.spec,
+                fix="allow_unused=True gives None for it",
+            )
     return tuple(found)
 
 
@@ -73,8 +83,11 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
         )
     if grad is None:
         if root.size != 1:
-            raise GradShapeRequired("several elements need a gradient to start from", expected=root.spec,
-                                    fix="backward(grad) with a tensor of that spec, or sum() first")  # fmt: skip
+            raise GradShapeRequired(
+                "several elements need a gradient to start from",
+                expected=root.spec,
+                fix="backward(grad) with a tensor of that spec, or sum() first",
+            )
         return call("full_like", root.detach(), value=1.0)
     if grad.spec != root.spec:
         raise ShapeError("the gradient must have the tensor's spec", expected=root.spec, got=grad.spec)
@@ -137,8 +150,13 @@ class _Pass:
         return node
 
 
-def _run(roots: Sequence[Tensor], seeds: Sequence[Tensor | None], wanted: Sequence[Tensor] | None, retain: bool,
-         create_graph: bool) -> list[Tensor | None]:  # fmt: skip
+def _run(
+    roots: Sequence[Tensor],
+    seeds: Sequence[Tensor | None],
+    wanted: Sequence[Tensor] | None,
+    retain: bool,
+    create_graph: bool,
+) -> list[Tensor | None]:
     with enable_grad() if create_graph else no_grad():
         state = _Pass(wanted, create_graph)
         used: list[TapeNode] = []
@@ -172,8 +190,9 @@ def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list
     with scoped("grad", node.path) if node.path else nullcontext():
         result = op.vjp(upstream, ins, outs, node.attrs, needs)
     if len(result) != len(needs):
-        raise ComputeError("a vjp must give one gradient per operand", where=op.name, expected=len(needs),
-                           got=len(result))  # fmt: skip
+        raise ComputeError(
+            "a vjp must give one gradient per operand", where=op.name, expected=len(needs), got=len(result)
+        )
     final: list[Tensor | None] = []
     for g, need, spec in zip(result, needs, node.in_specs, strict=True):
         if not need or g is None:
@@ -192,8 +211,11 @@ def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
     """Saved operands and results as tensors, on the tape again if the backward is taped; specs of the others."""
     if node.ins is None or node.outs is None:
-        raise GraphFreed("backward ran through this graph before", where=node.op.name,
-                         fix="backward(retain_graph=True) the first time")  # fmt: skip
+        raise GraphFreed(
+            "backward ran through this graph before",
+            where=node.op.name,
+            fix="backward(retain_graph=True) the first time",
+        )
     versions = iter(node.versions)
     ins: list[Tensor | Spec] = []
     for data, edge, spec in zip(node.ins, node.edges, node.in_specs, strict=True):
@@ -221,8 +243,12 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 def _unchanged(data: Any, version: int | None, node: TapeNode) -> None:
     if isinstance(data, NDArray) and data.storage.version != version:
-        raise ModifiedSinceForward("a value saved for backward was overwritten", where=node.op.name, got=data.spec,
-                                   fix="write to a clone(), or after backward()")  # fmt: skip
+        raise ModifiedSinceForward(
+            "a value saved for backward was overwritten",
+            where=node.op.name,
+            got=data.spec,
+            fix="write to a clone(), or after backward()",
+        )
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""The protocol by which a layer above turns tensor code into a graph. Autograd knows the protocol and nothing behind it."""
+"""The protocol by which a layer above turns tensor code into a graph. Autograd knows nothing behind it."""
 
 from __future__ import annotations
 

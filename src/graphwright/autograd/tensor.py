@@ -41,7 +41,7 @@ class Tensor:
     def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         return apply(row, operands, attrs)
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes."""
@@ -77,11 +77,14 @@ class Tensor:
         """True while tracing: it has a spec and no value."""
         return isinstance(self.data, Symbol)
 
-    # -- leaving tensor land ------------------------------------------------------------------------------------------
+    # -- leaving tensor land -----------------------------------------------------------------------------------------
     def _array(self, wanted: str) -> NDArray:
         if isinstance(self.data, Symbol) or (isinstance(self, Variable) and active.get() is not None):
-            raise TraceError(f"{wanted} needs a value, and a traced tensor has none", got=self.spec,
-                             fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace")  # fmt: skip
+            raise TraceError(
+                f"{wanted} needs a value, and a traced tensor has none",
+                got=self.spec,
+                fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace",
+            )
         return self.data
 
     def numpy(self, dtype: object = None) -> np.ndarray:
@@ -116,7 +119,7 @@ class Tensor:
             raise UsageError("a scalar has no length")
         return self.shape[0]
 
-    # -- gradient -----------------------------------------------------------------------------------------------------
+    # -- gradient ----------------------------------------------------------------------------------------------------
     def backward(self, grad: Tensor | None = None, *, retain_graph: bool = False) -> None:
         """Add d self / d leaf to `grad` of every leaf that requires it.
 
@@ -133,7 +136,7 @@ class Tensor:
         """The same memory without the tape."""
         return Tensor(self.data)
 
-    # -- operations ---------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------------
     def __add__(self, other: Any) -> Tensor:
         return call("add", self, other)
 
@@ -379,7 +382,9 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
     full = row.complete(attrs)
     recorder = active.get()
     if recorder is not None:
-        for target, symbol in zip(targets, recorder.record(row, [recorder.resolve(o) for o in operands], full), strict=True):
+        for target, symbol in zip(
+            targets, recorder.record(row, [recorder.resolve(o) for o in operands], full), strict=True
+        ):
             recorder.assign(target, Tensor(symbol))
         return
     outs = [target.own() for target in targets]

@@ -9,8 +9,13 @@ import typer
 from graphwright import __version__
 from graphwright.cli import demo, diff, edit, export, generate, inspect, run, train, verify, warmup
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-                  context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _version(value: bool) -> None:
@@ -20,8 +25,11 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-          ) -> None:  # fmt: skip
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Open a neural network as a graph, edit it while it runs, export it with proof.
 
     DIR is a Hugging Face directory, a saved model, or the word `bundled`.

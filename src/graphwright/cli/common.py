@@ -91,8 +91,14 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description:<12}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))  # fmt: skip
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}"),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}
 

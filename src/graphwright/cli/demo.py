@@ -1,4 +1,4 @@
-"""`graphwright demo`: the main job from end to end on the bundled model, each chapter with the line of Python that did it."""
+"""`graphwright demo`: the main job on the bundled model, each chapter with the line of Python that did it."""
 
 from __future__ import annotations
 
@@ -49,11 +49,17 @@ class Chapter:
 
 
 @verb
-def demo(out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("graphwright-demo"),
-         quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
-         overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
-         seed: Seed = 0, threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> int:  # fmt: skip
-    """Open, draw, run, cut, undo, add a skip, train, export and prove; writes report.html, model.svg and receipt.json."""
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("graphwright-demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Open, draw, run, cut, undo, add a skip, train, export, prove; writes report.html, model.svg, receipt.json."""
     from graphwright.files import atomic_directory
 
     set_threads(threads)
@@ -62,9 +68,14 @@ def demo(out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("
     with atomic_directory(out, overwrite=overwrite) as place:
         story = _Story(place, quick, seed, quiet or as_json, show)
         chapters = story.run()
-        facts = {"seconds": round(perf_counter() - started, 2), "ok": all(all(c.checks.values()) for c in chapters),
-                 "chapters": [{"title": c.title, "code": c.code, "seconds": round(c.seconds, 3), "facts": c.facts, "checks": c.checks}
-                              for c in chapters]}  # fmt: skip
+        facts = {
+            "seconds": round(perf_counter() - started, 2),
+            "ok": all(all(c.checks.values()) for c in chapters),
+            "chapters": [
+                {"title": c.title, "code": c.code, "seconds": round(c.seconds, 3), "facts": c.facts, "checks": c.checks}
+                for c in chapters
+            ],
+        }
         (place / "demo.json").write_text(json.dumps({"schema": 1, **facts}, indent=1) + "\n", encoding="utf-8")
         from graphwright.cli.report import write_report
 
@@ -73,7 +84,10 @@ def demo(out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("
         emit_json({**facts, "out": str(out)})
     elif show:
         say(f"\n{facts['seconds']:.0f} s in all. Look at {out}/report.html, then try:")
-        say(f"  graphwright inspect {out}/exported\n  graphwright verify {out}/exported\n  graphwright diff bundled {out}/edited")
+        say(
+            f"  graphwright inspect {out}/exported\n  graphwright verify {out}/exported\n"
+            f"  graphwright diff bundled {out}/edited"
+        )
     return 0 if facts["ok"] else FAILED
 
 
@@ -91,7 +105,7 @@ class _Story:
         steps: list[tuple[str, str, Callable[[Chapter], None]]] = [
             ("open", 'model = gw.open("bundled")', self.open),
             ("draw", 'model.program.to_svg("model.svg")', self.draw),
-            ("measure", 'model.perplexity(held_out); model.generate(prompt, 160, temperature=0.7)', self.measure),
+            ("measure", "model.perplexity(held_out); model.generate(prompt, 160, temperature=0.7)", self.measure),
             ("cut a branch while it runs", 'with p.edit("cut") as e: e.cut(edge)', self.cut),
             ("undo", "p.undo()", self.undo),
             ("add a skip", 'with p.edit("skip") as e: e.link("layers.0.out", "layers.2.out", zeros)', self.skip),
@@ -102,7 +116,9 @@ class _Story:
         for number, (title, code, step) in enumerate(steps, 1):
             chapter = Chapter(title, code)
             if self.show:
-                bold, dim, off = ("\033[1m", "\033[2m", "\033[0m") if colours(__import__("sys").stdout) else ("", "", "")
+                bold, dim, off = (
+                    ("\033[1m", "\033[2m", "\033[0m") if colours(__import__("sys").stdout) else ("", "", "")
+                )
                 say(f"\n{bold}{number}. {title}{off}\n   {dim}>>> {code}{off}")
             started = perf_counter()
             step(chapter)
@@ -115,7 +131,7 @@ class _Story:
                     say(f"   {'ok    ' if held else 'FAILED'} {what}")
         return self.chapters
 
-    # -- chapters -----------------------------------------------------------------------------------------------------------
+    # -- chapters ----------------------------------------------------------------------------------------------------
     def open(self, c: Chapter) -> None:
         import graphwright as gw
 
@@ -126,7 +142,13 @@ class _Story:
         self.p = self.model.program
         facts = self.model.inspect()
         touched = sum(v.data.storage.touched for v in self.p.weights.values() if v.data.storage.readonly)  # type: ignore[union-attr]  # arrays
-        c.facts = {"ms": round(ms, 1), "parameters": facts.parameters, "bytes": facts.nbytes, "nodes": facts.nodes, "weights_read": touched}
+        c.facts = {
+            "ms": round(ms, 1),
+            "parameters": facts.parameters,
+            "bytes": facts.nbytes,
+            "nodes": facts.nodes,
+            "weights_read": touched,
+        }
         c.lines = [*facts.text(2).splitlines(), f"opened in {ms:.1f} ms from config and headers alone"]
         c.checks = {"no weight byte was read": touched == 0}
 
@@ -144,9 +166,17 @@ class _Story:
         made = self.model.generate(PROMPT, 160, temperature=0.7, seed=self.seed)
         self.logits = self.model.logits(self._ids())
         self.hash = self.p.hash()
-        c.facts = {"bits_per_byte": self.before, "text": made.text, "bytes_per_s": round(made.tokens_per_s), "hash": self.hash}
-        c.lines = [f"{self.before:.4f} bits per byte on {len(self.held_out.encode()):,} held-out bytes", *_quoted(PROMPT + made.text),
-                   f"{made.tokens_per_s:,.0f} bytes/s"]  # fmt: skip
+        c.facts = {
+            "bits_per_byte": self.before,
+            "text": made.text,
+            "bytes_per_s": round(made.tokens_per_s),
+            "hash": self.hash,
+        }
+        c.lines = [
+            f"{self.before:.4f} bits per byte on {len(self.held_out.encode()):,} held-out bytes",
+            *_quoted(PROMPT + made.text),
+            f"{made.tokens_per_s:,.0f} bytes/s",
+        ]
         c.checks = {"better than 2 bits per byte": self.before < 2}
 
     def cut(self, c: Chapter) -> None:
@@ -170,8 +200,11 @@ class _Story:
         damaged = self._score()
         text = self.model.generate(PROMPT, 80, temperature=0.7, seed=self.seed).text
         c.facts = {"edge": " -> ".join(BRANCH), "ms_to_next_byte": round(ms, 1), "bits_per_byte": damaged, "text": text}
-        c.lines = [f"cut {' -> '.join(BRANCH)}; the next byte came {ms:.0f} ms after, cache filled again included",
-                   f"{self.before:.4f} -> {damaged:.4f} bits per byte", *_quoted(PROMPT + text)]  # fmt: skip
+        c.lines = [
+            f"cut {' -> '.join(BRANCH)}; the next byte came {ms:.0f} ms after, cache filled again included",
+            f"{self.before:.4f} -> {damaged:.4f} bits per byte",
+            *_quoted(PROMPT + text),
+        ]
         c.checks = {"the old cache was refused": refused, "the damage shows": damaged > self.before}
 
     def undo(self, c: Chapter) -> None:
@@ -182,8 +215,10 @@ class _Story:
         ms = (perf_counter() - started) * 1e3
         c.facts = {"ms": round(ms, 2)}
         c.lines = [f"undone in {ms:.1f} ms"]
-        c.checks = {"logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
-                    "hash is the one from before": self.p.hash() == self.hash}  # fmt: skip
+        c.checks = {
+            "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
+            "hash is the one from before": self.p.hash() == self.hash,
+        }
 
     def skip(self, c: Chapter) -> None:
         import numpy as np
@@ -194,25 +229,42 @@ class _Story:
         same = np.array_equal(self.model.logits(self._ids()), self.logits)
         self.picture = self.p.to_svg(diff=self._original())
         c.facts = {"nodes": len(self.p), "parameters": self.model.inspect().parameters}
-        c.lines = [f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; {c.facts['parameters']:,} parameters now"]
+        c.lines = [
+            f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; "
+            f"{c.facts['parameters']:,} parameters now"
+        ]
         c.checks = {"same function until it is trained": bool(same)}
 
     def train(self, c: Chapter) -> None:
         from graphwright.models.train import Recipe, Trainer
 
-        recipe = Recipe(steps=4 if self.quick else 60, batch=4 if self.quick else 12, window=128 if self.quick else 256, lr=6e-4,
-                        warmup=6, floor=0.1, seed=self.seed + 1)  # fmt: skip
+        recipe = Recipe(
+            steps=4 if self.quick else 60,
+            batch=4 if self.quick else 12,
+            window=128 if self.quick else 256,
+            lr=6e-4,
+            warmup=6,
+            floor=0.1,
+            seed=self.seed + 1,
+        )
         trainer = Trainer(self.model, self.train_text, recipe)
         with bar(self.silent) as report, self.p.edit("train the edited model", tool="graphwright demo"):
             result = trainer.run(report=report)
         self.losses = result.losses
         after = self._score()
         weight = self.p.weights["layers.2.skip.weight"].numpy()
-        c.facts = {"steps": len(result.losses), "loss": [round(x, 4) for x in result.losses], "tokens_per_s": round(result.tokens_per_s),
-                   "bits_per_byte": after, "skip_norm": float((weight.astype("f8") ** 2).sum() ** 0.5)}  # fmt: skip
-        c.lines = [f"{len(result.losses)} steps, {result.tokens_per_s:,.0f} bytes/s; forward, backward, clipping and AdamW are one plan",
-                   f"loss {spark(result.losses)} {result.losses[0]:.3f} -> {result.losses[-1]:.3f} nats per byte",
-                   f"{self.before:.4f} -> {after:.4f} bits per byte; the skip has grown to norm {c.facts['skip_norm']:.3f}"]  # fmt: skip
+        c.facts = {
+            "steps": len(result.losses),
+            "loss": [round(x, 4) for x in result.losses],
+            "tokens_per_s": round(result.tokens_per_s),
+            "bits_per_byte": after,
+            "skip_norm": float((weight.astype("f8") ** 2).sum() ** 0.5),
+        }
+        c.lines = [
+            f"{len(result.losses)} steps, {result.tokens_per_s:,.0f} bytes/s; forward to AdamW is one plan",
+            f"loss {spark(result.losses)} {result.losses[0]:.3f} -> {result.losses[-1]:.3f} nats per byte",
+            f"{self.before:.4f} -> {after:.4f} bits per byte; the skip has grown to norm {c.facts['skip_norm']:.3f}",
+        ]
         c.checks = {"the gradient reached the skip": c.facts["skip_norm"] > 0}
         if not self.quick:
             c.checks["no worse than before the edit"] = after < self.before + 0.02
@@ -242,12 +294,14 @@ class _Story:
         shutil.rmtree(copy)
         c.facts = {"journal": len(self.p.journal), "journal_hash": self.p.journal.hash}
         c.lines = [f"{len(self.p.journal)} journal entries, chained to {self.p.journal.hash[:16]}"]
-        c.checks = {"hash is the one from chapter 3": self.p.hash() == self.hash,
-                    "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
-                    "an export now has the very bytes of the original file": same}  # fmt: skip
+        c.checks = {
+            "hash is the one from chapter 3": self.p.hash() == self.hash,
+            "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
+            "an export now has the very bytes of the original file": same,
+        }
         self.p.journal.verify()
 
-    # -- helpers --------------------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
     def _ids(self) -> Any:
         import numpy as np
 

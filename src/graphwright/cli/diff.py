@@ -15,9 +15,13 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def diff(left: Annotated[str, typer.Argument(metavar="A")], right: Annotated[str, typer.Argument(metavar="B")],
-         logits: Annotated[str | None, typer.Option(help="A text on which to compare logits.")] = None,
-         as_json: Json = False, debug: Debug = False) -> int:  # fmt: skip
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A")],
+    right: Annotated[str, typer.Argument(metavar="B")],
+    logits: Annotated[str | None, typer.Option(help="A text on which to compare logits.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
     """Config fields, structure and weights. Exit 0 the same, 1 different."""
     from graphwright.models.compare import compare_models
 

@@ -17,17 +17,24 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def edit(directory: Annotated[str, typer.Argument(metavar="DIR")],
-         cut: Annotated[list[str] | None, typer.Option(help='Edge into a junction: "source -> target".')] = None,
-         connect: Annotated[list[str] | None, typer.Option(help='New edge into a junction: "source -> target".')] = None,
-         insert: Annotated[list[str] | None, typer.Option(help='An op on an edge: "source -> target : op".')] = None,
-         set_: Annotated[list[str] | None, typer.Option("--set", help='An attribute: "node.attr=value", the value as JSON.')] = None,
-         apply: Annotated[Path | None, typer.Option(help="Replay a journal.jsonl of another model.")] = None,
-         undo: Annotated[int, typer.Option(min=0, help="Take back this many entries first.")] = 0,
-         why: Annotated[str, typer.Option(help="What the journal says.")] = "edit from the shell",
-         log: Annotated[bool, typer.Option("--log", help="Print the journal.")] = False,
-         out: Annotated[Path | None, typer.Option(help="Save the model here; without it only a saved model is changed, in place.")] = None,
-         as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def edit(
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    cut: Annotated[list[str] | None, typer.Option(help='Edge into a junction: "source -> target".')] = None,
+    connect: Annotated[list[str] | None, typer.Option(help='New edge into a junction: "source -> target".')] = None,
+    insert: Annotated[list[str] | None, typer.Option(help='An op on an edge: "source -> target : op".')] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help='An attribute: "node.attr=value", the value as JSON.')
+    ] = None,
+    apply: Annotated[Path | None, typer.Option(help="Replay a journal.jsonl of another model.")] = None,
+    undo: Annotated[int, typer.Option(min=0, help="Take back this many entries first.")] = 0,
+    why: Annotated[str, typer.Option(help="What the journal says.")] = "edit from the shell",
+    log: Annotated[bool, typer.Option("--log", help="Print the journal.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the model here; without it only a saved model is changed, in place.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Cut, connect, insert, set, replay or undo; prints what changed, version and hashes."""
     from graphwright.errors import UsageError
     from graphwright.models import open, resolve
@@ -38,7 +45,9 @@ def edit(directory: Annotated[str, typer.Argument(metavar="DIR")],
     saved = is_saved(resolve(directory))
     changes = bool(cut or connect or insert or set_ or apply or undo)
     if changes and out is None and not saved:
-        raise UsageError("a Hugging Face directory is never changed", where=directory, fix="--out DIR saves the edited model there")
+        raise UsageError(
+            "a Hugging Face directory is never changed", where=directory, fix="--out DIR saves the edited model there"
+        )
     before = p.hash()
     if undo:
         p.undo(undo)
@@ -59,8 +68,14 @@ def edit(directory: Annotated[str, typer.Argument(metavar="DIR")],
                 e.set_attr(node, **{attr: _value(value)})
     if changes:
         model.save(out if out is not None else resolve(directory), overwrite=out is None)
-    facts = {"version": p.version, "before": before, "after": p.hash(), "changed": p.hash() != before,
-             "journal": [e.to_json() for e in p.journal] if log else len(p.journal), "out": str(out) if out else None}  # fmt: skip
+    facts = {
+        "version": p.version,
+        "before": before,
+        "after": p.hash(),
+        "changed": p.hash() != before,
+        "journal": [e.to_json() for e in p.journal] if log else len(p.journal),
+        "out": str(out) if out else None,
+    }
     if as_json:
         emit_json(facts)
         return
@@ -85,8 +100,11 @@ def _edge(p: Any, text: str) -> Any:
     source, target = _ends(text)
     found = [e for e in p.in_edges(target) if p.graph.source(e) == p.node(source)]
     if len(found) != 1:
-        raise UsageError("no such edge" if not found else "several edges", where=text,
-                         expected=", ".join(p.path(n) for n in p.producers(target)))  # fmt: skip
+        raise UsageError(
+            "no such edge" if not found else "several edges",
+            where=text,
+            expected=", ".join(p.path(n) for n in p.producers(target)),
+        )
     return found[0]
 
 

@@ -16,15 +16,22 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def export(directory: Annotated[str, typer.Argument(metavar="DIR")],
-           out: Annotated[Path | None, typer.Argument(metavar="OUT")] = None,
-           rung: Annotated[str, typer.Option(help="auto, or 1 to 5.")] = "auto",
-           dtype: Annotated[str, typer.Option(help="keep, or a dtype to round to.")] = "keep",
-           check: Annotated[str, typer.Option(help="auto, required or none: proof by transformers in a clean process.")] = "auto",
-           max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
-           overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-           plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
-           threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def export(
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    out: Annotated[Path | None, typer.Argument(metavar="OUT")] = None,
+    rung: Annotated[str, typer.Option(help="auto, or 1 to 5.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="keep, or a dtype to round to.")] = "keep",
+    check: Annotated[
+        str, typer.Option(help="auto, required or none: proof by transformers in a clean process.")
+    ] = "auto",
+    max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Write a Hugging Face directory, have it loaded by transformers in a clean process, and write receipt.json."""
     from dataclasses import asdict
 
@@ -43,7 +50,9 @@ def export(directory: Annotated[str, typer.Argument(metavar="DIR")],
     if out is None:
         raise UsageError("where to?", fix=f"graphwright export {directory} OUT")
     with bar(quiet or as_json) as report:
-        receipt = model.export(out, rung=rung, dtype=dtype, check=check, max_shard_size=max_shard_size, overwrite=overwrite, report=report)
+        receipt = model.export(
+            out, rung=rung, dtype=dtype, check=check, max_shard_size=max_shard_size, overwrite=overwrite, report=report
+        )
     if as_json:
         emit_json({"out": str(out), "receipt": receipt.to_json()})
         return

@@ -16,13 +16,20 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def generate(directory: Annotated[str, typer.Argument(metavar="DIR")], prompt: Annotated[str, typer.Argument()],
-             tokens: Annotated[int, typer.Option(min=0, help="Most new tokens.")] = 64,
-             temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-             top_k: Annotated[int, typer.Option(help="Draw among the k likeliest; 0 for all.")] = 0,
-             top_p: Annotated[float, typer.Option(help="Draw among the likeliest that reach this probability.")] = 1.0,
-             stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
-             seed: Seed = 0, threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def generate(
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    prompt: Annotated[str, typer.Argument()],
+    tokens: Annotated[int, typer.Option(min=0, help="Most new tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest that reach this probability.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Continue a text; greedy unless a temperature is given."""
     from dataclasses import asdict
 
@@ -35,13 +42,24 @@ def generate(directory: Annotated[str, typer.Argument(metavar="DIR")], prompt: A
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    result = model.generate(prompt, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()),
-                            stream=None if as_json else stream)  # fmt: skip
+    result = model.generate(
+        prompt,
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        stream=None if as_json else stream,
+    )
     assert not isinstance(result, list)
     if as_json:
         emit_json({**asdict(result), "tokens_per_s": result.tokens_per_s})
         return
     print()
     if not quiet:
-        print(f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s, prompt of {result.prompt_tokens} "
-              f"in {1e3 * result.prefill_s:.1f} ms", file=sys.stderr)  # fmt: skip
+        print(
+            f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s, "
+            f"prompt of {result.prompt_tokens} in {1e3 * result.prefill_s:.1f} ms",
+            file=sys.stderr,
+        )

@@ -16,10 +16,13 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def inspect(directory: Annotated[str, typer.Argument(metavar="DIR")],
-            depth: Annotated[int, typer.Option(min=1, help="Levels of the tree.")] = 3,
-            tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-            as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def inspect(
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    depth: Annotated[int, typer.Option(min=1, help="Levels of the tree.")] = 3,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Family, tree, dtypes, bytes, FLOPs and KV bytes per token of a model. Reads no weight."""
     from graphwright.models import UnsupportedArchitecture, open, resolve
 

@@ -1,4 +1,4 @@
-"""The demo's report: one self-contained page with the chapters, the graph before and after, the loss, and the receipt."""
+"""The demo's report: one self-contained page with chapters, the edited graph, the loss and the receipt."""
 
 from __future__ import annotations
 
@@ -7,49 +7,87 @@ from pathlib import Path
 from typing import Any
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1c2430;--soft:#5b6675;--line:#d8dee6;--back:#fff;--panel:#f6f8fa;--good:#1a7f4b;--bad:#b42318;--key:#1f5fbf}
-@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa5b4;--line:#323a46;--back:#12161c;--panel:#1a2029;--good:#4cc38a;--bad:#ff8a7a;--key:#7db0ff}}
-*{box-sizing:border-box}body{margin:0;background:var(--back);color:var(--ink);font:15px/1.55 system-ui,sans-serif}
-main{max-width:60rem;margin:0 auto;padding:2rem 1.25rem 4rem}h1{font-size:1.7rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2.2rem 0 .5rem}
-.lead{color:var(--soft);margin:0 0 1.2rem}code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
-pre{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem;overflow-x:auto;margin:.5rem 0}
-.code{color:var(--key)}.ok{color:var(--good)}.no{color:var(--bad)}.check{margin:.15rem 0}
-table{border-collapse:collapse;width:100%;margin:.6rem 0}td,th{text-align:left;padding:.32rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--soft);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
-.figure{border:1px solid var(--line);border-radius:6px;padding:.6rem;overflow:auto;max-height:46rem;margin:.6rem 0}.figure svg{display:block;margin:0 auto;max-width:100%;height:auto}
+:root{color-scheme:light dark;--ink:#1c2430;--soft:#5b6675;--line:#d8dee6;
+  --back:#fff;--panel:#f6f8fa;--good:#1a7f4b;--bad:#b42318;
+  --key:#1f5fbf}
+@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa5b4;--line:#323a46;--back:#12161c;
+  --panel:#1a2029;--good:#4cc38a;--bad:#ff8a7a;--key:#7db0ff}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--ink);font:15px/1.55 system-ui,sans-serif}
+main{max-width:60rem;margin:0 auto;padding:2rem 1.25rem 4rem}
+h1{font-size:1.7rem;margin:0 0 .3rem}
+h2{font-size:1.15rem;margin:2.2rem 0 .5rem}
+.lead{color:var(--soft);margin:0 0 1.2rem}
+code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
+pre{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem;
+  overflow-x:auto;margin:.5rem 0}
+.code{color:var(--key)}
+.ok{color:var(--good)}
+.no{color:var(--bad)}
+.check{margin:.15rem 0}
+table{border-collapse:collapse;width:100%;margin:.6rem 0}
+td,th{text-align:left;padding:.32rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
+th{color:var(--soft);font-weight:600}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+.figure{border:1px solid var(--line);border-radius:6px;padding:.6rem;overflow:auto;max-height:46rem;margin:.6rem 0}
+.figure svg{display:block;margin:0 auto;max-width:100%;height:auto}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.7rem;margin:1rem 0}
-.card{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem}.card b{display:block;font-size:1.35rem}.card span{color:var(--soft);font-size:.86rem}
+.card{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem}
+.card b{display:block;font-size:1.35rem}
+.card span{color:var(--soft);font-size:.86rem}
 """
 
 
 def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) -> None:
     """Write the page."""
     by_title = {c.title: c for c in chapters}
-    scores = [("as opened", story.before), ("branch cut", by_title["cut a branch while it runs"].facts["bits_per_byte"]),
-              ("undone", story.before), ("skip added and trained", by_title["train the edited model"].facts["bits_per_byte"])]  # fmt: skip
+    scores = [
+        ("as opened", story.before),
+        ("branch cut", by_title["cut a branch while it runs"].facts["bits_per_byte"]),
+        ("undone", story.before),
+        ("skip added and trained", by_title["train the edited model"].facts["bits_per_byte"]),
+    ]
     opened, cut = by_title["open"].facts, by_title["cut a branch while it runs"].facts
-    cards = [(f"{opened['ms']:.0f} ms", "to open, no weight read"), (f"{cut['ms_to_next_byte']:.0f} ms", "from a cut to the next byte"),
-             (f"{story.before:.3f}", "bits per byte, held out"), ("yes" if story.receipt.confirmed else "no", "confirmed by transformers")]  # fmt: skip
+    cards = [
+        (f"{opened['ms']:.0f} ms", "to open, no weight read"),
+        (f"{cut['ms_to_next_byte']:.0f} ms", "from a cut to the next byte"),
+        (f"{story.before:.3f}", "bits per byte, held out"),
+        ("yes" if story.receipt.confirmed else "no", "confirmed by transformers"),
+    ]
     body = [
         "<h1>Graphwright demo</h1>",
-        f"<p class=lead>A byte-level Llama of {opened['parameters']:,} parameters, opened, cut, undone, extended, trained and exported "
-        f"in {seconds:.0f} s.</p>",
-        "<div class=cards>" + "".join(f"<div class=card><b>{escape(v)}</b><span>{escape(t)}</span></div>" for v, t in cards) + "</div>",
-        "<h2>Bits per byte on held-out text</h2>", _bars(scores),
+        f"<p class=lead>A byte-level Llama of {opened['parameters']:,} parameters, opened, cut, undone, extended, "
+        f"trained and exported in {seconds:.0f} s.</p>",
+        "<div class=cards>"
+        + "".join(f"<div class=card><b>{escape(v)}</b><span>{escape(t)}</span></div>" for v, t in cards)
+        + "</div>",
+        "<h2>Bits per byte on held-out text</h2>",
+        _bars(scores),
         "<h2>The edited graph</h2><p class=lead>Against the model as opened: green is new. Blocks are collapsed; "
         "<code>program.to_html()</code> unfolds them.</p>",
         f"<div class=figure>{story.picture}</div>",
-        "<h2>Training loss</h2><p class=lead>Nats per byte, per step.</p>", _curve(story.losses),
-        "<h2>Receipt</h2>", _table(story.receipt.summary()),
+        "<h2>Training loss</h2><p class=lead>Nats per byte, per step.</p>",
+        _curve(story.losses),
+        "<h2>Receipt</h2>",
+        _table(story.receipt.summary()),
         "<h2>Chapters</h2>",
-    ]  # fmt: skip
+    ]
     for number, c in enumerate(chapters, 1):
-        checks = "".join(f"<div class='check {'ok' if ok else 'no'}'>{'✓' if ok else '✗'} {escape(what)}</div>" for what, ok in c.checks.items())
-        body.append(f"<h2>{number}. {escape(c.title)} <span class=lead>({c.seconds:.1f} s)</span></h2><pre class=code>&gt;&gt;&gt; {escape(c.code)}</pre>"
-                    f"<pre>{escape(chr(10).join(c.lines))}</pre>{checks}")  # fmt: skip
-    path.write_text(f"<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-                    f"<title>Graphwright demo</title><style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n",
-                    encoding="utf-8")  # fmt: skip
+        checks = "".join(
+            f"<div class='check {'ok' if ok else 'no'}'>{'✓' if ok else '✗'} {escape(what)}</div>"
+            for what, ok in c.checks.items()
+        )
+        body.append(
+            f"<h2>{number}. {escape(c.title)} <span class=lead>({c.seconds:.1f} s)</span></h2>"
+            f"<pre class=code>&gt;&gt;&gt; {escape(c.code)}</pre>"
+            f"<pre>{escape(chr(10).join(c.lines))}</pre>{checks}"
+        )
+    path.write_text(
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>Graphwright demo</title><style>{_STYLE}</style></head><body><main>"
+        f"{''.join(body)}</main></body></html>\n",
+        encoding="utf-8",
+    )
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -59,19 +97,30 @@ def _table(rows: list[tuple[str, str]]) -> str:
 def _bars(rows: list[tuple[str, float]]) -> str:
     top = max(v for _, v in rows)
     lines = "".join(
-        f"<tr><th>{escape(name)}</th><td style='width:60%'><div style='background:var(--key);opacity:.75;height:.9rem;border-radius:3px;"
-        f"width:{100 * value / top:.1f}%'></div></td><td class=n>{value:.4f}</td></tr>" for name, value in rows
-    )  # fmt: skip
+        f"<tr><th>{escape(name)}</th><td style='width:60%'>"
+        f"<div style='background:var(--key);opacity:.75;height:.9rem;border-radius:3px;"
+        f"width:{100 * value / top:.1f}%'></div></td><td class=n>{value:.4f}</td></tr>"
+        for name, value in rows
+    )
     return f"<table>{lines}</table>"
 
 
 def _curve(values: list[float], width: int = 900, height: int = 220) -> str:
     low, high = min(values), max(values)
     pad, span = 44, (high - low) or 1.0
-    points = " ".join(f"{pad + i * (width - pad - 10) / max(len(values) - 1, 1):.1f},{10 + (high - v) / span * (height - 40):.1f}"
-                      for i, v in enumerate(values))  # fmt: skip
-    ticks = "".join(f"<text x='{pad - 6}' y='{10 + (high - v) / span * (height - 40) + 4:.1f}' text-anchor='end' font-size='11' fill='currentColor'>"
-                    f"{v:.2f}</text>" for v in (low, (low + high) / 2, high))  # fmt: skip
-    return (f"<div class=figure><svg viewBox='0 0 {width} {height}' role='img' aria-label='loss per step'>{ticks}"
-            f"<polyline points='{points}' fill='none' stroke='var(--key)' stroke-width='2'/>"
-            f"<text x='{width - 10}' y='{height - 6}' text-anchor='end' font-size='11' fill='currentColor'>step {len(values)}</text></svg></div>")  # fmt: skip
+    points = " ".join(
+        f"{pad + i * (width - pad - 10) / max(len(values) - 1, 1):.1f},{10 + (high - v) / span * (height - 40):.1f}"
+        for i, v in enumerate(values)
+    )
+    ticks = "".join(
+        f"<text x='{pad - 6}' y='{10 + (high - v) / span * (height - 40) + 4:.1f}' "
+        "text-anchor='end' font-size='11' fill='currentColor'>"
+        f"{v:.2f}</text>"
+        for v in (low, (low + high) / 2, high)
+    )
+    return (
+        f"<div class=figure><svg viewBox='0 0 {width} {height}' role='img' aria-label='loss per step'>{ticks}"
+        f"<polyline points='{points}' fill='none' stroke='var(--key)' stroke-width='2'/>"
+        f"<text x='{width - 10}' y='{height - 6}' text-anchor='end' font-size='11' fill='currentColor'>"
+        f"step {len(values)}</text></svg></div>"
+    )

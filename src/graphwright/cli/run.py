@@ -15,10 +15,16 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def run(directory: Annotated[str, typer.Argument(metavar="DIR")],
-        text: Annotated[str, typer.Option(help="What to run on.")],
-        watch: Annotated[list[str] | None, typer.Option(help="Path of a node whose values to summarise; may be repeated.")] = None,
-        threads: Threads = 0, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def run(
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    text: Annotated[str, typer.Option(help="What to run on.")],
+    watch: Annotated[
+        list[str] | None, typer.Option(help="Path of a node whose values to summarise; may be repeated.")
+    ] = None,
+    threads: Threads = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Top-5 next tokens with probability; statistics of watched values."""
     import numpy as np
 
@@ -31,19 +37,33 @@ def run(directory: Annotated[str, typer.Argument(metavar="DIR")],
     ids = prompt_ids(model, text)
     logp = log_softmax(model.logits(ids)[-1])
     best = np.argsort(-logp, kind="stable")[:5]
-    top = [{"id": int(i), "text": model.tokenizer.decode([int(i)]) if model.tokenizer else "", "p": float(np.exp(logp[i]))} for i in best]
+    top = [
+        {"id": int(i), "text": model.tokenizer.decode([int(i)]) if model.tokenizer else "", "p": float(np.exp(logp[i]))}
+        for i in best
+    ]
     rows = []
     if watch:
         feeds = {"ids": ids[None], "positions": np.arange(len(ids))[None]}
         found = model.program.run(feeds, keep=watch)
         for path in watch:
             a = found.value(path).to_numpy("float32")
-            rows.append({"path": path, "shape": list(a.shape), "mean": float(a.mean()), "rms": float(np.sqrt((a**2).mean())),
-                         "min": float(a.min()), "max": float(a.max())})  # fmt: skip
+            rows.append(
+                {
+                    "path": path,
+                    "shape": list(a.shape),
+                    "mean": float(a.mean()),
+                    "rms": float(np.sqrt((a**2).mean())),
+                    "min": float(a.min()),
+                    "max": float(a.max()),
+                }
+            )
     if as_json:
         emit_json({"tokens": len(ids), "top": top, "watch": rows})
         return
     for row in top:
         say(f"{100 * row['p']:6.2f} %  {row['id']:>6}  {row['text']!r}")
     for row in rows:
-        say(f"{row['path']:<32} {row['shape']!s:<16} mean {row['mean']:+.4f}  rms {row['rms']:.4f}  min {row['min']:+.4f}  max {row['max']:+.4f}")
+        say(
+            f"{row['path']:<32} {row['shape']!s:<16} mean {row['mean']:+.4f}  rms {row['rms']:.4f}  "
+            f"min {row['min']:+.4f}  max {row['max']:+.4f}"
+        )

@@ -16,21 +16,33 @@ def register(app: typer.Typer) -> None:
 
 
 @verb
-def train(source: Annotated[str, typer.Argument(metavar="DIR_OR_CONFIG", help="A model, or a config.json to start from scratch.")],
-          text: Annotated[Path, typer.Option(help="File to train on, UTF-8.")],
-          out: Annotated[Path | None, typer.Option(help="Hugging Face directory to write; a structure no class has is saved as a model.")] = None,
-          steps: Annotated[int, typer.Option(min=1)] = 100,
-          batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 16,
-          window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
-          lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-          warmup: Annotated[int, typer.Option(min=0, help="Steps to reach it.")] = 10,
-          weight_decay: Annotated[float, typer.Option()] = 0.1,
-          clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
-          bf16: Annotated[bool, typer.Option("--bf16", help="Matrix products in bfloat16.")] = False,
-          state: Annotated[Path | None, typer.Option(help="Directory for the state to resume from; written every --save-every steps.")] = None,
-          save_every: Annotated[int, typer.Option(min=1)] = 100,
-          held_out: Annotated[Path | None, typer.Option(help="File to measure bits per byte on, before and after.")] = None,
-          seed: Seed = 0, threads: Threads = 0, quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:  # fmt: skip
+def train(
+    source: Annotated[
+        str, typer.Argument(metavar="DIR_OR_CONFIG", help="A model, or a config.json to start from scratch.")
+    ],
+    text: Annotated[Path, typer.Option(help="File to train on, UTF-8.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory to write; a structure no class has is saved as a model.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 16,
+    window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps to reach it.")] = 10,
+    weight_decay: Annotated[float, typer.Option()] = 0.1,
+    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Matrix products in bfloat16.")] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="Directory for the state to resume from; written every --save-every steps.")
+    ] = None,
+    save_every: Annotated[int, typer.Option(min=1)] = 100,
+    held_out: Annotated[Path | None, typer.Option(help="File to measure bits per byte on, before and after.")] = None,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, run again to resume."""
     from graphwright.files import UnreadableFile
     from graphwright.models import open
@@ -48,8 +60,17 @@ def train(source: Annotated[str, typer.Argument(metavar="DIR_OR_CONFIG", help="A
                 raise UnreadableFile("the text cannot be read", where=str(path), got=str(error)) from None
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
-    recipe = Recipe(steps=steps, batch=batch, window=window, lr=lr, warmup=warmup, weight_decay=weight_decay, clip=clip,
-                    autocast="bfloat16" if bf16 else "", seed=seed)  # fmt: skip
+    recipe = Recipe(
+        steps=steps,
+        batch=batch,
+        window=window,
+        lr=lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        clip=clip,
+        autocast="bfloat16" if bf16 else "",
+        seed=seed,
+    )
     trainer = Trainer(model, texts["text"], recipe)
     facts: dict = {"parameters": model.inspect().parameters}
     with bar(quiet or as_json) as report:
@@ -68,14 +89,20 @@ def train(source: Annotated[str, typer.Argument(metavar="DIR_OR_CONFIG", help="A
                     trainer.save(state)
         if held_out is not None:
             facts["bits_per_byte"]["after"] = model.perplexity(texts["held_out"], report=report).bits_per_byte
-    facts |= {"steps": trainer.done, "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None}}
+    facts |= {
+        "steps": trainer.done,
+        "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
+    }
     if out is not None:
         facts["out"] = _write(model, out, scratch)
     if as_json:
         emit_json(facts)
         return
     if losses:
-        say(f"{len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token, {facts['tokens_per_s']:,.0f} token/s")
+        say(
+            f"{len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token, "
+            f"{facts['tokens_per_s']:,.0f} token/s"
+        )
     else:
         say(f"nothing left to do: the state in {state} is at step {trainer.done}")
     if held_out is not None:
@@ -84,7 +111,7 @@ def train(source: Annotated[str, typer.Argument(metavar="DIR_OR_CONFIG", help="A
         say(f"wrote {out}: {facts['out']}")
 
 
-def _write(model, out: Path, scratch: bool) -> str:  # noqa: ANN001  # typer reads annotations of commands only
+def _write(model, out: Path, scratch: bool) -> str:  # typer reads annotations of commands only
     if model.export_plan().rung is None:
         model.save(out)
         return "a saved model (its structure is no family's): graphwright export says more"

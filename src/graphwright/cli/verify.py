@@ -16,7 +16,9 @@ def register(app: typer.Typer) -> None:
 
 
 @command
-def verify(directory: Annotated[str, typer.Argument(metavar="DIR")], as_json: Json = False, debug: Debug = False) -> int:
+def verify(
+    directory: Annotated[str, typer.Argument(metavar="DIR")], as_json: Json = False, debug: Debug = False
+) -> int:
     """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
     from graphwright.models import resolve
     from graphwright.models.verify import verify as check

@@ -107,9 +107,7 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
     return links
 
 
-def read(
-    path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS
-) -> Chain:
+def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
     """Read and verify a journal file; memory is bounded by its good lines.
 
     Args:

@@ -65,7 +65,7 @@ class Graph:
         self._node_ids, self._edge_ids = self._node_table.id_cells, self._edge_table.id_cells
         self._src, self._dst = self._source.cells, self._target.cells
 
-    # -- single edits -------------------------------------------------------------------------------------------------
+    # -- single edits ------------------------------------------------------------------------------------------------
     def add_node(self, **columns: Any) -> NodeId:
         """Add a node; columns not given get their default. O(1).
 
@@ -177,7 +177,7 @@ class Graph:
         """The handle that the next `add_edge` gives. O(1)."""
         return self._edge_table.next_handle()  # type: ignore[return-value]  # an edge table gives EdgeIds
 
-    # -- restores -----------------------------------------------------------------------------------------------------
+    # -- restores ----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:
         """Undo a removal, or redo an insertion with the record that undoing it returned. O(1).
 
@@ -255,7 +255,7 @@ class Graph:
         owner[slot] = node
         return left
 
-    # -- bulk edits, in bulk.py ---------------------------------------------------------------------------------------
+    # -- bulk edits, in bulk.py --------------------------------------------------------------------------------------
     add_nodes = bulk.add_nodes
     add_edges = bulk.add_edges
     remove_nodes = bulk.remove_nodes
@@ -266,7 +266,7 @@ class Graph:
     restore_rewires = bulk.restore_rewires
     clear = bulk.clear
 
-    # -- columns ------------------------------------------------------------------------------------------------------
+    # -- columns -----------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> NodeView:
         """Call it to iterate over node handles, index it for the live rows of a column."""
@@ -305,7 +305,7 @@ class Graph:
             self._edge_table.update(self._edge_table.slot(e), columns)
             self.version += 1
 
-    # -- queries ------------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
     @property
     def node_count(self) -> int:
         """Number of nodes."""
@@ -393,7 +393,7 @@ class Graph:
         ids = self._node_ids
         return as_node(ids[source]), as_node(ids[target])
 
-    # -- whole graph, in state.py and compressed.py -------------------------------------------------------------------
+    # -- whole graph, in state.py and compressed.py ------------------------------------------------------------------
     hash = state.structure_hash
     to_dict = state.to_dict
     from_dict = classmethod(state.from_dict)
@@ -425,7 +425,7 @@ class Graph:
     def describe(self, ask: Callable[[Any], tuple[str | None, str | None]] | None) -> None:
         self._node_table.describe = self._edge_table.describe = ask
 
-    # -- the one writer -----------------------------------------------------------------------------------------------
+    # -- the one writer ----------------------------------------------------------------------------------------------
     @contextmanager
     def locked(self, timeout: float | None = None) -> Iterator[None]:
         """Hold the edit lock: other threads' edits wait. Re-entrant. Raises EditBusy after `timeout` seconds."""

@@ -165,7 +165,7 @@ class OnlineOrder(Generic[N]):
     def __iter__(self) -> Iterator[N]:
         return iter(sorted(self._labels, key=self.key))
 
-    # -- labels -------------------------------------------------------------------------------------------------------
+    # -- labels ------------------------------------------------------------------------------------------------------
     def _free_label(self, after: N | None, before: N | None) -> int | None:
         labels, gap = self._sorted, self._gap
         if after is None and before is None:
@@ -212,7 +212,7 @@ class OnlineOrder(Generic[N]):
     def _sorted_with(self, keys: Mapping[N, tuple[int, int]]) -> list[N]:
         return sorted(self._labels, key=lambda n: keys[n] if n in keys else self.key(n))
 
-    # -- searches -----------------------------------------------------------------------------------------------------
+    # -- searches ----------------------------------------------------------------------------------------------------
     def _search(self, start: N, goal: N, high: tuple[int, int]) -> list[N]:
         """Nodes that `start` reaches up to the key `high`; meeting `goal` there is a cycle."""
         parent: dict[N, N | None] = {start: None}

@@ -77,7 +77,7 @@ class Cache:
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())  # type: ignore[union-attr]  # variables hold arrays
 
-    # -- filling -------------------------------------------------------------------------------------------------------
+    # -- filling -----------------------------------------------------------------------------------------------------
     def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
@@ -176,7 +176,7 @@ class Cache:
                             got=ids.shape[1], fix="model.new_cache(capacity) with more rows")  # fmt: skip
         return ids
 
-    # -- the model behind it -------------------------------------------------------------------------------------------
+    # -- the model behind it -----------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:
         """Attention path -> whether its rows are what the program would compute now."""
         now = self._current() if program is None else fingerprints(program)
@@ -273,7 +273,7 @@ class Cache:
             self._spaces[key] = Workspace(plan_for(p, specs, freeze=True), self.variables)
         return self._spaces[key]
 
-    # -- going back ----------------------------------------------------------------------------------------------------
+    # -- going back --------------------------------------------------------------------------------------------------
     def reset(self) -> None:
         """Forget all rows."""
         self.truncate(0)

@@ -131,7 +131,7 @@ class _Writer:
     def _ports(self, node: NodeId) -> range:
         return range(len(self.p.specs(node)))
 
-    # -- names --------------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------------------------
     def _wanted(self, value: Value, inside: bool = False) -> str:
         """The name that a value would like: the path, below its layer if that is clear."""
         op, path = self.p.op(value.node), self.p.path(value)
@@ -154,7 +154,7 @@ class _Writer:
         root = base("")
         return attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
 
-    # -- text ---------------------------------------------------------------------------------------------------------
+    # -- text --------------------------------------------------------------------------------------------------------
     def _add(self, b: Block, layer: int) -> None:
         """Write a block as a function, or find the one that reads the same."""
         names = Names({"x"})

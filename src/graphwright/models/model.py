@@ -71,7 +71,7 @@ class Model:
                                    f"{self.directory.name} (original)")  # fmt: skip
         return self._original
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
         """Scores of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
 
@@ -115,7 +115,7 @@ class Model:
         """Rows of the embedding, as it is now."""
         return vocabulary(self.program)
 
-    # -- the cache -----------------------------------------------------------------------------------------------------
+    # -- the cache ---------------------------------------------------------------------------------------------------
     def new_cache(self, capacity: int, batch: int = 1) -> Cache:
         """An empty KV cache of `capacity` rows for `batch` sequences."""
         return Cache(self.program, batch, capacity)
@@ -182,7 +182,7 @@ class Model:
         """How well the model predicts a text: nats per token, bits per byte, perplexity; see `models.perplexity`."""
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
@@ -191,7 +191,7 @@ class Model:
         """Trainable variables; what an optimizer takes."""
         return iter(self.program.parameters())
 
-    # -- leaving -------------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------------------------
     def export_plan(self) -> ExportPlan:
         """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""
         from graphwright.models.export import export_plan

@@ -139,7 +139,7 @@ class Trainer:
                 report(Progress("training", self.done, r.steps, {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}))
         return made
 
-    # -- resuming ---------------------------------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------------------------
     def _variables(self) -> Iterator[tuple[str, Variable]]:
         for p in self.model.program.parameters():
             yield f"param.{p.name}", p

@@ -6,5 +6,26 @@ from graphwright.ops import attention, elementwise, index, linear, loss, norm, r
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
-__all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "attention", "call", "compute", "elementwise",
-           "get", "index", "linear", "loss", "norm", "op", "reduce", "shape", "update", "writable_over"]  # fmt: skip
+__all__ = [
+    "OPS",
+    "Attrs",
+    "Cost",
+    "Op",
+    "Saves",
+    "Traits",
+    "UnknownOp",
+    "attention",
+    "call",
+    "compute",
+    "elementwise",
+    "get",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "op",
+    "reduce",
+    "shape",
+    "update",
+    "writable_over",
+]

@@ -105,8 +105,7 @@ class Rope:
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
 
 
-def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...],
-           window: int | None) -> None:  # fmt: skip
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
         raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")

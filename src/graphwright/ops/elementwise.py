@@ -267,15 +267,28 @@ def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple
     # the first operand is chosen where it is the larger; by choice, not by a factor: inf · 0 must not reach the other
     zero, tie = call("full_like", g, value=0.0), call("eq", first, second)
     shared = call("where", tie, g * 0.5, zero)
-    return (call("where", call("lt", second, first), g, shared) if needs[0] else None,
-            call("where", call("lt", first, second), g, shared) if needs[1] else None)  # fmt: skip
+    return (
+        call("where", call("lt", second, first), g, shared) if needs[0] else None,
+        call("where", call("lt", first, second), g, shared) if needs[1] else None,
+    )
 
 
 for _name, _doc in {"eq": "a = b.", "lt": "a < b.", "le": "a ≤ b."}.items():
-    op(_name)(type(_name, (), {
-        "__doc__": _doc, "arity": 2, "infer": comparison, "vjp": None, "why": {"vjp": "the result is bool"},
-        "sample": binary_sample, "traits": Traits(elementwise=True, amp="promote"),
-    }))  # fmt: skip
+    op(_name)(
+        type(
+            _name,
+            (),
+            {
+                "__doc__": _doc,
+                "arity": 2,
+                "infer": comparison,
+                "vjp": None,
+                "why": {"vjp": "the result is bool"},
+                "sample": binary_sample,
+                "traits": Traits(elementwise=True, amp="promote"),
+            },
+        )
+    )
 
 
 @op("where")
@@ -292,8 +305,11 @@ class Where:
 
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)  # not 0 · g: an inf in the branch not taken must not reach the other
-        return (None, call("where", ins[0], g, zero) if needs[1] else None,
-                call("where", ins[0], zero, g) if needs[2] else None)  # fmt: skip
+        return (
+            None,
+            call("where", ins[0], g, zero) if needs[1] else None,
+            call("where", ins[0], zero, g) if needs[2] else None,
+        )
 
     def sample(rng):
         return [rng.random((3, 4)) < 0.5, rng.normal(size=(3, 4)), rng.normal(size=(4,))], {}
@@ -349,8 +365,13 @@ class Junction:
         one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
-                raise ShapeError("edges into a junction must have equal shapes", where=f"port {port}",
-                                 expected=ins[0], got=other, fix="put a linear or a reshape on the edge")  # fmt: skip
+                raise ShapeError(
+                    "edges into a junction must have equal shapes",
+                    where=f"port {port}",
+                    expected=ins[0],
+                    got=other,
+                    fix="put a linear or a reshape on the edge",
+                )
         return ins[0]
 
     def vjp(g, ins, outs, attrs, needs):

@@ -77,7 +77,7 @@ EMIT: dict[str, Emit] = {
     "sigmoid": _call("torch.sigmoid"),
     "silu": _call("F.silu"),
     "relu": _call("F.relu"),
-    "gelu": lambda i, a: f'F.gelu({i[0]}, approximate={a["approximate"]!r})',
+    "gelu": lambda i, a: f"F.gelu({i[0]}, approximate={a['approximate']!r})",
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
@@ -130,10 +130,24 @@ NO_EMIT: dict[str, str] = {
 OPERATORS = frozenset({"neg", "add", "sub", "mul", "div", "eq", "lt", "le", "junction", "matmul", "rope_longer"})
 """Ops whose text is no primary: nothing can be appended to it."""
 
-POSTFIX = frozenset({
-    "cast", "copy", "sum", "mean", "amax", "argmax", "reshape", "unflatten", "flatten", "permute", "expand", "slice",
-    "last", "softmax",
-})  # fmt: skip
+POSTFIX = frozenset(
+    {
+        "cast",
+        "copy",
+        "sum",
+        "mean",
+        "amax",
+        "argmax",
+        "reshape",
+        "unflatten",
+        "flatten",
+        "permute",
+        "expand",
+        "slice",
+        "last",
+        "softmax",
+    }
+)
 """Ops whose text is appended to that of their only operand."""
 
 RESULTS = {"rope_table": ("cos", "sin")}

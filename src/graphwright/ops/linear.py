@@ -63,8 +63,15 @@ class Matmul:
         return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def sample(rng):
-        shapes = [((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 2)), ((2, 1, 3, 4), (3, 4, 2)), ((4,), (4, 3)), ((2, 3, 4), (4,)),
-                  ((4,), (4,)), ((2, 3, 4), (4, 5))][rng.integers(7)]  # fmt: skip
+        shapes = [
+            ((2, 3, 4), (2, 4, 5)),
+            ((3, 4), (4, 2)),
+            ((2, 1, 3, 4), (3, 4, 2)),
+            ((4,), (4, 3)),
+            ((2, 3, 4), (4,)),
+            ((4,), (4,)),
+            ((2, 3, 4), (4, 5)),
+        ][rng.integers(7)]
         return [rng.normal(size=s) for s in shapes], {}
 
 

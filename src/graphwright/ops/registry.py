@@ -108,8 +108,12 @@ class Op:
         merged = {**self.attrs, **attrs}
         missing = [name for name, value in merged.items() if value is ...]
         if unknown or missing:
-            raise UsageError(f"op {self.name!r} does not take these attributes", where=where,
-                             expected=", ".join(self.attrs) or "none", got=", ".join(attrs) or "none")  # fmt: skip
+            raise UsageError(
+                f"op {self.name!r} does not take these attributes",
+                where=where,
+                expected=", ".join(self.attrs) or "none",
+                got=", ".join(attrs) or "none",
+            )
         return merged
 
     def specs(self, ins: Sequence[Spec], attrs: Attrs, where: str | None = None) -> tuple[Spec, ...]:
@@ -117,8 +121,9 @@ class Op:
         low, high = self.arity if isinstance(self.arity, tuple) else (self.arity, self.arity)
         if len(ins) < low or (high is not None and len(ins) > high):
             wanted = f"{low}" if high == low else f"{low} to {'any number' if high is None else high}"
-            raise UsageError(f"op {self.name!r} takes another number of operands", where=where, expected=wanted,
-                             got=len(ins))  # fmt: skip
+            raise UsageError(
+                f"op {self.name!r} takes another number of operands", where=where, expected=wanted, got=len(ins)
+            )
         try:
             result = self.infer(*ins, **attrs)
         except GraphwrightError as error:
@@ -149,8 +154,11 @@ def op(name: str) -> Callable[[type], type]:
         absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
         unexplained = [c for c in ("vjp", "sample") if c in cells and cells[c] is None and c not in why]
         if absent or unexplained or not row.__doc__:
-            raise UsageError("a row needs every cell, or None with a reason in `why`, and a docstring", where=name,
-                             got=", ".join(absent + unexplained) or "no docstring")  # fmt: skip
+            raise UsageError(
+                "a row needs every cell, or None with a reason in `why`, and a docstring",
+                where=name,
+                got=", ".join(absent + unexplained) or "no docstring",
+            )
         OPS[name] = Op(name=name, doc=row.__doc__, **cells)
         return row
 

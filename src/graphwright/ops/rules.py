@@ -35,8 +35,12 @@ def comparison(*ins: Spec, **attrs: Any) -> Spec:
 def one_dtype(*ins: Spec) -> None:
     """Raises: DTypeError unless all operands share a dtype."""
     if any(i.dtype is not ins[0].dtype for i in ins):
-        raise DTypeError("operands differ in dtype", expected=ins[0].dtype.name, got=", ".join(map(repr, ins)),
-                         fix="cast one of them")  # fmt: skip
+        raise DTypeError(
+            "operands differ in dtype",
+            expected=ins[0].dtype.name,
+            got=", ".join(map(repr, ins)),
+            fix="cast one of them",
+        )
 
 
 def equal_dim(a: Dim, b: Dim, axis: str) -> None:

@@ -150,8 +150,9 @@ class Slice:
         at = axis_of(axis, len(x.shape))
         full = x.shape[at]
         if isinstance(full, str) or size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
-            raise ShapeError("the slice leaves the axis", where=f"axis {at}", expected=full,
-                             got=f"{size} from {start}, step {step}")  # fmt: skip
+            raise ShapeError(
+                "the slice leaves the axis", where=f"axis {at}", expected=full, got=f"{size} from {start}, step {step}"
+            )
         return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
 
     def view(layout, attrs):

@@ -14,7 +14,7 @@ _WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
 
 @op("kv_append")
 class KvAppend:
-    """The cache [B, G, M, D] with rows [B, G, T, D] written at start, start + 1, ... (int64 scalar) of its length axis."""
+    """The cache [B, G, M, D] with rows [B, G, T, D] written from `start` (int64 scalar) on along its length axis."""
 
     arity, vjp, why = 3, None, _WHY
     traits = Traits(inplace=((0, 0),), update=True, fixed=(2,))

@@ -113,8 +113,11 @@ class Commit:
         """True if the op may write this result over the state, which it reads as a whole and once."""
         rows, out = self.rows, instr.outs.index(new)
         readers = [i for i, s in enumerate(instr.ins) if rows.bases[s] == target]
-        return (len(readers) == 1 and (out, readers[0]) in get(instr.op).traits.inplace
-                and rows.layouts[instr.ins[readers[0]]] == rows.layouts[target])  # fmt: skip
+        return (
+            len(readers) == 1
+            and (out, readers[0]) in get(instr.op).traits.inplace
+            and rows.layouts[instr.ins[readers[0]]] == rows.layouts[target]
+        )
 
     def _move(self, slots: list[int], new: int, target: int, made: int) -> None:
         """Let the new value lie in the state's memory."""

@@ -32,9 +32,13 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         lines.append(f"  instr {plan.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
     if not found:
         fired = next((f for f in plan.rewrites if f.node == path), None)
-        lines.append("  folded: computed once from frozen weights" if node in plan.folds else
-                     f"  rewritten: {fired.rule}, {fired.into} stands for it" if fired is not None else
-                     "  no instruction: a view")  # fmt: skip
+        lines.append(
+            "  folded: computed once from frozen weights"
+            if node in plan.folds
+            else f"  rewritten: {fired.rule}, {fired.into} stands for it"
+            if fired is not None
+            else "  no instruction: a view"
+        )
     return "\n".join(lines)
 
 
@@ -47,11 +51,11 @@ def tables(plan: Plan) -> dict[str, Any]:
         "outputs": dict(plan.outputs),
         "watched": dict(plan.watched),
         "commit": plan.commit_start,
-        "buffers": [
-            [b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in plan.buffers if b.index in number
+        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in plan.buffers if b.index in number],
+        "slots": [
+            [number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
+            for s in plan.slots
         ],
-        "slots": [[number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
-                  for s in plan.slots],
         "instrs": [[i.op, list(i.ins), list(i.outs), list(i.work), encode_attrs(i.attrs)] for i in plan.instrs],
         "arena": plan.arena_bytes,
-    }  # fmt: skip
+    }

@@ -56,7 +56,7 @@ class Rows:
         self.watched = {name: self.at[draft.find(ref)] for name, ref in draft.watched.items()}
         self._drop_unread_folds()
 
-    # -- making rows ---------------------------------------------------------------------------------------------------
+    # -- making rows -------------------------------------------------------------------------------------------------
     def slot(self, value: Value | None, buffer: int, spec: Spec, layout: Layout, base: int = -1) -> int:
         """A new slot; a view names the slot it was taken of as `base`."""
         index = len(self.values)
@@ -76,8 +76,15 @@ class Rows:
         self.buffers.append(Buffer(len(self.buffers), kind, size, key))
         return self.slot(value, len(self.buffers) - 1, spec, Layout(shape, row_major(shape)))
 
-    def emit(self, op: str, ins: tuple[int, ...], outs: tuple[int, ...], attrs: Mapping[str, Any], node: NodeId,
-             why: str = "") -> None:  # fmt: skip
+    def emit(
+        self,
+        op: str,
+        ins: tuple[int, ...],
+        outs: tuple[int, ...],
+        attrs: Mapping[str, Any],
+        node: NodeId,
+        why: str = "",
+    ) -> None:
         """A new instruction, with the scratch its kernel wants."""
         specs = self.specs
         scratch = self._workspace(op, [specs[s] for s in outs], [specs[s] for s in ins], attrs)
@@ -89,7 +96,7 @@ class Rows:
         layout = self.layouts[slot]
         return is_row_major(layout.shape, layout.strides)
 
-    # -- nodes ---------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------------------------
     def _row(self, i: int, row: Row) -> None:
         kind = _KIND.get(row.op)
         if kind is not None:

@@ -103,11 +103,15 @@ class Plan:
     def check_fresh(self) -> None:
         """Raises: StalePlan if the program was edited since."""
         if not self.fresh:
-            raise StalePlan("the program was edited after this plan was made", where=self.program.name,
-                            expected=f"version {self.version}", got=f"version {self.program.version}",
-                            fix="program.compile(...) again; gw.compile(program) does it by itself")  # fmt: skip
+            raise StalePlan(
+                "the program was edited after this plan was made",
+                where=self.program.name,
+                expected=f"version {self.version}",
+                got=f"version {self.program.version}",
+                fix="program.compile(...) again; gw.compile(program) does it by itself",
+            )
 
-    # -- looking in ----------------------------------------------------------------------------------------------------
+    # -- looking in --------------------------------------------------------------------------------------------------
     @property
     def instructions(self) -> tuple[Instr, ...]:
         """The rows in the order in which they run."""
@@ -145,8 +149,11 @@ class Plan:
         return self._of_kind(PARAM, CONST)
 
     def _of_kind(self, *kinds: str) -> tuple[int, ...]:
-        return tuple(s.index for s in self.slots if s.base == s.index and self.buffers[s.buffer].kind in kinds
-                     and self._is_source(s))  # fmt: skip
+        return tuple(
+            s.index
+            for s in self.slots
+            if s.base == s.index and self.buffers[s.buffer].kind in kinds and self._is_source(s)
+        )
 
     def _is_source(self, slot: Slot) -> bool:
         """True for the slot of a node that stores or is fed, not for a result that was moved into its memory."""
@@ -231,5 +238,7 @@ class Plan:
 
     def __repr__(self) -> str:
         copies = sum(1 for i in self.instrs if i.why)
-        return (f"Plan({self.program.name!r} v{self.version}: {len(self.instrs)} instructions ({copies} copies), "
-                f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)")  # fmt: skip
+        return (
+            f"Plan({self.program.name!r} v{self.version}: {len(self.instrs)} instructions ({copies} copies), "
+            f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)"
+        )

@@ -23,8 +23,16 @@ from graphwright.program.validate import refuse_broken
 _LAYOUTS = {"reuse": place, "naive": place_naive}
 
 
-def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, *, freeze: bool = False,
-              rewrites: str = "exact", layout: str = "reuse", watch: Sequence[str] = ()) -> Plan:  # fmt: skip
+def make_plan(
+    p: Program,
+    inputs: Mapping[str, Spec],
+    outputs: Sequence[str] | None = None,
+    *,
+    freeze: bool = False,
+    rewrites: str = "exact",
+    layout: str = "reuse",
+    watch: Sequence[str] = (),
+) -> Plan:
     """Plan a program for input specs.
 
     Args:
@@ -54,13 +62,25 @@ def make_plan(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | N
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
     return Plan(
-        program=p, version=p.version, inputs=dict(inputs), outputs=rows.outputs, watched=rows.watched,
-        instrs=tuple(rows.instrs), slots=slots, buffers=tuple(rows.buffers), folds=rows.folds,
-        pruned=tuple(p.path(n) for n in draft.pruned), rewrites=tuple(draft.log),
-        commits={p.path(n): why for n, why in commit.why.items()}, commit_start=commit.start, early=commit.early,
-        guards=draft.guards, arena_bytes=arena, options=Options(freeze, rewrites, layout, tuple(watch)),
+        program=p,
+        version=p.version,
+        inputs=dict(inputs),
+        outputs=rows.outputs,
+        watched=rows.watched,
+        instrs=tuple(rows.instrs),
+        slots=slots,
+        buffers=tuple(rows.buffers),
+        folds=rows.folds,
+        pruned=tuple(p.path(n) for n in draft.pruned),
+        rewrites=tuple(draft.log),
+        commits={p.path(n): why for n, why in commit.why.items()},
+        commit_start=commit.start,
+        early=commit.early,
+        guards=draft.guards,
+        arena_bytes=arena,
+        options=Options(freeze, rewrites, layout, tuple(watch)),
         ms=(perf_counter() - started) * 1e3,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -27,8 +27,13 @@ class StepTorn(ComputeError):
     """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(cause.what, where=cause.where, got=cause.got, expected=f"{', '.join(keys)} as before the step",
-                         fix="restore these states from a copy")  # fmt: skip
+        super().__init__(
+            cause.what,
+            where=cause.where,
+            got=cause.got,
+            expected=f"{', '.join(keys)} as before the step",
+            fix="restore these states from a copy",
+        )
         self.keys = keys
 
 
@@ -64,7 +69,7 @@ class Workspace:
         p = self.plan.program
         return [p.key(p.operands(n)[0].node) for n in p.writes()]
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any], *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
 
@@ -107,8 +112,12 @@ class Workspace:
     def watched(self, name: str) -> NDArray:
         """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
         if name not in self.plan.watched:
-            raise UsageError("this node was not watched", where=name, expected=", ".join(self.plan.watched) or "none",
-                             fix="program.compile(..., watch=[name])")  # fmt: skip
+            raise UsageError(
+                "this node was not watched",
+                where=name,
+                expected=", ".join(self.plan.watched) or "none",
+                fix="program.compile(..., watch=[name])",
+            )
         return self.value(self.plan.watched[name])
 
     def _feed(self, feeds: Mapping[str, Any]) -> None:
@@ -155,7 +164,7 @@ class Workspace:
         failure.add_note(origin(plan.program, instr.node))
         return failure
 
-    # -- memory --------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
         for key in self._written:
@@ -210,8 +219,13 @@ class Workspace:
         self._views = {}
         self._calls, self._counts = [], []
         for i, instr in enumerate(plan.instrs):
-            calls = kernels.bind(instr.op, [self._view(s) for s in instr.outs], [self._view(s) for s in instr.ins],
-                                 instr.attrs, [self._view(s) for s in instr.work])  # fmt: skip
+            calls = kernels.bind(
+                instr.op,
+                [self._view(s) for s in instr.outs],
+                [self._view(s) for s in instr.ins],
+                instr.attrs,
+                [self._view(s) for s in instr.work],
+            )
             self._calls += calls
             if self.poison:
                 dead = [plan.buffers[b] for b in plan.free_after(i)]

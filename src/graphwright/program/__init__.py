@@ -20,7 +20,7 @@ from graphwright.program.errors import (
     ReplayConflict,
     SpecMismatch,
     UnknownNode,
-)  # fmt: skip
+)
 from graphwright.program.interpret import Run, check_feeds, evaluate, run
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
@@ -33,8 +33,47 @@ from graphwright.program.transaction import Transaction
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
 
-__all__ = ["AssemblyReport", "BadName", "BoundaryMismatch", "Builder", "CountMismatch", "EmptySelection", "Entry", "FeedError", "ForeignNode",
-           "InvalidProgram", "Journal", "Mismatch", "NameTaken", "NotAJunction", "NotConvex", "NotUndoable", "PortEmpty", "PortTaken",
-           "Program", "ProgramDiff", "ProgramFileError", "ReplayConflict", "Replayed", "Run", "Selection", "SpecMismatch", "StaleSelection", "TraceRecorder", "Transaction",
-           "UnknownNode", "Value", "Weights", "check_feeds", "diff", "evaluate", "load", "record", "replay", "run", "save", "trace",
-           "validate"]  # fmt: skip
+__all__ = [
+    "AssemblyReport",
+    "BadName",
+    "BoundaryMismatch",
+    "Builder",
+    "CountMismatch",
+    "EmptySelection",
+    "Entry",
+    "FeedError",
+    "ForeignNode",
+    "InvalidProgram",
+    "Journal",
+    "Mismatch",
+    "NameTaken",
+    "NotAJunction",
+    "NotConvex",
+    "NotUndoable",
+    "PortEmpty",
+    "PortTaken",
+    "Program",
+    "ProgramDiff",
+    "ProgramFileError",
+    "ReplayConflict",
+    "Replayed",
+    "Run",
+    "Selection",
+    "SpecMismatch",
+    "StaleSelection",
+    "TraceRecorder",
+    "Transaction",
+    "UnknownNode",
+    "Value",
+    "Weights",
+    "check_feeds",
+    "diff",
+    "evaluate",
+    "load",
+    "record",
+    "replay",
+    "run",
+    "save",
+    "trace",
+    "validate",
+]

@@ -60,7 +60,9 @@ def _check_value(p: Program, value: Value) -> None:
     """Raises: StaleHandle, ShapeError for a result that the node does not have."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
-        raise ShapeError("the node has no such result", where=p.path(value), expected=f"0 to {count - 1}", got=value.port)
+        raise ShapeError(
+            "the node has no such result", where=p.path(value), expected=f"0 to {count - 1}", got=value.port
+        )
 
 
 _KIND_ATTRS = {PARAM: {"key", "trainable"}, CONST: {"key"}, STATE: {"key"}}
@@ -70,8 +72,12 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
     if op not in KINDS:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
-        raise UsageError(f"a {op} does not take these attributes", where=where, got=", ".join(unknown),
-                         expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none")  # fmt: skip
+        raise UsageError(
+            f"a {op} does not take these attributes",
+            where=where,
+            got=", ".join(unknown),
+            expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +105,12 @@ class AddNode:
         if self.variable is None and key not in p.weights:
             raise UsageError("a new param, const or state needs a value", where=self.name, fix="e.param(name, array)")
         if self.variable is not None and (key in p.weights or not is_key(key)):
-            raise NameTaken("a weight has this key, or the key is no text", where=self.name, got=key,
-                            fix="key= another, or e.set_weight(key, value) to change it")  # fmt: skip
+            raise NameTaken(
+                "a weight has this key, or the key is no text",
+                where=self.name,
+                got=key,
+                fix="key= another, or e.set_weight(key, value) to change it",
+            )
 
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
@@ -115,8 +125,15 @@ class AddNode:
         return (self.node,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        record = {"edit": "AddNode", "handle": _handle(self.node), "op": self.op, "attrs": encode_attrs(self.attrs),
-                  "path": self.name, "specs": [s.to_json() for s in self.specs], "seq": self.seq}  # fmt: skip
+        record = {
+            "edit": "AddNode",
+            "handle": _handle(self.node),
+            "op": self.op,
+            "attrs": encode_attrs(self.attrs),
+            "path": self.name,
+            "specs": [s.to_json() for s in self.specs],
+            "seq": self.seq,
+        }
         if self.variable is not None:
             record["payload"] = payload_json(p, self.variable.data)  # type: ignore[arg-type]  # variables hold arrays
         return record
@@ -174,8 +191,11 @@ class AddEdge:
         if not 0 <= self.port <= MAX_PORT:
             raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=self.port)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
-            raise PortTaken("a port takes exactly one edge, and has it", where=f"{p.path(self.dst)}, port {self.port}",
-                            fix="e.rewire(edge, new_src) replaces what it reads")  # fmt: skip
+            raise PortTaken(
+                "a port takes exactly one edge, and has it",
+                where=f"{p.path(self.dst)}, port {self.port}",
+                fix="e.rewire(edge, new_src) replaces what it reads",
+            )
 
     def invert(self, p: Program) -> Edit:
         return RemoveEdge(self.edge)
@@ -188,8 +208,13 @@ class AddEdge:
         return (self.dst,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "AddEdge", "handle": _handle(self.edge), "src": _value(p, self.src), "dst": p.path(self.dst),
-                "port": self.port}  # fmt: skip
+        return {
+            "edit": "AddEdge",
+            "handle": _handle(self.edge),
+            "src": _value(p, self.src),
+            "dst": p.path(self.dst),
+            "port": self.port,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +237,13 @@ class RemoveEdge:
 
     def to_json(self, p: Program) -> dict[str, Any]:
         dst = p.graph.target(self.edge)
-        return {"edit": "RemoveEdge", "handle": _handle(self.edge), "src": _value(p, p.edge_value(self.edge)),
-                "dst": p.path(dst), "port": p.edge_port(self.edge)}  # fmt: skip
+        return {
+            "edit": "RemoveEdge",
+            "handle": _handle(self.edge),
+            "src": _value(p, p.edge_value(self.edge)),
+            "dst": p.path(dst),
+            "port": p.edge_port(self.edge),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +267,13 @@ class Rewire:
         return (p.graph.target(self.edge),)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Rewire", "handle": _handle(self.edge), "dst": p.path(p.graph.target(self.edge)),
-                "port": p.edge_port(self.edge), "src": _value(p, self.src)}  # fmt: skip
+        return {
+            "edit": "Rewire",
+            "handle": _handle(self.edge),
+            "dst": p.path(p.graph.target(self.edge)),
+            "port": p.edge_port(self.edge),
+            "src": _value(p, self.src),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +306,12 @@ class SetAttr:
         return (self.node,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetAttr", "handle": _handle(self.node), "path": p.path(self.node), "attrs": encode_attrs(self.attrs)}
+        return {
+            "edit": "SetAttr",
+            "handle": _handle(self.node),
+            "path": p.path(self.node),
+            "attrs": encode_attrs(self.attrs),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +393,7 @@ PRIMITIVES: dict[str, type] = {
 
 
 def payload_json(p: Program, array: NDArray) -> dict[str, Any]:
-    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors` by that digest.
+    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors`.
 
     A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
     """

@@ -72,6 +72,10 @@ class SpecMismatch(UsageError):
         self.mismatches = mismatches
         first, one = mismatches[0], len(mismatches) == 1
         places = "\n".join(f"    {m.where}: {m.what} (expected {m.expected}, got {m.got})" for m in mismatches)
-        super().__init__(first.what if one else f"{len(mismatches)} places do not fit\n{places}",
-                         where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
-                         expected=first.expected if one else None, got=first.got if one else None, fix=fix or first.fix)  # fmt: skip
+        super().__init__(
+            first.what if one else f"{len(mismatches)} places do not fit\n{places}",
+            where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
+            expected=first.expected if one else None,
+            got=first.got if one else None,
+            fix=fix or first.fix,
+        )

@@ -21,7 +21,7 @@ _MODULUS = 1 << 256
 
 
 def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes as JSON values: dtypes by name, specs and tuples as lists. Raises: UsageError for what has no such form."""
+    """Attributes as JSON values: dtypes by name, specs and tuples as lists. Raises: UsageError for what has no form."""
     return {name: _encode(value) for name, value in attrs.items()}
 
 
@@ -98,8 +98,13 @@ class StructureHash:
 
     def _digest(self, node: NodeId) -> int:
         p = self._program
-        record = [p.path(node), p.op(node), encode_attrs(p.attrs(node)), [s.to_json() for s in p.specs(node)],
-                  [[p.path(v.node), v.port] for v in p.operands(node)]]  # fmt: skip
+        record = [
+            p.path(node),
+            p.op(node),
+            encode_attrs(p.attrs(node)),
+            [s.to_json() for s in p.specs(node)],
+            [[p.path(v.node), v.port] for v in p.operands(node)],
+        ]
         text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 

@@ -26,8 +26,11 @@ def check_ports(p: Program, node: NodeId) -> None:
     least = 2 if op == WRITE else _least(op)
     gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
     if gap < len(ports) or len(ports) < least:
-        raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}",
-                        fix="fill it in the same edit: e.rewire(edge, new_src); only edges into junctions can be left out")  # fmt: skip
+        raise PortEmpty(
+            "a port has no edge",
+            where=f"{p.path(node)} ({op}), port {gap}",
+            fix="fill it in the same edit: e.rewire(edge, new_src); only edges into junctions can be left out",
+        )
 
 
 def _least(op: str) -> int:
@@ -59,12 +62,14 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
 
 
 def _mismatch(p: Program, node: NodeId, ins: list[Spec]) -> GraphwrightError:
-    return GraphwrightError("a state is written with another spec than it has", where=p.path(node), expected=ins[0],
-                            got=ins[1])  # fmt: skip
+    return GraphwrightError(
+        "a state is written with another spec than it has", where=p.path(node), expected=ins[0], got=ins[1]
+    )
 
 
-def infer(p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]],
-          wanted: NodeId | None = None) -> set[NodeId]:  # fmt: skip
+def infer(
+    p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]], wanted: NodeId | None = None
+) -> set[NodeId]:
     """Bring specs up to date downstream of the touched nodes; old ones go into `before`. Returns the nodes visited.
 
     Args:

@@ -52,8 +52,11 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
             wrong.append(f"{name}: expected {bound}, got {tensor.spec}")
         result[name] = tensor
     if wrong:
-        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name,
-                        expected=", ".join(f"{n}: {s}" for n, s in declared.items()))  # fmt: skip
+        raise FeedError(
+            "inputs do not fit:\n  " + "\n  ".join(wrong),
+            where=p.name,
+            expected=", ".join(f"{n}: {s}" for n, s in declared.items()),
+        )
     return result, dims
 
 
@@ -88,8 +91,14 @@ class Run:
         return iter(self.program.output_names())
 
 
-def run(p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref] = "all", capture: Collection[Ref | EdgeId] = (),
-        patch: Mapping[Ref | EdgeId, Any] | None = None) -> Run:  # fmt: skip
+def run(
+    p: Program,
+    feeds: Mapping[str, Any],
+    *,
+    keep: str | Sequence[Ref] = "all",
+    capture: Collection[Ref | EdgeId] = (),
+    patch: Mapping[Ref | EdgeId, Any] | None = None,
+) -> Run:
     """Run node by node on arrays; states and params are written together at the end.
 
     Args:

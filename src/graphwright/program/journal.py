@@ -1,4 +1,4 @@
-"""The journal: every committed edit, undo and redo, as an append-only hash chain that can be read, verified and replayed."""
+"""The journal: every committed edit, undo and redo, as a hash chain that can be read, verified and replayed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from graphwright.graph.chain import Chain
 
 if TYPE_CHECKING:
     from graphwright.program.edits import Edit
+
 
 @dataclass(frozen=True, slots=True)
 class Undo:
@@ -85,8 +86,23 @@ class Entry:
         return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} edits  {self.why}{kind}"
 
 
-_FIELDS = ("seq", "time", "why", "author", "tool", "line", "base_version", "edits", "before", "after", "undoes", "redoes",
-           "warnings", "prev", "hash")  # fmt: skip
+_FIELDS = (
+    "seq",
+    "time",
+    "why",
+    "author",
+    "tool",
+    "line",
+    "base_version",
+    "edits",
+    "before",
+    "after",
+    "undoes",
+    "redoes",
+    "warnings",
+    "prev",
+    "hash",
+)
 
 
 def _plain(value: Any) -> Any:
@@ -98,7 +114,9 @@ class Journal(Sequence[Entry]):
 
     def __init__(self, chain: Chain | None = None) -> None:
         self.chain = Chain() if chain is None else chain
-        self._entries = [Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}) for link in self.chain.links]
+        self._entries = [
+            Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}) for link in self.chain.links
+        ]
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -120,8 +138,13 @@ class Journal(Sequence[Entry]):
 
     def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
         """Add an entry made of facts; seq, time, prev and hash are filled in here."""
-        body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries),
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds")}  # fmt: skip
+        body = {
+            "undoes": None,
+            "redoes": None,
+            **facts,
+            "seq": len(self._entries),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
         link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
         entry = replace(Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo), cone=cone)
         self._entries.append(entry)

@@ -40,11 +40,17 @@ class Value(NamedTuple):
 
 
 NODE_COLUMNS = {
-    "op": object, "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs), "name": object,
-    "specs": ColumnSpec(object, encode=lambda specs: [s.to_json() for s in specs],
-                        decode=lambda data: tuple(Spec.from_json(s) for s in data)),
-    "seq": "i8", "next_port": "i4",
-}  # fmt: skip
+    "op": object,
+    "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs),
+    "name": object,
+    "specs": ColumnSpec(
+        object,
+        encode=lambda specs: [s.to_json() for s in specs],
+        decode=lambda data: tuple(Spec.from_json(s) for s in data),
+    ),
+    "seq": "i8",
+    "next_port": "i4",
+}
 EDGE_COLUMNS = {"src_port": "i4", "dst_port": "i4"}
 MAX_PORT = 2**31 - 2
 
@@ -87,7 +93,7 @@ class Program:
         self.history = History(self)
         self.graph.describe = self.history.describe
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------------------------
     def node(self, ref: NodeId | Value | str) -> NodeId:
         """The handle of a node given by handle, value or name.
 
@@ -97,7 +103,9 @@ class Program:
             found = self._names.get(ref)
             if found is None:
                 near = get_close_matches(ref, self._names, 3, 0.5)
-                raise UnknownNode("no node of this name", where=ref, fix=f"did you mean {', '.join(near)}?" if near else None)
+                raise UnknownNode(
+                    "no node of this name", where=ref, fix=f"did you mean {', '.join(near)}?" if near else None
+                )
             return found
         node = ref.node if isinstance(ref, Value) else ref
         if not isinstance(node, NodeId):
@@ -198,8 +206,12 @@ class Program:
     def out_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Edges out of a node, by creation of the reader and its port."""
         graph = self.graph
-        return tuple(sorted(graph.out_edges(self.node(ref)),
-                            key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port"))))  # fmt: skip
+        return tuple(
+            sorted(
+                graph.out_edges(self.node(ref)),
+                key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port")),
+            )
+        )
 
     def edge_value(self, edge: EdgeId) -> Value:
         """What an edge carries."""
@@ -263,7 +275,7 @@ class Program:
         """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
         return self._structure.full(mapped_by_reference=True)
 
-    # -- beside others ----------------------------------------------------------------------------------------------------
+    # -- beside others -----------------------------------------------------------------------------------------------
     def fork(self, name: str | None = None) -> Program:
         """A program of its own that starts as this one is and shares weights until written; see `program.fork`."""
         from graphwright.program.fork import fork
@@ -294,14 +306,20 @@ class Program:
 
         return extract(self, list(selection))
 
-    def save(self, directory: StrPath, history: Literal["full", "edits", "none"] = "full", overwrite: bool = False,
-             max_shard_size: int | str = "5GB", companions: Mapping[str, bytes] | None = None) -> Path:  # fmt: skip
+    def save(
+        self,
+        directory: StrPath,
+        history: Literal["full", "edits", "none"] = "full",
+        overwrite: bool = False,
+        max_shard_size: int | str = "5GB",
+        companions: Mapping[str, bytes] | None = None,
+    ) -> Path:
         """Save into a directory that appears whole or not at all; see `program.save`."""
         from graphwright.program.save import save
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
-    # -- drawing ------------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------------------------
     def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
         """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
         from graphwright.program.draw import to_dot, written
@@ -325,9 +343,16 @@ class Program:
 
         return notebook(self)
 
-    # -- running ----------------------------------------------------------------------------------------------------------
-    def run(self, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Any] = "all", capture: Any = (),
-            patch: Mapping[Any, Any] | None = None, **named: Any) -> Run:  # fmt: skip
+    # -- running -----------------------------------------------------------------------------------------------------
+    def run(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        *,
+        keep: str | Sequence[Any] = "all",
+        capture: Any = (),
+        patch: Mapping[Any, Any] | None = None,
+        **named: Any,
+    ) -> Run:
         """Run node by node, so that every value can be read; see `graphwright.program.interpret.run`."""
         from graphwright.program.interpret import run
 
@@ -357,9 +382,10 @@ class Program:
             raise UsageError("no planner is loaded", fix="import graphwright.plan")
         return Program.compiler(self, *args, **options)
 
-    # -- editing ----------------------------------------------------------------------------------------------------------
-    def edit(self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True,
-             keep_undo: bool = True) -> Transaction:  # fmt: skip
+    # -- editing -----------------------------------------------------------------------------------------------------
+    def edit(
+        self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True, keep_undo: bool = True
+    ) -> Transaction:
         """Open an edit: `with program.edit("drop a branch") as e: ...` is one undo step.
 
         Args:
@@ -409,10 +435,12 @@ class Program:
         return self.graph.node_count
 
     def __repr__(self) -> str:
-        return (f"Program({self.name!r}, {len(self)} nodes, {self.graph.edge_count} edges, "
-                f"{len(self.params())} params, version {self.version})")  # fmt: skip
+        return (
+            f"Program({self.name!r}, {len(self)} nodes, {self.graph.edge_count} edges, "
+            f"{len(self.params())} params, version {self.version})"
+        )
 
-    # -- changing: the ground that edits, the builder and the tracer stand on --------------------------------------------
+    # -- changing: the ground that edits, the builder and the tracer stand on ----------------------------------------
     def free_name(self, wanted: str) -> str:
         """`wanted`, or the first `wanted_2`, `wanted_3`, ... that no node has."""
         if wanted not in self._names:
@@ -447,13 +475,25 @@ class Program:
             self._reorder(lambda: self.order_labels.add_edge(src, dst))
         except CycleError as error:
             names = [self.path(n) for n in error.path]  # type: ignore[arg-type]  # the order holds node handles
-            raise CycleError("an edge would close a cycle", path=error.path, where=f"{self.path(src)} -> {self.path(dst)}",
-                             got=" -> ".join([*names, names[0]]),
-                             fix="cut an edge on the path, or e.connect(src, junction, delay=1)") from error  # fmt: skip
+            raise CycleError(
+                "an edge would close a cycle",
+                path=error.path,
+                where=f"{self.path(src)} -> {self.path(dst)}",
+                got=" -> ".join([*names, names[0]]),
+                fix="cut an edge on the path, or e.connect(src, junction, delay=1)",
+            ) from error
 
-    def insert_node(self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
-                    seq: int | None = None, handle: NodeId | None = None, after: NodeId | None = None) -> NodeId:  # fmt: skip
-        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place in order."""
+    def insert_node(
+        self,
+        op: str,
+        attrs: Mapping[str, Any],
+        name: str,
+        specs: tuple[Spec, ...],
+        seq: int | None = None,
+        handle: NodeId | None = None,
+        after: NodeId | None = None,
+    ) -> NodeId:
+        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place."""
         number = self._seq if seq is None else seq
         revived = self.graveyard.revive(self.graph, handle)
         node = revived
@@ -544,7 +584,6 @@ class Program:
     def set_output(self, name: str, value: Value) -> None:
         """Declare one more result."""
         self.set_outputs({**self._outputs, name: value})
-
 
 
 def is_name(name: object) -> bool:

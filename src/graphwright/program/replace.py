@@ -25,9 +25,12 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
     outputs = set(p.outputs())
     enters = dict.fromkeys(v for n in order for v in p.operands(n) if v.node not in inside)
     leaves = dict.fromkeys(
-        value for n in order for port in range(len(p.specs(n))) for value in [Value(n, port)]
+        value
+        for n in order
+        for port in range(len(p.specs(n)))
+        for value in [Value(n, port)]
         if value in outputs or any(m not in inside for m in p.consumers(value))
-    )  # fmt: skip
+    )
     # a tied weight may be read anywhere: nothing flows back into it
     after = {m for n in order if p.op(n) not in SOURCES for m in p.graph.successors(n)} - inside
     stack, seen = list(after), set(after)
@@ -35,31 +38,42 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         here = stack.pop()
         for m in p.graph.successors(here):
             if m in inside:
-                raise NotConvex("a path leaves the selection and comes back", where=p.path(here), got=p.path(m),
-                                fix="selection.between(selection) closes it")  # fmt: skip
+                raise NotConvex(
+                    "a path leaves the selection and comes back",
+                    where=p.path(here),
+                    got=p.path(m),
+                    fix="selection.between(selection) closes it",
+                )
             if m not in seen:
                 seen.add(m)
                 stack.append(m)
     return list(enters), list(leaves)
 
 
-def _pairs(inner: Mapping[str, Any], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str,
-           spec: Any) -> dict[str, Value]:  # fmt: skip
+def _pairs(
+    inner: Mapping[str, Any], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str, spec: Any
+) -> dict[str, Value]:
     """Name of the subprogram's input or output -> value of the host, by `match` or in order; specs must agree."""
     if match is not None and set(inner) <= set(match):
         pairs = {name: p.value(match[name]) for name in inner}
     elif len(inner) == len(outer):
         pairs = dict(zip(inner, outer, strict=True))
     else:
-        raise BoundaryMismatch(f"the {side} do not fit", expected=[f"{p.path(v)} {p.spec(v)}" for v in outer],
-                               got=[f"{n} {s}" for n, s in inner.items()], fix="match={name: node, ...}")  # fmt: skip
+        raise BoundaryMismatch(
+            f"the {side} do not fit",
+            expected=[f"{p.path(v)} {p.spec(v)}" for v in outer],
+            got=[f"{n} {s}" for n, s in inner.items()],
+            fix="match={name: node, ...}",
+        )
     wrong = [f"{n}: {inner[n]} against {p.path(v)} {spec(v)}" for n, v in pairs.items() if inner[n] != spec(v)]
     if wrong:
         raise BoundaryMismatch(f"the {side} differ in spec", got="; ".join(wrong))
     return pairs
 
 
-def replace(e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mapping[str, Any] | None) -> dict[str, NodeId]:
+def replace(
+    e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mapping[str, Any] | None
+) -> dict[str, NodeId]:
     """Put `sub` where `nodes` are, inside an open edit.
 
     Inputs of `sub` take the values that entered the selection, its outputs go where the selection's went: by `match`
@@ -134,7 +148,7 @@ def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Val
 def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
     """A selection as a program: what entered it are inputs, what left it outputs, named by the nodes' paths.
 
-    Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared until written.
+    Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared.
     Raises: NotConvex.
     """
     enters, leaves = boundary(p, nodes)
@@ -150,7 +164,9 @@ def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
             if op in STORED:
                 variable = p.weights[p.key(node)]
                 variable.shared = True
-                twin = (Parameter if op == PARAM else Variable)(p.weights.array(p.key(node)), variable.requires_grad, p.key(node))
+                twin = (Parameter if op == PARAM else Variable)(
+                    p.weights.array(p.key(node)), variable.requires_grad, p.key(node)
+                )
                 twin.shared = True
                 sub.weights.add(p.key(node), twin)
             values[Value(node)] = Value(sub.add_source(op, name, p.spec(node), p.attrs(node)))

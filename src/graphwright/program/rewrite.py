@@ -15,8 +15,12 @@ from graphwright.program.program import Program, Value
 Emit = Callable[[Program, NodeId, list[Value]], "Value | None"]
 
 
-def rewrite(p: Program, name: str, handlers: Mapping[str, Emit], start: Callable[[Program], None] | None = None,
-            ) -> tuple[Program, dict[Value, Value]]:  # fmt: skip
+def rewrite(
+    p: Program,
+    name: str,
+    handlers: Mapping[str, Emit],
+    start: Callable[[Program], None] | None = None,
+) -> tuple[Program, dict[Value, Value]]:
     """Copy what the outputs need into a new program; ops with a handler are emitted by it.
 
     Args:

@@ -46,8 +46,16 @@ class Selection:
     query: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(p: Program, pattern: str = "**", *, op: str | None = None, kind: str | None = None, dtype: object = None,
-           where: Callable[[NodeId], bool] | None = None, regex: str | None = None) -> Selection:  # fmt: skip
+    def of(
+        p: Program,
+        pattern: str = "**",
+        *,
+        op: str | None = None,
+        kind: str | None = None,
+        dtype: object = None,
+        where: Callable[[NodeId], bool] | None = None,
+        regex: str | None = None,
+    ) -> Selection:
         """Nodes whose path matches and that pass every filter.
 
         Args:
@@ -63,7 +71,7 @@ class Selection:
         found = [n for n in p.nodes() if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
         """Number of nodes."""
@@ -76,7 +84,7 @@ class Selection:
 
     def show(self) -> Selection:
         """Print at most 40 lines: path, op, spec. Returns itself."""
-        print(self)  # noqa: T201  # the one method whose job is to print
+        print(self)  # the one method whose job is to print
         return self
 
     def assert_count(self, n: int) -> Selection:
@@ -103,7 +111,7 @@ class Selection:
             lines.append(f"... {self.count - 39} more")
         return "\n".join(lines) or "(empty selection)"
 
-    # -- sets -----------------------------------------------------------------------------------------------------------
+    # -- sets --------------------------------------------------------------------------------------------------------
     def __or__(self, other: Selection) -> Selection:
         return self._made(set(self.nodes) | set(other.nodes))
 
@@ -163,7 +171,7 @@ class Selection:
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.out_edges(n) if p.graph.target(e) not in inside)
 
-    # -- staying true -----------------------------------------------------------------------------------------------------
+    # -- staying true ------------------------------------------------------------------------------------------------
     def refresh(self) -> Selection:
         """The same query on the present program."""
         if self.query is None:
@@ -187,7 +195,7 @@ class Selection:
             made = [_past_name(self.program, n) for n in lost]
             raise StaleSelection("selected nodes were deleted", got=", ".join(made[:10]), fix="selection.refresh()")
 
-    # -- verbs ------------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
         """Open an edit on the program, after the selection was checked. Raises: EmptySelection, StaleSelection."""
         self._needed(allow_empty)
@@ -208,7 +216,9 @@ class Selection:
         if not self.nodes and not allow_empty:
             pattern = (self.query or {}).get("pattern", "")
             near = get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3)
-            raise EmptySelection("nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None)
+            raise EmptySelection(
+                "nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
+            )
 
     def _made(self, nodes: set[NodeId]) -> Selection:
         replace(self, nodes=tuple(nodes))._alive()

@@ -28,7 +28,7 @@ class TraceRecorder:
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._expected: tuple[str, str] | None = None
 
-    # -- the recorder protocol --------------------------------------------------------------------------------------------
+    # -- the recorder protocol ---------------------------------------------------------------------------------------
     def resolve(self, tensor: Tensor) -> Symbol:
         """The symbol of a tensor."""
         return tensor.data if isinstance(tensor.data, Symbol) else Symbol(tensor.spec, self.value_of(tensor), self)
@@ -53,8 +53,11 @@ class TraceRecorder:
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)
             if leaf.grad is not None and not leaf.grad.symbolic:
-                raise TraceError("a gradient from before the traced step would be added to", where=leaf.name or None,
-                                 fix="call zero_grad() inside the step, before backward()")  # fmt: skip
+                raise TraceError(
+                    "a gradient from before the traced step would be added to",
+                    where=leaf.name or None,
+                    fix="call zero_grad() inside the step, before backward()",
+                )
 
     def resolved(self, tensor: Tensor) -> Tensor:
         """The value that a tensor has now, also after a variable behind it is assigned to."""
@@ -63,7 +66,7 @@ class TraceRecorder:
         value = self.value_of(tensor)
         return Tensor(Symbol(tensor.spec, value, self))
 
-    # -- for programs that run inside a trace -------------------------------------------------------------------------------
+    # -- for programs that run inside a trace ------------------------------------------------------------------------
     def depends(self, program: Program) -> None:
         """Note that the trace holds for this version of a program only."""
         self.dependencies[id(program)] = (program, program.version)
@@ -72,7 +75,7 @@ class TraceRecorder:
         """Name the next `op` recorded `path`: the node it comes from."""
         self._expected = (op, path)
 
-    # -- values -----------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------------------------
     def value_of(self, tensor: Tensor) -> Value:
         """The node that stands for a tensor."""
         data = tensor.data
@@ -117,13 +120,13 @@ class TraceRecorder:
             path = ".".join((*scope.get(), op))
         return self.program.free_name(path)
 
-    # -- the end ----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, outputs: Mapping[str, Tensor]) -> None:
         """Declare outputs and writes; give leaves the gradients back that they had before."""
         p = self.program
         p.set_outputs({name: self.value_of(t) for name, t in outputs.items()})
         for key, value in self._current.items():
-            variable, source = self.variables[key]
+            source = self.variables[key][1]
             p.add_write(source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
 
     def restore(self) -> None:
@@ -139,14 +142,17 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
         fn: takes tensors, returns a tensor, a tuple or a dict of tensors, or None (a step that only writes state).
         examples: tensors, arrays or numbers; only shape and dtype matter.
         names: input names; by default those of the function's parameters.
-    Returns: a Program whose inputs are the examples in order and whose outputs are `out`, `out_1`, ... or the dict's keys.
+    Returns: a Program; its inputs are the examples in order, its outputs `out`, `out_1`, ... or the dict's keys.
     Raises: TraceError where the code asks a symbol for a number.
     """
     return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
 
 
-def record(fn: Callable[..., Any], specs: tuple[Spec, ...], names: tuple[str, ...] | None = None,
-           ) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
+def record(
+    fn: Callable[..., Any],
+    specs: tuple[Spec, ...],
+    names: tuple[str, ...] | None = None,
+) -> tuple[Program, TraceRecorder, Any]:
     """As `trace`, from specs; returns the program, the recorder and what `fn` returned."""
     program = Program(getattr(fn, "__name__", "traced"))
     recorder = TraceRecorder(program)
@@ -181,7 +187,11 @@ def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
     import inspect
 
     try:
-        known = [n for n, q in inspect.signature(fn).parameters.items() if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
+        known = [
+            n
+            for n, q in inspect.signature(fn).parameters.items()
+            if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)
+        ]
     except (TypeError, ValueError):
         known = []
     return tuple(known[i] if i < len(known) else f"x{i}" for i in range(count))

@@ -31,7 +31,7 @@ from graphwright.program.edits import (
     SetAttr,
     SetOutputs,
     SetWeight,
-)  # fmt: skip
+)
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
@@ -68,12 +68,14 @@ class Transaction:
         self.relabelled: list[Relabelled[NodeId]] = []
         self._savepoints: list[tuple[int, int, dict[NodeId, None]]] = []
 
-    # -- the five steps ---------------------------------------------------------------------------------------------------
+    # -- the five steps ----------------------------------------------------------------------------------------------
     def do(self, edit: Edit) -> None:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
-        if isinstance(edit, SetWeight | RemoveNode):  # their inverse takes the value from before: it must be the journal's
+        if isinstance(
+            edit, SetWeight | RemoveNode
+        ):  # their inverse takes the value from before: it must be the journal's
             p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
         edit.apply(p)
@@ -100,7 +102,9 @@ class Transaction:
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
         return outer
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         p = self.program
         current = p.history.open
         assert current is not None, "an edit is left once"
@@ -164,14 +168,14 @@ class Transaction:
                 p.update_node(node, specs=specs)
         self.specs_before.clear()
 
-    # -- looking, inside the edit ---------------------------------------------------------------------------------------
+    # -- looking, inside the edit ------------------------------------------------------------------------------------
     def spec(self, ref: Ref) -> Spec:
         """Spec of a value, changes of this edit included."""
         p = self.program
         infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
         return p.spec(ref)
 
-    # -- nodes ------------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------------------------
     def add(self, op: str, *inputs: Ref, name: str | None = None, **attrs: Any) -> NodeId:
         """Add an op reading `inputs` in order; returns its handle, usable at once.
 
@@ -203,8 +207,15 @@ class Transaction:
         module = self.program.path(operands[0]).rpartition(".")[0]
         return f"{module}.{op}" if module else op
 
-    def _node(self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
-              variable: Variable | None = None, after: NodeId | None = None) -> NodeId:  # fmt: skip
+    def _node(
+        self,
+        kind: str,
+        attrs: Mapping[str, Any],
+        name: str,
+        specs: tuple[Spec, ...],
+        variable: Variable | None = None,
+        after: NodeId | None = None,
+    ) -> NodeId:
         p = self.program
         self.do(AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
         return p.node(name)
@@ -248,7 +259,9 @@ class Transaction:
         p = self.program
         target, value = p.value(state), p.value(src)
         if any(p.op(n) == WRITE for n in p.consumers(target)):
-            raise PortTaken("this state is written already", where=p.path(target), fix="e.rewire the write's second edge")
+            raise PortTaken(
+                "this state is written already", where=p.path(target), fix="e.rewire the write's second edge"
+            )
         node = self._node(WRITE, {}, p.free_name(f"{p.path(target)}.next"), ())
         self._edge(target, node, 0)
         self._edge(value, node, 1)
@@ -297,7 +310,7 @@ class Transaction:
         """Declare the program's results."""
         self.do(SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
 
-    # -- edges ------------------------------------------------------------------------------------------------------------
+    # -- edges -------------------------------------------------------------------------------------------------------
     def connect(self, src: Ref, dst: Ref, port: int | None = None, *, delay: int = 0) -> EdgeId:
         """Add an edge into a junction, or into an empty port; returns its handle.
 
@@ -314,8 +327,11 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                raise ShapeError("a delay keeps a value from step to step, and its size is not known",
-                                 where=f"{p.path(value)} -> {p.path(target)}", got=spec)  # fmt: skip
+                raise ShapeError(
+                    "a delay keeps a value from step to step, and its size is not known",
+                    where=f"{p.path(value)} -> {p.path(target)}",
+                    got=spec,
+                )
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)
             self.carry(value, held)
@@ -330,8 +346,11 @@ class Transaction:
             arity = 2 if p.op(target) == WRITE else get(p.op(target)).arity
             most = arity if isinstance(arity, int) else arity[1]
             if most is not None and port >= most:
-                raise PortTaken("all ports of the op have their edge", where=p.path(target),
-                                fix="e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect there")  # fmt: skip
+                raise PortTaken(
+                    "all ports of the op have their edge",
+                    where=p.path(target),
+                    fix="e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect there",
+                )
         return self._edge(value, target, port)
 
     def cut(self, edge: EdgeId) -> None:
@@ -345,7 +364,7 @@ class Transaction:
         self.do(Rewire(edge, self.program.value(src)))
 
     def insert(self, edge: EdgeId, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
-        """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port and now leaves the new node."""
+        """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port, and leaves the new node."""
         p = self.program
         source = p.edge_value(edge)
         if name is None:
@@ -364,8 +383,12 @@ class Transaction:
         matrix = self.param(f"{base}.weight", weight)
         return self.connect(self.add("linear", src, matrix, name=base), target)
 
-    def replace(self, selection: Selection | Sequence[NodeId], subprogram: Program, match: Mapping[str, Ref] | None = None,
-                ) -> dict[str, NodeId]:  # fmt: skip
+    def replace(
+        self,
+        selection: Selection | Sequence[NodeId],
+        subprogram: Program,
+        match: Mapping[str, Ref] | None = None,
+    ) -> dict[str, NodeId]:
         """Put another program where a selection is; see `graphwright.program.replace`."""
         return replace(self, list(selection), subprogram, match)
 
@@ -395,7 +418,9 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 def _caller() -> str | None:
     """file:line of the first frame outside this package and the standard library's contextlib."""
     frame = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
+    ):
         frame = frame.f_back  # type: ignore[assignment]  # ends with None at the outermost frame
     return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -114,7 +114,7 @@ class Weights(Mapping[str, Variable]):
 
 
 class VariableTwins:
-    """Second variables over the same arrays, one per variable, so that tied ones stay tied. Both sides copy on writing."""
+    """Second variables over the same arrays, one per variable, so that tied ones stay tied. Both copy on writing."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Variable, Variable]] = {}

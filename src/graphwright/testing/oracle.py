@@ -32,8 +32,12 @@ def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float =
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     if mine.shape != theirs.shape or (mine.dtype.kind != theirs.dtype.kind):
-        raise ValueMismatch("another shape or kind", where=what, expected=f"{theirs.dtype}{list(theirs.shape)}",
-                            got=f"{mine.dtype}{list(mine.shape)}")  # fmt: skip
+        raise ValueMismatch(
+            "another shape or kind",
+            where=what,
+            expected=f"{theirs.dtype}{list(theirs.shape)}",
+            got=f"{mine.dtype}{list(mine.shape)}",
+        )
     if mine.dtype.kind != "f":
         off = mine != theirs
     else:
@@ -51,8 +55,12 @@ def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        raise ValueMismatch("another spec", where=what, expected=f"{theirs.dtype}{list(theirs.shape)}",
-                            got=f"{mine.dtype}{list(mine.shape)}")  # fmt: skip
+        raise ValueMismatch(
+            "another spec",
+            where=what,
+            expected=f"{theirs.dtype}{list(theirs.shape)}",
+            got=f"{mine.dtype}{list(mine.shape)}",
+        )
     off = np.asarray(mine != theirs)
     if mine.dtype.kind == "f":
         off = (off | (np.signbit(mine) != np.signbit(theirs))) & ~(np.isnan(mine) & np.isnan(theirs))
@@ -62,8 +70,12 @@ def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
 def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) -> None:
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
-        raise ValueMismatch(f"{int(off.sum())} of {off.size} values differ", where=f"{what}{list(index)}",
-                            expected=theirs[index], got=mine[index])  # fmt: skip
+        raise ValueMismatch(
+            f"{int(off.sum())} of {off.size} values differ",
+            where=f"{what}{list(index)}",
+            expected=theirs[index],
+            got=mine[index],
+        )
 
 
 def strided(host: np.ndarray, how: str) -> NDArray:

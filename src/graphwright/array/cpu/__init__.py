@@ -74,8 +74,9 @@ class CpuBackend:
         row = KERNELS.get(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
 
-    def bind(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs,
-             work: Sequence[NDArray] = ()) -> list[Call]:  # fmt: skip
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
+    ) -> list[Call]:
         """The calls that compute `outs` from `ins`."""
         row = KERNELS.get(name)
         if row is None:
@@ -106,7 +107,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def tensor_allocations(run: Call) -> list[int]:
-    """Bytes of each CPU tensor allocation that `run()` makes, in order: the test hook behind "no allocation per step"."""
+    """Bytes of each CPU tensor allocation that `run()` makes, in order: the hook behind "no allocation per step"."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -82,8 +82,14 @@ class _Visible:
     Query i sees key j iff j <= start + i, with a window w also j > start + i - w, and the key is not padding.
     """
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, extra: dict[str, torch.Tensor], attrs: Attrs,
-                 work: Sequence[torch.Tensor]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        extra: dict[str, torch.Tensor],
+        attrs: Attrs,
+        work: Sequence[torch.Tensor],
+    ) -> None:
         self.calls: list[Call] = []
         queries, keys = q.shape[-2], k.shape[-2]
         self.padding = extra.get("key_mask")
@@ -143,8 +149,15 @@ class _Visible:
 def _mask_work(ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     queries, keys = ins[0].shape[-2], ins[1].shape[-2]
     plane = Spec((queries, keys), bool_)
-    return [plane, Spec((queries, 1), bool_), Spec((1, keys), bool_), plane, Spec((queries, 1), int64),
-            Spec((queries, 1), int64), plane]  # fmt: skip
+    return [
+        plane,
+        Spec((queries, 1), bool_),
+        Spec((1, keys), bool_),
+        plane,
+        Spec((queries, 1), int64),
+        Spec((queries, 1), int64),
+        plane,
+    ]
 
 
 def _visible(ins: Tensors, attrs: Attrs, work: Tensors) -> _Visible:
@@ -165,8 +178,9 @@ def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
     return t.view(groups, -1, t.shape[-1])
 
 
-def _probabilities(q: torch.Tensor, k: torch.Tensor, scale: float, wide: torch.Tensor, low: torch.Tensor | None,
-                   visible: _Visible) -> list[Call]:  # fmt: skip
+def _probabilities(
+    q: torch.Tensor, k: torch.Tensor, scale: float, wide: torch.Tensor, low: torch.Tensor | None, visible: _Visible
+) -> list[Call]:
     """Calls for softmax(scale · q kᵀ) of one batch element, into `low` if there is one, else `wide`."""
     scores = (wide if low is None else low).view(k.shape[0], -1, k.shape[1])
     calls: list[Call] = [partial(torch.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)]

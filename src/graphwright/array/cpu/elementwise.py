@@ -74,7 +74,7 @@ def gelu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("where")
 def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """a where the condition holds, else b."""
+    """A where the condition holds, else b."""
     return partial(torch.where, ins[0], ins[1], ins[2], out=outs[0])
 
 
@@ -106,4 +106,3 @@ def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
         calls = [partial(target.copy_, ins[0]), *(partial(target.add_, other) for other in ins[1:])]
         calls.append(partial(out.copy_, target))
     return calls
-

@@ -31,7 +31,7 @@ TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in 
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """torch's name for a DType."""
+    """Torch's name for a DType."""
     return TORCH_DTYPE[dtype]
 
 

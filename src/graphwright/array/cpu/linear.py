@@ -34,7 +34,7 @@ def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]
 
 @kernel("matmul")
 def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """a @ b with numpy's rules for ranks and batches."""
+    """A @ b with numpy's rules for ranks and batches."""
     a, b, out = ins[0], ins[1], outs[0]
     if 0 in (*a.shape, *b.shape):
         return [out.zero_]
@@ -52,7 +52,7 @@ def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
 
 @kernel("linear")
 def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """x · wᵀ (+ b), w as [out, in]."""
+    """X · wᵀ (+ b), w as [out, in]."""
     x, w, out = ins[0], ins[1], outs[0]
     if 0 in x.shape or 0 in w.shape:
         fill = partial(out.copy_, ins[2].expand(out.shape)) if len(ins) > 2 and out.numel() else out.zero_

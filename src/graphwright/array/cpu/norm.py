@@ -26,7 +26,7 @@ def _scratch(outs: list[Spec], ins: list[Spec], attrs: Attrs) -> list[Spec]:
 
 @kernel("rms_norm", work=_scratch)  # type: ignore[arg-type]  # lists are sequences
 def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """x / sqrt(mean(x², -1) + eps), cast to the dtype of x, times w."""
+    """X / sqrt(mean(x², -1) + eps), cast to the dtype of x, times w."""
     x, w, out = ins[0], ins[1], outs[0]
     square, row = work[0], work[1]
     calls: list[Call] = []

@@ -35,8 +35,22 @@ def adamw(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call
     """One AdamW step of one parameter; ATen's fused kernel, decay decoupled."""
     param, grad, m, v, step, lr = ins
     calls = _carry(outs, [param, m, v])
-    calls.append(partial(
-        torch._fused_adamw_, [outs[0]], [grad], [outs[1]], [outs[2]], [], [step], lr=lr, beta1=attrs["beta1"],
-        beta2=attrs["beta2"], weight_decay=attrs["weight_decay"], eps=attrs["eps"], amsgrad=False, maximize=False,
-    ))  # fmt: skip
+    calls.append(
+        partial(
+            torch._fused_adamw_,
+            [outs[0]],
+            [grad],
+            [outs[1]],
+            [outs[2]],
+            [],
+            [step],
+            lr=lr,
+            beta1=attrs["beta1"],
+            beta2=attrs["beta2"],
+            weight_decay=attrs["weight_decay"],
+            eps=attrs["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+    )
     return calls

@@ -121,8 +121,20 @@ def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, ex
     steps = _steps([router.position(x) for x in entry_at], entry)
     main_exit = next((k for k, x in enumerate(exit_at) if router.on_axis(x) and router.position(x) == 0), -1)
     exit_steps = _steps([router.position(x) for x in exit_at], main_exit)
-    return Arrangement(rank, lane, rows, router.channel_sizes(), gutters, wires, entry_at, exit_at, steps, exit_steps,
-                       (entry, main_exit), pins)  # fmt: skip
+    return Arrangement(
+        rank,
+        lane,
+        rows,
+        router.channel_sizes(),
+        gutters,
+        wires,
+        entry_at,
+        exit_at,
+        steps,
+        exit_steps,
+        (entry, main_exit),
+        pins,
+    )
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
@@ -138,9 +150,21 @@ def _steps(positions: list[int], main: int) -> list[int]:
 class _Router:
     """Finds a way for every wire of one group: down its own lane, down its target's, or on a track between lanes."""
 
-    def __init__(self, nets: Sequence[Net], inner: Sequence[Inner | None], rank: list[int], lane: list[int], rows: int,
-                 taken: Occupancy, links: set[tuple[int, int]], arcs: set[tuple[int, int]], entry: int,
-                 spine: list[int], inlet: bool, outlet: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        nets: Sequence[Net],
+        inner: Sequence[Inner | None],
+        rank: list[int],
+        lane: list[int],
+        rows: int,
+        taken: Occupancy,
+        links: set[tuple[int, int]],
+        arcs: set[tuple[int, int]],
+        entry: int,
+        spine: list[int],
+        inlet: bool,
+        outlet: bool,
+    ) -> None:
         self.nets, self.inner, self.rank, self.lane, self.rows = nets, inner, rank, lane, rows
         self.taken, self.links, self.arcs, self.entry = taken, links, arcs, entry
         self.first = spine[0] if inlet else None
@@ -148,7 +172,7 @@ class _Router:
         self.channels: dict[int, Occupancy] = {}
         self.sizes: dict[int, int] = {}
 
-    # -- ways ---------------------------------------------------------------------------------------------------------
+    # -- ways --------------------------------------------------------------------------------------------------------
     def run(self, entries: int, exits: int) -> tuple[list[Wire], list[X], list[X]]:
         """All wires, and where entries come in and exits go out."""
         ways: dict[int, list[Wire]] = {}
@@ -231,8 +255,9 @@ class _Router:
         self.entry_at[net.slot] = pin
         return own, pin
 
-    def _on_track(self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int,
-                  back: bool) -> X:  # fmt: skip
+    def _on_track(
+        self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
+    ) -> X:
         """Put wires of one net on one track."""
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
@@ -280,7 +305,7 @@ class _Router:
         """Number of tracks per channel."""
         return dict(sorted(self.sizes.items()))
 
-    # -- pins ---------------------------------------------------------------------------------------------------------
+    # -- pins --------------------------------------------------------------------------------------------------------
     def position(self, x: X) -> int:
         """A number that grows from left to right, known before there are pixels."""
         if x.kind == LANE:

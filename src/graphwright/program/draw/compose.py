@@ -43,7 +43,7 @@ class Composition:
     arranged: int
     _placed: dict[int, Placed] = field(default_factory=dict)
 
-    # -- sizes --------------------------------------------------------------------------------------------------------
+    # -- sizes -------------------------------------------------------------------------------------------------------
     def node_size(self, node: int, pins: int = 0) -> Size:
         """Size of a node's box, wide enough for its pins."""
         w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
@@ -91,7 +91,7 @@ class Composition:
             self._placed[at] = stamped[key]
             number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
 
-    # -- the layout ---------------------------------------------------------------------------------------------------
+    # -- the layout --------------------------------------------------------------------------------------------------
     def layout(self) -> Layout:
         """Boxes, edges and frames in whole pixels."""
         self._place_all()
@@ -115,29 +115,71 @@ class Composition:
                     first = self.members[~child][0]
                     boxes.append((first, self._group_box(~child, x, y, rank, module.path)))
         boxes.sort(key=lambda item: item[0])
-        return Layout({box.path: box for _, box in boxes}, tuple(self._edges(origin)), groups, root.left + root.right,
-                      root.height, self.view.closed, self.arranged)  # fmt: skip
+        return Layout(
+            {box.path: box for _, box in boxes},
+            tuple(self._edges(origin)),
+            groups,
+            root.left + root.right,
+            root.height,
+            self.view.closed,
+            self.arranged,
+        )
 
     def _node_box(self, node: int, x: int, y: int, size: Size, rank: int, parent: str) -> Box:
         n = self.view.scene.nodes[node]
         kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
-        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), x - size.left, y, size.left + size.right,
-                   size.height, rank, parent, n.members, n.mark)  # fmt: skip
+        return Box(
+            n.path,
+            kind,
+            family(n),
+            self.view.labels[node],
+            tip(n),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            n.members,
+            n.mark,
+        )
 
     def _group_box(self, group: int, x: int, y: int, rank: int, parent: str) -> Box:
         path, size = self.view.tree.modules[group].path, self.closed_size(group)
         nodes = self.view.scene.nodes
         members = tuple(m for i in self.members[group] for m in nodes[i].members)
-        return Box(path, "group", "group", self.lines[group], "\n".join((clean(path), *self.lines[group][1:])),
-                   x - size.left, y, size.left + size.right, size.height, rank, parent, members, self.marks[group],
-                   self.view.scene.repeats.get(path, 1))  # fmt: skip
+        return Box(
+            path,
+            "group",
+            "group",
+            self.lines[group],
+            "\n".join((clean(path), *self.lines[group][1:])),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            members,
+            self.marks[group],
+            self.view.scene.repeats.get(path, 1),
+        )
 
     def _frame(self, group: int, x: int, y: int, rank: int, parent: str) -> Group:
         path, size = self.view.tree.modules[group].path, self._placed[group].size
-        return Group(path, self.title(group), x - size.left, y, size.left + size.right, size.height, rank, parent,
-                     self.view.scene.repeats.get(path, 1))  # fmt: skip
+        return Group(
+            path,
+            self.title(group),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            self.view.scene.repeats.get(path, 1),
+        )
 
-    # -- edges --------------------------------------------------------------------------------------------------------
+    # -- edges -------------------------------------------------------------------------------------------------------
     def _edges(self, origin: dict[int, tuple[int, int]]) -> list[Edge]:
         scene, tree = self.view.scene, self.view.tree
         shown = self.view.visible()
@@ -147,11 +189,15 @@ class Composition:
             if a != b:
                 merged.setdefault((a, b), []).append(number)
         wires = {
-            at: {(net.node, t): (k, w) for k, (net, t, w) in enumerate(
-                (tree.modules[at].nets[wire.net], tree.modules[at].nets[wire.net].targets[wire.target][0], wire)
-                for wire in self.arrangements[at].wires)}
+            at: {
+                (net.node, t): (k, w)
+                for k, (net, t, w) in enumerate(
+                    (tree.modules[at].nets[wire.net], tree.modules[at].nets[wire.net].targets[wire.target][0], wire)
+                    for wire in self.arrangements[at].wires
+                )
+            }
             for at in self._placed
-        }  # fmt: skip
+        }
         found = []
         for (a, b), numbers in merged.items():
             some = [scene.edges[n] for n in numbers]
@@ -159,15 +205,31 @@ class Composition:
             all_kinds = {self.kinds[n] for n in numbers}
             kind = all_kinds.pop() if len(all_kinds) == 1 else MIXED
             ports = tuple((e.src_port, e.dst_port) for e in some)
-            found.append(Edge(self._path(a), self._path(b), kind, len(some), ports, tuple(points), back,
-                              joint_mark([e.mark for e in some])))  # fmt: skip
+            found.append(
+                Edge(
+                    self._path(a),
+                    self._path(b),
+                    kind,
+                    len(some),
+                    ports,
+                    tuple(points),
+                    back,
+                    joint_mark([e.mark for e in some]),
+                )
+            )
         return sorted(found, key=lambda e: (e.src, e.dst))
 
     def _path(self, shown: int) -> str:
         return self.view.scene.nodes[shown].path if shown >= 0 else self.view.tree.modules[~shown].path
 
-    def _route(self, edge: SceneEdge, a: int, b: int, wires: dict[int, dict], origin: dict[int, tuple[int, int]],
-               ) -> tuple[Points, bool]:  # fmt: skip
+    def _route(
+        self,
+        edge: SceneEdge,
+        a: int,
+        b: int,
+        wires: dict[int, dict],
+        origin: dict[int, tuple[int, int]],
+    ) -> tuple[Points, bool]:
         """Corners of an edge: out of the groups around its source, across, and into those around its target."""
         tree = self.view.tree
         up = tree.home[a] if a >= 0 else tree.modules[~a].parent
@@ -209,8 +271,16 @@ def tip(node: SceneNode) -> str:
     return "\n".join(line if len(line) <= 8192 else line[:8192] + "…" for line in lines)
 
 
-def compose(program: Program, expanded: Set[str] | None = None, budget: int = BUDGET, *, level: int | None = None,
-            fold: bool = False, params: bool = False, diff: Program | None = None) -> Composition:  # fmt: skip
+def compose(
+    program: Program,
+    expanded: Set[str] | None = None,
+    budget: int = BUDGET,
+    *,
+    level: int | None = None,
+    fold: bool = False,
+    params: bool = False,
+    diff: Program | None = None,
+) -> Composition:
     """Read and arrange a program; see `layout` for the arguments."""
     scene = read(program) if diff is None else union(program, diff)
     if not params:

@@ -19,9 +19,18 @@ _LINE = {"data": "solid", "attention": "solid", "residual": "dashed", "state": "
 _COLOUR = {"data": "green", "attention": "blue", "residual": "red", "state": "purple"}
 
 
-def to_dot(program: Program, level: int | None = None, color: str | Mapping[Any, float] | None = "family",
-           diff: Program | None = None, expanded: Set[str] | None = None, *, fold: bool = False, params: bool = False,
-           budget: int = BUDGET, scale: str = "linear") -> str:  # fmt: skip
+def to_dot(
+    program: Program,
+    level: int | None = None,
+    color: str | Mapping[Any, float] | None = "family",
+    diff: Program | None = None,
+    expanded: Set[str] | None = None,
+    *,
+    fold: bool = False,
+    params: bool = False,
+    budget: int = BUDGET,
+    scale: str = "linear",
+) -> str:
     """A program as DOT text, top-down.
 
     Attention edges are solid blue, data green, residual dashed red, state dotted purple, removed ones dotted grey.
@@ -48,8 +57,12 @@ def render(picture: Layout, name: str, overlay: Overlay | None = None, fill: boo
     children: dict[str, list[str]] = {path: [] for path in inside}
     for path in sorted(picture.groups):
         children[picture.groups[path].parent].append(path)
-    out = [f"digraph {quoted(name)} {{", '  rankdir="TB";', '  node [shape="box", fontname="Arial", fontsize="11"];',
-           '  edge [fontname="Arial", fontsize="9"];']  # fmt: skip
+    out = [
+        f"digraph {quoted(name)} {{",
+        '  rankdir="TB";',
+        '  node [shape="box", fontname="Arial", fontsize="11"];',
+        '  edge [fontname="Arial", fontsize="9"];',
+    ]
     if picture.collapsed:
         out.append(f"  label={quoted('closed: ' + ', '.join(picture.collapsed[:8]))};")
     if overlay is not None and overlay.low is not None:

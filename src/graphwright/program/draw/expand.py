@@ -96,9 +96,11 @@ def _is_one_node(found: View, at: int) -> bool:
     """True for a group that is little more than the node of the same path: `mid` and the `mid.tanh` put before it."""
     module = found.tree.modules[at]
     nodes = found.scene.nodes
-    return len(module.children) <= 3 and all(c >= 0 for c in module.children) and any(
-        nodes[c].path == module.path for c in module.children
-    )  # fmt: skip
+    return (
+        len(module.children) <= 3
+        and all(c >= 0 for c in module.children)
+        and any(nodes[c].path == module.path for c in module.children)
+    )
 
 
 def _marked(found: View) -> set[int]:
@@ -155,8 +157,12 @@ def _within(found: View, expanded: Set[str] | None, level: int | None, fold: boo
         series = runs(found.tree) if not fold else {}
         if any(at in series and (at == ROOT or top[at] < 0) and modules[at].depth == deepest for at in found.open):
             fold = True
-            closed.extend(f"{modules[run[0]].path} … {modules[run[-1]].path}"
-                          for at in sorted(series) for run in series[at] if top[run[0]] in (-1, run[0]))  # fmt: skip
+            closed.extend(
+                f"{modules[run[0]].path} … {modules[run[-1]].path}"
+                for at in sorted(series)
+                for run in series[at]
+                if top[run[0]] in (-1, run[0])
+            )
             found = _prepared(folded(found.scene, found.tree))
             found.open = _wanted(found, expanded, level)
             continue

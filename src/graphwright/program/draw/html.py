@@ -44,9 +44,18 @@ pre{{white-space:pre-wrap;overflow-wrap:anywhere;font:13px ui-monospace,monospac
 """
 
 
-def to_html(program: Program, expanded: Set[str] | None = None, diff: Program | None = None,
-            overlay: Mapping[Any, float] | None = None, *, level: int | None = None, fold: bool = False,
-            params: bool = False, budget: int = BUDGET, scale: str = "linear") -> str:  # fmt: skip
+def to_html(
+    program: Program,
+    expanded: Set[str] | None = None,
+    diff: Program | None = None,
+    overlay: Mapping[Any, float] | None = None,
+    *,
+    level: int | None = None,
+    fold: bool = False,
+    params: bool = False,
+    budget: int = BUDGET,
+    scale: str = "linear",
+) -> str:
     """A program as one HTML page without any outside reference; arguments as in `to_svg`."""
     made = compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff)
     drawn = made.layout()
@@ -89,8 +98,20 @@ def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[i
         kind = "junction" if node.junction else node.op if node.op in KINDS else "op"
         names = (node.path, *(key for *_, key in node.weights))
         edits = sorted({e for name in names for e in blame.get(name, ())})
-        nodes.append(_box(node.path, kind, family(node), made.view.labels[i], tip(node), node.mark, size.left,
-                          size.height, overlay, edits))  # fmt: skip
+        nodes.append(
+            _box(
+                node.path,
+                kind,
+                family(node),
+                made.view.labels[i],
+                tip(node),
+                node.mark,
+                size.left,
+                size.height,
+                overlay,
+                edits,
+            )
+        )
     shared: dict[int, int] = {}
     arrangements, modules = [], []
     for at, module in enumerate(tree.modules):
@@ -100,8 +121,18 @@ def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[i
             arrangements.append(_plain(arrangement, made, at))
         size = made.closed_size(at)
         lines = made.lines[at]
-        box = _box(module.path, "group", "group", lines, "\n".join((clean(module.path), *lines[1:])), made.marks[at],
-                   size.left, size.height, overlay, blame.get(module.path, []))  # fmt: skip
+        box = _box(
+            module.path,
+            "group",
+            "group",
+            lines,
+            "\n".join((clean(module.path), *lines[1:])),
+            made.marks[at],
+            size.left,
+            size.height,
+            overlay,
+            blame.get(module.path, []),
+        )
         wires = []
         for wire in arrangement.wires:
             edges = module.nets[wire.net].edges[wire.target]
@@ -110,16 +141,34 @@ def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[i
             wires.append([kind, len(edges), joint_mark([scene.edges[e].mark for e in edges])])
         title = made.title(at) if at != ROOT else ""
         tint = {"tint": True} if overlay is not None and module.path in overlay.own else {}
-        modules.append({
-            **box, **tint, "parent": module.parent, "children": module.children, "title": title, "wires": wires,
-            "arrangement": shared[id(arrangement)], "titleWidth": text_width(title),
-            "repeat": scene.repeats.get(module.path, 1),
-        })  # fmt: skip
+        modules.append(
+            {
+                **box,
+                **tint,
+                "parent": module.parent,
+                "children": module.children,
+                "title": title,
+                "wires": wires,
+                "arrangement": shared[id(arrangement)],
+                "titleWidth": text_width(title),
+                "repeat": scene.repeats.get(module.path, 1),
+            }
+        )
     return {"nodes": nodes, "modules": modules, "arrangements": arrangements}
 
 
-def _box(path: str, kind: str, group: str, lines: tuple[str, ...], tip: str, mark: str, half: int, height: int,
-         overlay: Overlay | None, blame: list[int]) -> dict[str, Any]:  # fmt: skip
+def _box(
+    path: str,
+    kind: str,
+    group: str,
+    lines: tuple[str, ...],
+    tip: str,
+    mark: str,
+    half: int,
+    height: int,
+    overlay: Overlay | None,
+    blame: list[int],
+) -> dict[str, Any]:
     found = {
         "path": clean(path),
         "kind": kind,
@@ -130,8 +179,12 @@ def _box(path: str, kind: str, group: str, lines: tuple[str, ...], tip: str, mar
         "height": height,
     }
     colour = overlay.colour(f"{path}." if kind == "group" else path) if overlay is not None else None
-    return {**found, **({"mark": mark} if mark else {}), **({"colour": colour} if colour else {}),
-            **({"blame": blame} if blame else {})}  # fmt: skip
+    return {
+        **found,
+        **({"mark": mark} if mark else {}),
+        **({"colour": colour} if colour else {}),
+        **({"blame": blame} if blame else {}),
+    }
 
 
 def _every_place(made: Composition) -> list[Place]:
@@ -146,10 +199,17 @@ def _every_place(made: Composition) -> list[Place]:
 def _plain(a: Arrangement, made: Composition, at: int) -> dict[str, Any]:
     nets = made.view.tree.modules[at].nets
     return {
-        "rank": a.rank, "lane": a.lane, "rows": a.rows, "channels": a.channels, "gutters": a.gutters,
-        "entries": a.entries, "exits": a.exits, "entrySteps": a.entry_steps, "exitSteps": a.exit_steps,
+        "rank": a.rank,
+        "lane": a.lane,
+        "rows": a.rows,
+        "channels": a.channels,
+        "gutters": a.gutters,
+        "entries": a.entries,
+        "exits": a.exits,
+        "entrySteps": a.entry_steps,
+        "exitSteps": a.exit_steps,
         "wires": [[nets[w.net].child, nets[w.net].targets[w.target][0], w.xs, w.bends] for w in a.wires],
-    }  # fmt: skip
+    }
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:

@@ -14,9 +14,12 @@ LINE = 15
 
 _LONGEST = 34
 _WIDTHS = {
-    **dict.fromkeys("ijl|'`.,:;!I ", 4), **dict.fromkeys('ft()[]{}/\\"-r*', 5), **dict.fromkeys("cksvxyzJ_°", 7),
-    **dict.fromkeys("mwMW@%", 12), **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ&+=<>~", 9),
-}  # fmt: skip
+    **dict.fromkeys("ijl|'`.,:;!I ", 4),
+    **dict.fromkeys('ft()[]{}/\\"-r*', 5),
+    **dict.fromkeys("cksvxyzJ_°", 7),
+    **dict.fromkeys("mwMW@%", 12),
+    **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ&+=<>~", 9),
+}
 """Advance in pixels at 12 px, a little over that of Arial and Liberation Sans; others are 7, wide ones 13."""
 
 

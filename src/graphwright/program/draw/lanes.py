@@ -35,8 +35,9 @@ def _span(first: int, last: int) -> int:
     return ((1 << (last - first + 1)) - 1) << (first + 1)
 
 
-def lanes(rank: list[int], before: list[list[int]], after: list[list[int]], spine: list[int],
-          inlet: bool, outlet: bool) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:  # fmt: skip
+def lanes(
+    rank: list[int], before: list[list[int]], after: list[list[int]], spine: list[int], inlet: bool, outlet: bool
+) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Lane of each child, what is taken, and the edges that rows were taken for: they run straight down a lane.
 
     Args:

@@ -118,8 +118,16 @@ class Layout:
         return len(self.boxes) + len(self.groups) + len(self.edges)
 
 
-def layout(program: Program, expanded: Set[str] | None = None, budget: int = BUDGET, *, level: int | None = None,
-           fold: bool = False, params: bool = False, diff: Program | None = None) -> Layout:  # fmt: skip
+def layout(
+    program: Program,
+    expanded: Set[str] | None = None,
+    budget: int = BUDGET,
+    *,
+    level: int | None = None,
+    fold: bool = False,
+    params: bool = False,
+    diff: Program | None = None,
+) -> Layout:
     """Lay a program out.
 
     Groups come from dotted names. Params and consts are drawn inside the nodes that read them.

@@ -43,8 +43,10 @@ def legend(picture: Layout, overlay: Overlay | None, diff: bool, hidden: Collect
 def _lines(made: Legend, entries: list[tuple[str, str]]) -> None:
     x, y = 16, made.height + _ROW // 2
     for kind, word in entries:
-        made.body.append(f'<g class="gw-e gw-{kind}"><path d="M{x} {y}H{x + 32}" marker-end="url(#gw-tip-{kind})"/></g>'
-                         f'<text class="gw-s" x="{x + 40}" y="{y + 4}">{word}</text>')  # fmt: skip
+        made.body.append(
+            f'<g class="gw-e gw-{kind}"><path d="M{x} {y}H{x + 32}" marker-end="url(#gw-tip-{kind})"/></g>'
+            f'<text class="gw-s" x="{x + 40}" y="{y + 4}">{word}</text>'
+        )
         x += 40 + text_width(word) + 20
     if entries:
         made.width, made.height = max(made.width, x), made.height + _ROW

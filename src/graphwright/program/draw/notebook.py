@@ -17,8 +17,10 @@ CELL = 240
 
 def notebook(program: Program) -> str:
     """What a notebook shows: one line of text and the picture, kept inside its cell."""
-    return (f"<div><p><code>{text(repr(program))}</code></p>"
-            f'<div style="max-height:600px;overflow:auto">{to_svg(program, budget=CELL)}</div></div>')  # fmt: skip
+    return (
+        f"<div><p><code>{text(repr(program))}</code></p>"
+        f'<div style="max-height:600px;overflow:auto">{to_svg(program, budget=CELL)}</div></div>'
+    )
 
 
 def written(picture: str, path: StrPath | None) -> str:

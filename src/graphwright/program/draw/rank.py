@@ -87,8 +87,13 @@ def ranks(n: int, before: list[list[int]], after: list[list[int]], fed: set[int]
     return rank, order
 
 
-def trunk(rank: list[int], order: list[int], after: list[list[int]], entries: list[list[int]], exits: list[int],
-          ) -> tuple[int, list[int]]:  # fmt: skip
+def trunk(
+    rank: list[int],
+    order: list[int],
+    after: list[list[int]],
+    entries: list[list[int]],
+    exits: list[int],
+) -> tuple[int, list[int]]:
     """The main entry (-1: none) and the children that lie on every path from there to the main exit, in order.
 
     The main exit is the lowest child that something outside reads (else the lowest of all); the main entry is what

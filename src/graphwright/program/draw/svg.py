@@ -19,9 +19,18 @@ ROUND = 5
 """Radius of the corners of lines, in pixels."""
 
 
-def to_svg(program: Program, expanded: Set[str] | None = None, diff: Program | None = None,
-           overlay: Mapping[Any, float] | None = None, *, level: int | None = None, fold: bool = False,
-           params: bool = False, budget: int = BUDGET, scale: str = "linear") -> str:  # fmt: skip
+def to_svg(
+    program: Program,
+    expanded: Set[str] | None = None,
+    diff: Program | None = None,
+    overlay: Mapping[Any, float] | None = None,
+    *,
+    level: int | None = None,
+    fold: bool = False,
+    params: bool = False,
+    budget: int = BUDGET,
+    scale: str = "linear",
+) -> str:
     """A program as an SVG document.
 
     Args:
@@ -57,14 +66,18 @@ def frame(group: Group, overlay: Overlay | None = None) -> str:
     """The frame of an open group, tinted if it has a value of its own."""
     colour = overlay.colour(f"{group.path}.") if overlay is not None and group.path in overlay.own else None
     fill = f' style="fill:{colour[0]};fill-opacity:.3"' if colour else ""
-    return (f'<g class="gw-f" data-path="{text(group.path)}"><title>{text(group.path)}</title>'
-            f'<rect x="{group.x}" y="{group.y}" width="{group.w}" height="{group.h}" rx="8"{fill}/></g>')  # fmt: skip
+    return (
+        f'<g class="gw-f" data-path="{text(group.path)}"><title>{text(group.path)}</title>'
+        f'<rect x="{group.x}" y="{group.y}" width="{group.w}" height="{group.h}" rx="8"{fill}/></g>'
+    )
 
 
 def heading(group: Group) -> str:
     """The name on the frame of an open group."""
-    return (f'<text class="gw-n gw-s gw-h" data-path="{text(group.path)}" x="{group.x + 10}" y="{group.y + 16}">'
-            f"{text(group.title)}</text>")  # fmt: skip
+    return (
+        f'<text class="gw-n gw-s gw-h" data-path="{text(group.path)}" x="{group.x + 10}" y="{group.y + 16}">'
+        f"{text(group.title)}</text>"
+    )
 
 
 def box(b: Box, overlay: Overlay | None) -> str:
@@ -104,8 +117,10 @@ def line(edge: Edge, target: Box) -> str:
         many = (
             f'<text class="gw-s gw-c" x="{x}" y="{y - 7}" dx="{side[0]}" text-anchor="{side[1]}">×{edge.count}</text>'
         )
-    return (f'<g class="gw-e gw-{edge.kind}{mark}"><title>{title}</title>'
-            f'<path d="{path_data(edge.points)}" marker-end="url(#gw-tip-{style})"/>{many}</g>')  # fmt: skip
+    return (
+        f'<g class="gw-e gw-{edge.kind}{mark}"><title>{title}</title>'
+        f'<path d="{path_data(edge.points)}" marker-end="url(#gw-tip-{style})"/>{many}</g>'
+    )
 
 
 def path_data(points: Sequence[tuple[int, int]]) -> str:
