@@ -20,7 +20,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         line = text[: found.start()].count("\n") + 2
-        exec(compile("\n" * (line - 1) + found[1], str(page), "exec"), names)
+        exec(compile("\n" * (line - 1) + found[1], str(page), "exec", dont_inherit=True), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
