@@ -1,26 +1,29 @@
-"""Run by `python -I` in a process of its own: load an exported directory with transformers alone and write what it computes.
+"""Run by `python -I` in a process of its own: load an exported directory with transformers alone.
 
-Not imported by anything. Arguments: directory, prompts.npz, out directory, new tokens, trust (0 or 1). Writes `logits.npz`,
-`greedy.npz` and `facts.json`.
+Not imported by anything. Arguments: directory, prompts.npz, out directory, new tokens, trust (0 or 1). Writes
+`logits.npz`, `greedy.npz` and `facts.json`; runs `snippet.py` of the out directory, if there is one, in `beside`.
 """
 
 import json
 import os
 import platform
+import runpy
 import sys
 from pathlib import Path
 
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
     os.environ[name] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[3], "modules")  # copies of its code go with it
 sys.modules["graphwright"] = None  # type: ignore[assignment]  # an import of it must fail: the files have to stand alone
 
 
 def main() -> None:
+    """Load, compute, write."""
     import numpy as np
     import torch
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     directory, prompts, out, tokens, trust = sys.argv[1:6]
     transformers.logging.set_verbosity_error()
@@ -31,14 +34,14 @@ def main() -> None:
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, trust_remote_code=trusted
     )
     model.eval()
-    model.generation_config.update(temperature=None, top_p=None, top_k=None)
+    end = model.generation_config.eos_token_id
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=0)  # nothing but greedy
     logits, greedy = {}, {}
     with torch.no_grad():
         for key, ids in np.load(prompts).items():
             batch = torch.from_numpy(ids)[None]
             logits[key] = model(batch).logits[0].numpy()
-            made = model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=int(tokens), do_sample=False,
-                                  pad_token_id=0)  # fmt: skip
+            made = model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=int(tokens))
             greedy[key] = made[0, len(ids) :].numpy()
     np.savez(Path(out) / "logits.npz", **logits)
     np.savez(Path(out) / "greedy.npz", **greedy)
@@ -53,6 +56,10 @@ def main() -> None:
         "platform": f"{platform.system()} {platform.machine()}",
         "threads": torch.get_num_threads(),
     }
+    if (Path(out) / "snippet.py").exists():
+        os.chdir(Path(out) / "beside")
+        loaded = runpy.run_path(str(Path(out) / "snippet.py"))["model"]
+        facts["snippet"] = type(loaded).__name__ == facts["class"]
     (Path(out) / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

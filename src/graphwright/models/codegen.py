@@ -91,9 +91,10 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     shapes = {p.key(n): tuple(p.spec(n).shape) for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(p.op(n) == "sdpa" for n in writer.order)
+    uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {"id": ident, "edits": docstring_lines(edits) or "- none", "shapes": shape_table(shapes),
               "consts": const_table(consts), "helpers": "\n\n\n".join(helpers), "functions": "\n\n\n".join(functions),
-              "forward": forward, "cached": "" if cached else "        use_cache = False  # there is no attention\n"}  # fmt: skip
+              "forward": forward, "cached": uncached}  # fmt: skip
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
 

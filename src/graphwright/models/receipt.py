@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
 
 SCHEMA = 1
+_KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,15 @@ class Receipt:
         rung, prefer, exact: how it was exported, and whether the files hold exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
         not_better: why no lower rung: [{rung, reason, path}].
-        source, result: {name, files: [{name, bytes, sha256}], program_hash} before, {files, program_hash} after.
+        source: {name, files: [{name, bytes, sha256}], program_hash}.
+        result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
         check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal.
         drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement.
         cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} where both exist.
         probe: {ids, top5, greedy} to verify the files by later.
         warnings: what a reader should know.
+        unknown: fields of a later version, kept when the receipt is written again.
     """
 
     schema: int
@@ -49,11 +52,12 @@ class Receipt:
     cost: dict[str, Any]
     probe: dict[str, Any]
     warnings: list[str]
+    unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with `sha256` over the canonical JSON of the rest."""
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
-        body = json.loads(json.dumps(body))
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unknown"}
+        body = json.loads(json.dumps({**self.unknown, **body}))
         return {**body, "sha256": digest(body)}
 
     def write(self, directory: Path) -> None:
@@ -62,39 +66,47 @@ class Receipt:
 
     @staticmethod
     def read(directory: Path) -> Receipt:
-        """Raises: ExportError if there is none, it is of another schema, or it was changed."""
+        """Raises: ExportError if there is none, it is of another schema, it was changed, or it lacks a field."""
         path = directory / "receipt.json"
         if not path.is_file():
             raise ExportError("no receipt here", where=str(directory), fix="only exports of this package have one")
         try:
-            data = read_json(path, 8 << 20, nesting=16)
+            data = read_json(path, 64 << 20, nesting=16)
         except JsonError as error:
             raise ExportError("the receipt cannot be read", where=str(path), got=str(error)) from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise ExportError("a receipt of another schema", where=str(path), expected=SCHEMA, got=data.get("schema") if isinstance(data, dict) else None)
-        claimed = data.pop("sha256", None)
-        if digest(data) != claimed:
-            raise ExportError("the receipt was changed after it was written", where=str(path), expected=claimed, got=digest(data))
-        return Receipt(**{f.name: data[f.name] for f in fields(Receipt)})
+            got = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise ExportError("a receipt of another schema", where=str(path), expected=SCHEMA, got=got)
+        claimed, found = data.pop("sha256", None), digest(data)
+        if found != claimed:
+            raise ExportError("the receipt was changed after it was written", where=str(path), expected=claimed,
+                              got=found)  # fmt: skip
+        kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
+        wrong = [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]
+        if wrong:
+            raise ExportError("the receipt lacks fields", where=str(path), got=", ".join(wrong))
+        unknown = {name: value for name, value in data.items() if name not in kinds}
+        return Receipt(**{name: data[name] for name in kinds}, unknown=unknown)
 
     def summary(self) -> list[tuple[str, str]]:
         """The rows that people read: (label, value)."""
         rows = [("rung", f"{self.rung} ({'exact' if self.exact else 'inexact'})"),
                 ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no")]  # fmt: skip
         if "export_error" in self.check:
-            error = self.check["export_error"]
-            rows.append(("files against program", f"max |d logits| {error['max_abs']:.2e} (relative {error['max_rel']:.1e})"))
+            worst, share = self.check["export_error"]["max_abs"], self.check["export_error"]["max_rel"]
+            rows.append(("files against program", f"logits within {worst:.2e} (relative {share:.1e})"))
         if self.check.get("greedy_equal"):
             equal, tokens = self.check["greedy_equal"], self.check["tokens"]
             rows.append(("greedy tokens equal", f"{sum(equal)} of {sum(tokens)} over {len(equal)} prompts"))
         if self.drift:
-            rows.append(("program against source", f"max |d logits| {self.drift['max_abs_dlogits']:.3g}, "
-                         f"KL {self.drift['mean_kl_nats']:.3g} nats, top-1 equal {100 * self.drift['top1_agreement']:.1f} %"))  # fmt: skip
-        for name, unit in (("parameters", ""), ("bytes", ""), ("flops_per_token", ""), ("kv_bytes_per_token", "")):
+            moved, nats = self.drift["max_abs_dlogits"], self.drift["mean_kl_nats"]
+            same = f"top-1 equal {100 * self.drift['top1_agreement']:.1f} %"
+            rows.append(("program against source", f"logits within {moved:.3g}, KL {nats:.3g} nats, {same}"))
+        for name in ("parameters", "bytes", "flops_per_token", "kv_bytes_per_token"):
             value = self.cost.get(name, {})
             if "after" in value:
-                before = f"{value['before']:,} -> " if "before" in value and value["before"] != value["after"] else ""
-                rows.append((name.replace("_", " "), f"{before}{value['after']:,}{unit}"))
+                before = f"{value['before']:,} -> " if value.get("before", value["after"]) != value["after"] else ""
+                rows.append((name.replace("_", " "), f"{before}{value['after']:,}"))
         rows.append(("edits", f"{len(self.journal['edits'])}, journal {self.journal['hash'][:12]}"))
         return rows
 

@@ -1,4 +1,4 @@
-"""A model saved with its edits: the program, its journal, and beside them config, tokenizer and what the model knows."""
+"""A model saved with its edits: program and journal, and beside them config, tokenizer and what the model knows."""
 
 from __future__ import annotations
 

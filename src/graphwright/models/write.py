@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, bfloat16, empty, float16
+from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
 from graphwright.array import dtype as named
+from graphwright.autograd import Variable
 from graphwright.files import atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.tokenizer import byte_tokenizer_json
-from graphwright.program.kinds import PARAM
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
+EMBEDDING, TIED_HEAD = "embed.weight", "lm_head.weight"
 _COMPANIONS = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "generation_config.json", "preprocessor_config.json", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*",
@@ -31,37 +32,50 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
     """The tensors of a model in the order of its file; those that still map it unchanged as references into it.
 
     Args:
-        dtype: `keep` stores each tensor in the dtype that its file has, else a dtype name.
+        model: what to write.
+        dtype: `keep` stores each tensor in the dtype that its file has, else a dtype name for all floating ones.
         only: keys to write; by default all that the graph reads, and what the file carries besides.
     Raises: ExportError for a value that the dtype cannot hold.
     """
     p, source = model.program, model.checkpoint
-    arrays = {p.key(n): p.weights.array(p.key(n)) for n in p.params()}
+    values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
     order = list(source.keys()) if source is not None else []
-    every = [*[k for k in order if k in arrays or _passed_on(model, k)], *[k for k in arrays if k not in order]]
+    besides = _passed_on(model, values, dtype)
+    every = [*[k for k in order if k in values or k in besides], *[k for k in values if k not in order]]
     for key in every if only is None else [k for k in every if k in only]:
-        array = arrays.get(key)
-        stored = source is not None and key in source and source.info(key).tag
-        wanted = named(dtype) if dtype != "keep" else None
-        untouched = array is None or (array.storage.readonly and (wanted is None or wanted is array.dtype))
-        if untouched and source is not None and key in source:
+        variable = values[key] if key in values else besides[key]
+        if variable is None:  # the graph does not read it
+            assert source is not None
             yield TensorData.stored(source, key)
             continue
-        assert array is not None
-        target = wanted or _by_tag(stored) or array.dtype
+        array = variable.data
+        assert isinstance(array, NDArray)
+        wanted = named(dtype) if dtype != "keep" and array.dtype.is_float else None
+        origin = variable.name  # its key in the file, whatever it was renamed to
+        if source is not None and origin in source and array.storage.readonly and wanted in (None, array.dtype):
+            yield TensorData.stored(source, origin, key)
+            continue
+        stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
+        target = wanted or stored or array.dtype
         yield TensorData(key, target.safetensors, array.shape, _Bytes(key, array, target))
 
 
-def _by_tag(tag: str | bool) -> DType | None:
-    from graphwright.array import BY_TAG
+def _passed_on(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
+    """Keys of the file that no node holds: with the embedding for a copy of the tied head, else with None."""
+    source = model.checkpoint
+    if source is None:
+        return {}
+    known = set(model.keys.values())
+    found: dict[str, Variable | None] = {key: None for key in source if key not in known and key not in values}
+    embedding = values.get(model.keys.get(EMBEDDING, ""))
+    if embedding is not None and not (dtype == "keep" and _untouched(embedding)):
+        heads = [k for k in found if k.endswith(TIED_HEAD) and tuple(source.info(k).shape) == embedding.shape]
+        found.update(dict.fromkeys(heads, embedding))
+    return found
 
-    return BY_TAG.get(tag) if isinstance(tag, str) else None
 
-
-def _passed_on(model: Model, key: str) -> bool:
-    """True for a tensor of the file that the graph does not read: a copy of the tied head, derived tables."""
-    assert model.checkpoint is not None
-    return key not in set(model.keys.values())
+def _untouched(variable: Variable) -> bool:
+    return isinstance(variable.data, NDArray) and variable.data.storage.readonly
 
 
 class _Bytes:
@@ -80,8 +94,8 @@ class _Bytes:
 def rounded(key: str, array: NDArray, target: DType) -> NDArray:
     """An array in another dtype, rounded to nearest even. Raises: ExportError if a finite value overflows."""
     result = empty(array.shape, target).copy_from(array)
-    if target in (bfloat16, float16) and array.dtype.is_float:
-        before, after = array.to_numpy("float32"), result.to_numpy("float32")
+    if target.is_float and array.dtype.is_float:
+        before, after = (a.to_numpy("float32" if a.dtype is bfloat16 else None) for a in (array, result))
         lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
             raise ExportError(f"a value does not fit {target.name}", where=key, got=float(before[lost][0]),
@@ -94,12 +108,16 @@ def write_model(model: Model, directory: Path, *, dtype: str = "keep", max_shard
     """Write config, weights, tokenizer and companions into an existing directory.
 
     Args:
+        model: what to write.
+        directory: exists, and holds no checkpoint.
+        dtype, max_shard_size: see `export`.
         config: bytes of config.json; those that were read by default.
         only: keys of the tensors to write.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
-    copied = companion_files(model.directory)
+    travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
+    copied = companion_files(model.directory) if travels else []  # a config alone may lie anywhere
     for file in copied:
         shutil.copyfile(file, directory / file.name)
     if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
@@ -108,11 +126,5 @@ def write_model(model: Model, directory: Path, *, dtype: str = "keep", max_shard
 
 def companion_files(directory: Path) -> list[Path]:
     """Files of a model directory that travel with it unchanged: tokenizer, generation config, licence."""
-    found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file() and f.suffix != ".safetensors"}
-    return sorted(found)
-
-
-def unread_params(model: Model) -> list[str]:
-    """Keys of the source that no param node holds any more."""
-    p = model.program
-    return sorted(set(model.keys.values()) - {p.key(n) for n in p.of_kind(PARAM)})
+    found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file()}
+    return sorted(f for f in found if f.suffix != ".safetensors")

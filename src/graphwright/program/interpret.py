@@ -174,38 +174,48 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Returns: the outputs by name. Params are the program's own variables, so gradients land on them.
     """
-    refuse_broken(p)
+    recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
+    values = tensors(p, checked, dims, [*p.outputs(), *p.writes()])
+    outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
+    if p.writes():
+        pairs = [p.operands(node) for node in p.order() if p.op(node) == WRITE]
+        written = [p.weights[p.key(target.node)] for target, _ in pairs]
+        now = recorder.resolved if recorder is not None else lambda t: _apart(t, written)
+        outputs = {name: now(t) for name, t in outputs.items()}
+        for variable, value in zip(written, [now(values[v]) for _, v in pairs], strict=True):
+            variable.assign(value)
+    return outputs
+
+
+def tensors(
+    p: Program, feeds: Mapping[str, Tensor], dims: Mapping[str, int], roots: Sequence[Value | NodeId]
+) -> dict[Value, Tensor]:
+    """Every value that the roots need, as tensors; writes nothing.
+
+    Args:
+        feeds, dims: as `check_feeds` gives them.
+    """
+    refuse_broken(p)
     recorder: Any = active_recorder.get()
     if recorder is not None:
         recorder.depends(p)
     values: dict[Value, Tensor] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
-    writes: list[tuple[str, Tensor]] = []
+    needed = p.reachable(roots)
     for node in p.order():
-        if node not in needed:
-            continue
         op = p.op(node)
+        if node not in needed or op == WRITE:
+            continue
         if op in STORED:
             values[Value(node)] = p.weights[p.key(node)]
         elif op == INPUT:
-            values[Value(node)] = checked[p.path(node)]
-        elif op == WRITE:
-            target, value = p.operands(node)
-            writes.append((p.key(target.node), values[value]))
+            values[Value(node)] = feeds[p.path(node)]
         else:
             if recorder is not None:
                 recorder.expect(op, p.path(node))
             for port, result in enumerate(_node(p, node, op, [values[v] for v in p.operands(node)], dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
-    outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
-    if writes:
-        written = [p.weights[key] for key, _ in writes]
-        now = recorder.resolved if recorder is not None else lambda t: _apart(t, written)
-        outputs = {name: now(t) for name, t in outputs.items()}
-        for variable, value in zip(written, [now(value) for _, value in writes], strict=True):
-            variable.assign(value)
-    return outputs
+    return values
 
 
 def _apart(tensor: Tensor, written: Sequence[Tensor]) -> Tensor:

@@ -370,11 +370,11 @@ class Program:
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
-    def grad(self, outputs: Any, wrt: Sequence[Any]) -> Program:
+    def grad(self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None) -> Program:
         """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
         from graphwright.program.differentiate import differentiate
 
-        return differentiate(self, outputs, wrt)
+        return differentiate(self, outputs, wrt, sizes or {})
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""

@@ -14,26 +14,34 @@ from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 
 
+def _axes(attrs: Attrs, rank: int) -> list[int]:
+    """The axes to reduce; None means all of them, an empty tuple none."""
+    return list(range(rank)) if attrs["axes"] is None else list(attrs["axes"])
+
+
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     """Scratch for a sum in another dtype than the operand's: ATen would make the same copy, unplanned."""
-    return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and attrs["axes"] else []
+    reduces = _axes(attrs, len(ins[0].shape))
+    return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
 
 @kernel("sum", work=_widened)
 def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Σ over axes, in the dtype of the output."""
-    if not attrs["axes"]:  # nothing to reduce; ATen reads an empty list as "all axes"
+    axes = _axes(attrs, ins[0].dim())
+    if not axes:  # nothing to reduce; ATen reads an empty list as "all axes"
         return [partial(outs[0].copy_, ins[0])]
     x, calls = (work[0], [partial(work[0].copy_, ins[0])]) if work else (ins[0], [])
-    return [*calls, partial(torch.sum, x, list(attrs["axes"]), attrs["keepdims"], out=outs[0])]
+    return [*calls, partial(torch.sum, x, axes, attrs["keepdims"], out=outs[0])]
 
 
 @kernel("amax")
 def amax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Largest entry over axes."""
-    if not attrs["axes"]:
+    axes = _axes(attrs, ins[0].dim())
+    if not axes:
         return partial(outs[0].copy_, ins[0])
-    return partial(torch.amax, ins[0], list(attrs["axes"]), attrs["keepdims"], out=outs[0])
+    return partial(torch.amax, ins[0], axes, attrs["keepdims"], out=outs[0])
 
 
 def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tensor) -> list[Call]:
@@ -43,16 +51,16 @@ def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tens
 
 
 def _mean_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    low = ins[0].dtype.is_low and attrs["axes"]  # 66 entries of 1000 overflow a float16 sum
+    low = ins[0].dtype.is_low and _axes(attrs, len(ins[0].shape))  # 66 entries of 1000 overflow a float16 sum
     return [Spec(ins[0].shape, float32), Spec(outs[0].shape, float32)] if low else []
 
 
 @kernel("mean", work=_mean_work)
 def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Mean over axes; of 16-bit floats in float32, rounded once."""
-    if not attrs["axes"]:
+    axes, keepdims = _axes(attrs, ins[0].dim()), attrs["keepdims"]
+    if not axes:
         return [partial(outs[0].copy_, ins[0])]
-    axes, keepdims = list(attrs["axes"]), attrs["keepdims"]
     if not work:
         return mean_calls(ins[0], axes, keepdims, outs[0])
     wide, total = work

@@ -1,0 +1,17 @@
+"""Reductions: which axes `None` and `()` mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphwright.array import from_numpy
+from graphwright.ops import call
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+def test_axes_none_means_all_and_an_empty_tuple_none(name):
+    x = np.arange(6.0).reshape(2, 3)
+    whole = {"sum": x.sum(), "mean": x.mean(), "amax": x.max()}[name]
+    assert call(name, from_numpy(x), axes=None).item() == whole
+    assert np.array_equal(call(name, from_numpy(x), axes=()).to_numpy(), x)
