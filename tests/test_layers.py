@@ -45,8 +45,12 @@ def layer(path: Path) -> str:
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of every import, those inside functions too; TYPE_CHECKING blocks apart."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    hidden = {id(n) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-              for n in ast.walk(block)}  # fmt: skip
+    hidden = {
+        id(n)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+        for n in ast.walk(block)
+    }
     package = ("graphwright", *path.relative_to(SRC).with_suffix("").parts[:-1])
     found = []
     for node in ast.walk(tree):
@@ -69,7 +73,9 @@ def problems(path: Path, found: list[tuple[int, str]]) -> list[str]:
     for line, name in found:
         top, _, rest = name.partition(".")
         if top in ONLY_IN and where not in ONLY_IN[top]:
-            wrong.append(f"{path.relative_to(SRC)}:{line} imports {top}, which belongs to {sorted(ONLY_IN[top]) or 'nobody'}")
+            wrong.append(
+                f"{path.relative_to(SRC)}:{line} imports {top}, which belongs to {sorted(ONLY_IN[top]) or 'nobody'}"
+            )
         if top != "graphwright":
             continue
         target = rest.split(".")[0]

@@ -10,7 +10,20 @@ from pathlib import Path
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-MODULES = ("errors", "array", "autograd", "files", "graph", "models", "nn", "ops", "optim", "plan", "program", "safetensors")
+MODULES = (
+    "errors",
+    "array",
+    "autograd",
+    "files",
+    "graph",
+    "models",
+    "nn",
+    "ops",
+    "optim",
+    "plan",
+    "program",
+    "safetensors",
+)
 
 
 def describe(name: str, value: object) -> list[str]:
@@ -54,8 +67,12 @@ def test_public_api_is_the_frozen_one():
     if os.environ.get("FREEZE_API"):
         FROZEN.write_text(now, encoding="utf-8")
     frozen = FROZEN.read_text(encoding="utf-8")
-    diff = "\n".join(difflib.unified_diff(frozen.splitlines(), now.splitlines(), "public_api.txt", "now", lineterm="", n=0))
-    assert not diff, f"the public API changed; edit tests/public_api.txt (FREEZE_API=1 writes it) and CHANGELOG.md\n{diff}"
+    diff = "\n".join(
+        difflib.unified_diff(frozen.splitlines(), now.splitlines(), "public_api.txt", "now", lineterm="", n=0)
+    )
+    assert not diff, (
+        f"the public API changed; edit tests/public_api.txt (FREEZE_API=1 writes it) and CHANGELOG.md\n{diff}"
+    )
 
 
 def test_every_public_name_resolves():

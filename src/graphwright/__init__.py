@@ -27,20 +27,66 @@ if TYPE_CHECKING:
     from graphwright.program import Builder, Program, load, trace
 
 _HOME = {
-    "Builder": "program", "Device": "array", "Graph": "graph", "Model": "models", "NDArray": "array", "Parameter": "autograd",
-    "Plan": "plan", "Program": "program", "Tensor": "autograd", "bfloat16": "array", "bool_": "array", "compile": "plan",
-    "enable_grad": "autograd", "float16": "array", "float32": "array", "float64": "array", "grad": "autograd",
-    "int64": "array", "load": "program", "no_grad": "autograd", "op": "ops", "open": "models", "tensor": "autograd",
+    "Builder": "program",
+    "Device": "array",
+    "Graph": "graph",
+    "Model": "models",
+    "NDArray": "array",
+    "Parameter": "autograd",
+    "Plan": "plan",
+    "Program": "program",
+    "Tensor": "autograd",
+    "bfloat16": "array",
+    "bool_": "array",
+    "compile": "plan",
+    "enable_grad": "autograd",
+    "float16": "array",
+    "float32": "array",
+    "float64": "array",
+    "grad": "autograd",
+    "int64": "array",
+    "load": "program",
+    "no_grad": "autograd",
+    "op": "ops",
+    "open": "models",
+    "tensor": "autograd",
     "trace": "program",
-}  # fmt: skip
+}
 """Public name -> the folder it lives in."""
 _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
 
 __all__ = [
-    "Builder", "Device", "Graph", "GraphwrightError", "Model", "NDArray", "Parameter", "Plan", "Program", "Tensor",
-    "__version__", "bfloat16", "bool_", "compile", "enable_grad", "float16", "float32", "float64", "grad", "int64",
-    "load", "models", "nn", "no_grad", "op", "open", "optim", "program", "tensor", "trace",
-]  # fmt: skip
+    "Builder",
+    "Device",
+    "Graph",
+    "GraphwrightError",
+    "Model",
+    "NDArray",
+    "Parameter",
+    "Plan",
+    "Program",
+    "Tensor",
+    "__version__",
+    "bfloat16",
+    "bool_",
+    "compile",
+    "enable_grad",
+    "float16",
+    "float32",
+    "float64",
+    "grad",
+    "int64",
+    "load",
+    "models",
+    "nn",
+    "no_grad",
+    "op",
+    "open",
+    "optim",
+    "program",
+    "tensor",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:

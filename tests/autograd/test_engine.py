@@ -22,7 +22,7 @@ from graphwright.autograd import (
     no_grad,
     tensor,
     update,
-)  # fmt: skip
+)
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.gradcheck import gradcheck

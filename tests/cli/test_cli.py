@@ -81,7 +81,9 @@ def test_a_hugging_face_directory_is_never_changed(call, tmp_path):
 def test_train_resumes_where_it_stopped(call, text, tmp_path):
     small = ["--batch", 2, "--window", 32, "--save-every", 2, "--json"]
     state = tmp_path / "state"
-    whole = json.loads(call("train", "bundled", "--text", text, "--steps", 4, "--state", state, "--out", tmp_path / "a", *small))
+    whole = json.loads(
+        call("train", "bundled", "--text", text, "--steps", 4, "--state", state, "--out", tmp_path / "a", *small)
+    )
     assert whole["steps"] == 4
     again = json.loads(call("train", "bundled", "--text", text, "--steps", 4, "--state", state, *small))
     assert again["resumed_at"] == 4
@@ -90,12 +92,36 @@ def test_train_resumes_where_it_stopped(call, text, tmp_path):
 
 
 def test_train_from_a_config(call, text, tmp_path):
-    fields = dict(gw.open("bundled").config.fields, num_hidden_layers=1, hidden_size=32, intermediate_size=48, head_dim=8,
-                  num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    fields = dict(
+        gw.open("bundled").config.fields,
+        num_hidden_layers=1,
+        hidden_size=32,
+        intermediate_size=48,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     (tmp_path / "config.json").write_text(json.dumps(fields))
     out = tmp_path / "out"
-    facts = json.loads(call("train", tmp_path / "config.json", "--text", text, "--steps", 2, "--batch", 2, "--window", 16,
-                            "--held-out", text, "--out", out, "--json"))  # fmt: skip
+    facts = json.loads(
+        call(
+            "train",
+            tmp_path / "config.json",
+            "--text",
+            text,
+            "--steps",
+            2,
+            "--batch",
+            2,
+            "--window",
+            16,
+            "--held-out",
+            text,
+            "--out",
+            out,
+            "--json",
+        )
+    )
     assert facts["bits_per_byte"]["after"] > 0
     assert gw.open(out).program.weights["model.norm.weight"].dtype is gw.bfloat16
 
@@ -113,7 +139,7 @@ def test_train_from_a_config(call, text, tmp_path):
         (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),
         (("inspect", "bundled", "--nonsense"), "nonsense"),
     ],
-)  # fmt: skip
+)
 def test_wrong_use_is_named_and_exits_with_2(call, args, names):
     assert names in call(*args, code=2)
 

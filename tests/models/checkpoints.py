@@ -130,8 +130,9 @@ class Made:
 
     def greedy(self, ids: np.ndarray, steps: int) -> list[int]:
         """Greedy continuation of one prompt [T] by transformers' own generate."""
-        out = self.model.generate(torch.tensor(ids[None]), max_new_tokens=steps, do_sample=False, eos_token_id=None,
-                                  pad_token_id=0)  # fmt: skip
+        out = self.model.generate(
+            torch.tensor(ids[None]), max_new_tokens=steps, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         return out[0, len(ids) :].tolist()
 
 

@@ -107,9 +107,11 @@ def test_layers_of_different_sizes_and_none(model: gw.Model) -> None:
     whole, cache = model.logits(IDS), model.new_cache(47, batch=2)
     shapes = {k: v.shape for k, v in cache.variables.items() if k != LENGTH}
     assert shapes == {
-        "cache.layers.0.attn.sdpa.k": (2, 1, 47, 10), "cache.layers.0.attn.sdpa.v": (2, 1, 47, 10),
-        "cache.layers.1.attn.sdpa.k": (2, 2, 47, 10), "cache.layers.1.attn.sdpa.v": (2, 2, 47, 7),
-    }  # fmt: skip
+        "cache.layers.0.attn.sdpa.k": (2, 1, 47, 10),
+        "cache.layers.0.attn.sdpa.v": (2, 1, 47, 10),
+        "cache.layers.1.attn.sdpa.k": (2, 2, 47, 10),
+        "cache.layers.1.attn.sdpa.v": (2, 2, 47, 7),
+    }
     cache.step(IDS[:, :9])
     for t in range(9, 47):
         assert relative(cache.step(IDS[:, t : t + 1]).to_numpy("float32")[:, 0], whole[:, t]) < 1e-5

@@ -26,8 +26,12 @@ def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> No
     undisturbed = model.generate(IDS[0, :10], 5).ids
     with model.program.edit("louder values") as e:
         e.set_weight("layers.1.attn.v.weight", lambda w: w * 2)
-    for attempt in (lambda: cache.step(IDS[:1, :1]), lambda: list(model.decode(cache, 1)), cache.last_logits,
-                    lambda: model.generate(IDS[0, :6], 2, cache=cache)):  # fmt: skip
+    for attempt in (
+        lambda: cache.step(IDS[:1, :1]),
+        lambda: list(model.decode(cache, 1)),
+        cache.last_logits,
+        lambda: model.generate(IDS[0, :6], 2, cache=cache),
+    ):
         with pytest.raises(StaleCache) as caught:
             attempt()
         assert caught.value.layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")

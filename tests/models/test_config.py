@@ -45,16 +45,28 @@ def test_absent_fields_take_the_default_of_the_class(family: str, field: str) ->
     if field == "sliding_window":
         assert ours.windows == ((4096,) * 3 if family == "mistral" else (None,) * 3)
         return
-    name = {"num_key_value_heads": "kv_heads", "tie_word_embeddings": "tied", "hidden_act": "activation",
-            "rms_norm_eps": "eps", "max_position_embeddings": "positions"}.get(field, field)  # fmt: skip
+    name = {
+        "num_key_value_heads": "kv_heads",
+        "tie_word_embeddings": "tied",
+        "hidden_act": "activation",
+        "rms_norm_eps": "eps",
+        "max_position_embeddings": "positions",
+    }.get(field, field)
     expected = getattr(theirs, field, theirs.hidden_size // theirs.num_attention_heads)
     assert getattr(ours, name) == expected
 
 
 @pytest.mark.parametrize("family", CLASSES)
 def test_null_fields_follow_from_the_other_sizes(family: str) -> None:
-    ours = dims(family, num_key_value_heads=None, head_dim=None, tie_word_embeddings=None, hidden_act=None,
-                rms_norm_eps=None, sliding_window=None)  # fmt: skip
+    ours = dims(
+        family,
+        num_key_value_heads=None,
+        head_dim=None,
+        tie_word_embeddings=None,
+        hidden_act=None,
+        rms_norm_eps=None,
+        sliding_window=None,
+    )
     assert (ours.kv_heads, ours.head_dim, ours.tied) == (6, 8, False)
     assert (ours.activation, ours.eps, ours.windows) == ("silu", 1e-6, (None,) * 3)
 
@@ -80,8 +92,14 @@ def test_explicit_fields_are_kept(family: str) -> None:
 
 def test_layer_types_win_over_max_window_layers() -> None:
     types = ["sliding_attention", "full_attention", "full_attention"]
-    ours = dims("qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=7, max_window_layers=0,
-                layer_types=types)  # fmt: skip
+    ours = dims(
+        "qwen2",
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=0,
+        layer_types=types,
+    )
     assert ours.windows == (7, None, None)
 
 

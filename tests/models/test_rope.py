@@ -21,10 +21,14 @@ FULL: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 3.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-    "longrope": {"factor": 4.0, "original_max_position_embeddings": 16, "short_factor": [1.0, 2.0, 3.0, 4.0, 5.0],
-                 "long_factor": [2.0, 2.0, 3.0, 4.0, 9.0]},
+    "longrope": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "long_factor": [2.0, 2.0, 3.0, 4.0, 9.0],
+    },
     "proportional": {"partial_rotary_factor": 0.7, "factor": 2.0},
-}  # fmt: skip
+}
 
 
 def config(**fields: Any) -> Config:
@@ -35,9 +39,12 @@ def config(**fields: Any) -> Config:
 def test_frequencies_equal_transformers(kind: str) -> None:
     rope = read_rope(config(rope_parameters={"rope_type": kind, "rope_theta": 700.0, **FULL[kind]}), 10)
     theirs = transformers.LlamaConfig(
-        hidden_size=60, num_attention_heads=6, head_dim=10, max_position_embeddings=64,
+        hidden_size=60,
+        num_attention_heads=6,
+        head_dim=10,
+        max_position_embeddings=64,
         rope_parameters={"rope_type": kind, "rope_theta": 700.0, **FULL[kind]},
-    )  # fmt: skip
+    )
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu")
     np.testing.assert_allclose(rope.frequencies, frequencies.numpy(), rtol=3e-7)
     assert rope.scale == pytest.approx(scale)
@@ -67,8 +74,9 @@ def test_old_spelling_reads_alike(kind: str, name: str) -> None:
 
 
 def test_rope_scaling_wins_over_rope_parameters() -> None:
-    both = config(rope_parameters={"rope_type": "default", "rope_theta": 9.0},
-                  rope_scaling={"rope_type": "linear", "factor": 2.0})  # fmt: skip
+    both = config(
+        rope_parameters={"rope_type": "default", "rope_theta": 9.0}, rope_scaling={"rope_type": "linear", "factor": 2.0}
+    )
     rope = read_rope(both, 8)
     assert (rope.kind, rope.theta) == ("linear", 9.0)
 
@@ -114,7 +122,7 @@ def test_factor_of_yarn_follows_from_the_lengths() -> None:
         {"max_position_embeddings": 0},
     ],
     ids=lambda f: json.dumps(f)[:40],
-)  # fmt: skip
+)
 def test_wrong_fields_raise_config_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         read_rope(config(**fields), 10)

@@ -70,9 +70,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )  # fmt: skip
+    )
     raw.train_from_iterator([topics.topics[k] for k in sorted(topics.topics)[:20]], trainer)
     raw.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     raw.add_tokens(["graphwright"])
@@ -163,8 +165,14 @@ def test_truncation_left_in_the_file_does_not_cut_prompts(trained: Path, tmp_pat
     path = with_tokenizer(tmp_path, trained, 401)
     data = json.loads((path / "tokenizer.json").read_text())
     data["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    data["padding"] = {"strategy": {"Fixed": 30}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
-                       "pad_type_id": 0, "pad_token": "</s>"}  # fmt: skip
+    data["padding"] = {
+        "strategy": {"Fixed": 30},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "</s>",
+    }
     (path / "tokenizer.json").write_text(json.dumps(data))
     tokenizer = gw.open(path).tokenizer
     text = "one two three four five six seven eight"

@@ -111,8 +111,12 @@ def test_repeats_of_an_expanded_operand_add_up() -> None:
 
 @pytest.mark.parametrize("bug", ["too few", "other shape", "other dtype", "left out"])
 def test_the_engine_refuses_a_vjp_that_breaks_the_protocol(bug: str) -> None:
-    wrong = {"too few": lambda g: (g,), "other shape": lambda g: (g, g.reshape(6)), "left out": lambda g: (g, None),
-             "other dtype": lambda g: (g, g.to(float32))}[bug]  # fmt: skip
+    wrong = {
+        "too few": lambda g: (g,),
+        "other shape": lambda g: (g, g.reshape(6)),
+        "left out": lambda g: (g, None),
+        "other dtype": lambda g: (g, g.to(float32)),
+    }[bug]
     row = replace(OPS["add"], vjp=lambda g, ins, outs, attrs, needs: wrong(g))
     a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
     with pytest.raises(ComputeError, match="add"):

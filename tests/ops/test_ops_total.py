@@ -139,13 +139,16 @@ def test_wrong_operands_are_refused_before_any_kernel(name: str, inputs: list, a
     assert caught.value.got is not None
 
 
-@pytest.mark.parametrize(("name", "inputs", "attrs"), [
-    ("embedding", [np.ones((3, 2)), np.array([0, 3])], {}),
-    ("embedding", [np.ones((3, 2)), np.array([-1])], {}),
-    ("embedding_backward", [np.ones((1, 2)), np.array([3])], {"rows": 3}),
-    ("cross_entropy", [np.ones((2, 3)), np.array([0, 3])], {}),
-    ("kv_append", [np.ones((1, 1, 3, 2)), np.ones((1, 1, 2, 2)), np.asarray(2)], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "inputs", "attrs"),
+    [
+        ("embedding", [np.ones((3, 2)), np.array([0, 3])], {}),
+        ("embedding", [np.ones((3, 2)), np.array([-1])], {}),
+        ("embedding_backward", [np.ones((1, 2)), np.array([3])], {"rows": 3}),
+        ("cross_entropy", [np.ones((2, 3)), np.array([0, 3])], {}),
+        ("kv_append", [np.ones((1, 1, 3, 2)), np.ones((1, 1, 2, 2)), np.asarray(2)], {}),
+    ],
+)
 def test_an_index_out_of_range_raises_and_names_the_op(name: str, inputs: list, attrs: dict) -> None:
     with pytest.raises(IndexError, match=name) as caught:
         call(name, *(from_numpy(x) for x in inputs), **attrs)

@@ -26,8 +26,11 @@ def attention(draw) -> tuple[list[np.ndarray], dict]:
     queries, keys = draw(st.sampled_from([1, 2, 7])), draw(st.sampled_from([1, 3, 7, 12]))
     d, dv = draw(st.sampled_from([1, 4])), draw(st.sampled_from([1, 3]))
     causal = draw(st.booleans())
-    inputs = [rng.normal(size=(batch, groups * shared, queries, d)), rng.normal(size=(batch, groups, keys, d)),
-              rng.normal(size=(batch, groups, keys, dv))]  # fmt: skip
+    inputs = [
+        rng.normal(size=(batch, groups * shared, queries, d)),
+        rng.normal(size=(batch, groups, keys, d)),
+        rng.normal(size=(batch, groups, keys, dv)),
+    ]
     optional: list[str] = []
     if draw(st.booleans()):
         mask = rng.random((batch, keys)) < 0.6

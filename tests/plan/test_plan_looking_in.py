@@ -89,8 +89,20 @@ def _model() -> Program:
 def test_sequences_are_tuples_and_agree() -> None:
     p = _model()
     plan = plan_of(p)
-    for seq in (plan.instructions, plan.slots, plan.buffers, plan.segments, plan.groups, plan.frozen, plan.input_slots,
-                plan.output_slots, plan.pruned, plan.rewrites, plan.memory_timeline(), plan.free_after(0)):  # fmt: skip
+    for seq in (
+        plan.instructions,
+        plan.slots,
+        plan.buffers,
+        plan.segments,
+        plan.groups,
+        plan.frozen,
+        plan.input_slots,
+        plan.output_slots,
+        plan.pruned,
+        plan.rewrites,
+        plan.memory_timeline(),
+        plan.free_after(0),
+    ):
         assert isinstance(seq, tuple)
     assert [s.kind for s in plan.segments] == ["aten", "commit"]
     assert plan.segments[-1].stop == len(plan.instructions)

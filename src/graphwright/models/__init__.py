@@ -17,7 +17,7 @@ from graphwright.models.errors import (
     UnsupportedArchitecture,
     UnsupportedDType,
     VerificationFailed,
-)  # fmt: skip
+)
 from graphwright.models.generate import Generation
 from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model

@@ -64,8 +64,9 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
     return found
 
 
-def _grouped(order: Sequence[NodeId], home: Mapping[NodeId, int | None],
-             reads: Mapping[NodeId, list[NodeId]]) -> list[Block] | None:  # fmt: skip
+def _grouped(
+    order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
+) -> list[Block] | None:
     """Groups in topological order, the one whose first node comes first first; None if they feed each other."""
     group: dict[NodeId, object] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[object, list[NodeId]] = {}

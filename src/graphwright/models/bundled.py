@@ -38,6 +38,9 @@ def bundled() -> Path:
     """The Hugging Face directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
     place = Path(__file__).parent / "data" / "pydoc-llama"
     if not (place / "config.json").is_file():
-        raise ModelNotFound("this build of the package has no bundled model", where=str(place),
-                            fix="python examples/train_bundled.py --out DIR makes it")  # fmt: skip
+        raise ModelNotFound(
+            "this build of the package has no bundled model",
+            where=str(place),
+            fix="python examples/train_bundled.py --out DIR makes it",
+        )
     return place

@@ -172,8 +172,12 @@ class Cache:
         if len(ids) != self.batch:
             raise PromptError("the cache is for another number of sequences", expected=self.batch, got=len(ids))
         if length + ids.shape[1] > self.capacity:
-            raise CacheFull("the cache has no room for these tokens", expected=f"<= {self.capacity - length}",
-                            got=ids.shape[1], fix="model.new_cache(capacity) with more rows")  # fmt: skip
+            raise CacheFull(
+                "the cache has no room for these tokens",
+                expected=f"<= {self.capacity - length}",
+                got=ids.shape[1],
+                fix="model.new_cache(capacity) with more rows",
+            )
         return ids
 
     # -- the model behind it -----------------------------------------------------------------------------------------
@@ -187,10 +191,12 @@ class Cache:
         stale = sorted(path for path, fine in self.validity().items() if not fine) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
-            error = StaleCache("the model was changed upstream of cached keys and values",
-                               where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
-                               got="; ".join(since[-3:]) or "weights written in place",
-                               fix="model.reprefill(cache), or cache.reset()")  # fmt: skip
+            error = StaleCache(
+                "the model was changed upstream of cached keys and values",
+                where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
+                got="; ".join(since[-3:]) or "weights written in place",
+                fix="model.reprefill(cache), or cache.reset()",
+            )
             error.layers = tuple(stale)
             raise error
         self._valid_at = self.program.version

@@ -25,8 +25,13 @@ def main() -> None:
         greedy[key] = np.asarray(model.generate(ids, int(tokens)).ids, np.int64)
     np.savez(Path(out) / "logits.npz", **logits)
     np.savez(Path(out) / "greedy.npz", **greedy)
-    facts = {"class": model.config["architectures"][0], "missing_keys": [], "unexpected_keys": [],
-             "python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}  # fmt: skip
+    facts = {
+        "class": model.config["architectures"][0],
+        "missing_keys": [],
+        "unexpected_keys": [],
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
     (Path(out) / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

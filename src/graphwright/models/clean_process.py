@@ -25,10 +25,15 @@ TIMEOUT_S = 600
 GREEDY_TOKENS = 32
 _ROUNDING = 1e-6  # of a forward pass in float32, relative to the largest logit; measured on the test models
 _TEXTS = (
-    "The following", "def __init__(self, *args, **kwargs):\n", "In a list of numbers, ", "Once upon a time",
-    "If the two values are not equal, the result", "import os\n\n", "A class",
+    "The following",
+    "def __init__(self, *args, **kwargs):\n",
+    "In a list of numbers, ",
+    "Once upon a time",
+    "If the two values are not equal, the result",
+    "import os\n\n",
+    "A class",
     "The quick brown fox jumps over the lazy dog.",
-)  # fmt: skip
+)
 """Prompts of the check when the caller gives none; short, so that every vocabulary can spell them."""
 
 
@@ -109,15 +114,20 @@ def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_
 def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path) -> Computed:
     np.savez(Path(place) / "prompts.npz", **{f"{i:04}": ids for i, ids in enumerate(prompts)})
     try:
-        done = subprocess.run([sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S,
-                              check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise VerificationFailed("the clean process did not finish", where=str(directory),
-                                 expected=f"< {TIMEOUT_S} s") from error  # fmt: skip
+        raise VerificationFailed(
+            "the clean process did not finish", where=str(directory), expected=f"< {TIMEOUT_S} s"
+        ) from error
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        raise VerificationFailed(f"{loader} could not load what was written", where=directory.name,
-                                 got="\n".join(words[-6:]) or f"exit {done.returncode}")  # fmt: skip
+        raise VerificationFailed(
+            f"{loader} could not load what was written",
+            where=directory.name,
+            got="\n".join(words[-6:]) or f"exit {done.returncode}",
+        )
     facts = json.loads((Path(place) / "facts.json").read_text(encoding="utf-8"))
     logits, greedy = ([a for _, a in sorted(np.load(f"{place}/{n}.npz").items())] for n in ("logits", "greedy"))
     return Computed(logits, greedy, facts)
@@ -149,8 +159,9 @@ def compare(
         worst = float(np.maximum(worst, np.abs(a - b).max()))  # keeps NaN, as max() would not
         scale = max(scale, float(np.abs(a).max()))
     if not worst <= tolerance * scale:
-        raise VerificationFailed("the files compute other logits than the program",
-                                 expected=f"<= {tolerance * scale:.3g}", got=worst)  # fmt: skip
+        raise VerificationFailed(
+            "the files compute other logits than the program", expected=f"<= {tolerance * scale:.3g}", got=worst
+        )
     close = 2 * max(worst, _ROUNDING * scale)
     equal, ties = [], []
     for i, (a, b) in enumerate(zip(here.greedy, there.greedy, strict=True)):
@@ -162,8 +173,12 @@ def compare(
         apart = margin(i, first) if margin is not None else np.inf
         if not apart < close:
             chosen = [x[first : first + 4].tolist() for x in (a, b)]
-            raise VerificationFailed("the files choose another token than the program",
-                                     where=f"prompt {i}, token {first}", expected=chosen[0], got=chosen[1])  # fmt: skip
+            raise VerificationFailed(
+                "the files choose another token than the program",
+                where=f"prompt {i}, token {first}",
+                expected=chosen[0],
+                got=chosen[1],
+            )
         ties.append({"prompt": i, "token": first, "margin": apart})
     facts = {"max_abs": worst, "max_rel": worst / scale if scale else 0.0, "tol": tolerance, "greedy_equal": equal}
     return facts | ({"near_ties": ties} if ties else {})

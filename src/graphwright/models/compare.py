@@ -34,7 +34,12 @@ class ModelDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"identical": self.identical, "config": self.config, "program": self.program.to_json(), "logits": self.logits}
+        return {
+            "identical": self.identical,
+            "config": self.config,
+            "program": self.program.to_json(),
+            "logits": self.logits,
+        }
 
 
 _NOT_COMPARED = ("_name_or_path", "transformers_version")

@@ -29,8 +29,9 @@ class Config(Mapping[str, Any]):
         """Raises: ModelNotFound without a config.json, ConfigError if it is no JSON object."""
         path = directory / name
         if not path.is_file():
-            raise ModelNotFound(f"no {name} here", where=str(directory),
-                                fix="give the directory that save_pretrained wrote")  # fmt: skip
+            raise ModelNotFound(
+                f"no {name} here", where=str(directory), fix="give the directory that save_pretrained wrote"
+            )
         try:
             fields = read_json(path, _LIMIT, nesting=16)
         except (JsonError, OSError) as error:

@@ -63,9 +63,16 @@ class Decoder:
         return not self.tied
 
 
-def read_decoder(config: Config, *, layer_windows: Callable[[Config, int], tuple[int | None, ...]],
-                 head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048,
-                 **flags: bool) -> Decoder:  # fmt: skip
+def read_decoder(
+    config: Config,
+    *,
+    layer_windows: Callable[[Config, int], tuple[int | None, ...]],
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    vocab: int = 32000,
+    longest: int = 2048,
+    **flags: bool,
+) -> Decoder:
     """Dimensions from a config; `head_dim`, `kv_heads`, `vocab` and `longest` are the family's for absent fields.
 
     A field that is null is not absent: heads and head_dim then follow from the other sizes.
@@ -76,8 +83,12 @@ def read_decoder(config: Config, *, layer_windows: Callable[[Config, int], tuple
     silent = heads if kv_heads is None or "num_key_value_heads" in config else kv_heads
     groups = config.size("num_key_value_heads", silent)
     if heads % groups:
-        raise ConfigError("num_attention_heads must be a multiple of num_key_value_heads", where=str(config.path),
-                          expected=f"a multiple of {groups}", got=heads)  # fmt: skip
+        raise ConfigError(
+            "num_attention_heads must be a multiple of num_key_value_heads",
+            where=str(config.path),
+            expected=f"a multiple of {groups}",
+            got=heads,
+        )
     dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
     return Decoder(
         vocab=config.size("vocab_size", vocab),

@@ -21,8 +21,9 @@ class UnsupportedArchitecture(CheckpointError):
 class TensorMismatch(CheckpointError, ValueError):
     """Tensors missing, left over or of another shape than the config says; all are listed."""
 
-    def __init__(self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str],
-                 **facts: object) -> None:  # fmt: skip
+    def __init__(
+        self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: object
+    ) -> None:
         super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
         self.missing, self.unexpected, self.misshapen = missing, unexpected, misshapen
 

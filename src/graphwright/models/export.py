@@ -49,8 +49,13 @@ from graphwright.progress import Progress, Report
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-RUNGS = {1: "same class, same shapes", 2: "same class, other sizes", 3: "same class, what was cut as zeros",
-         4: "a class with sizes per layer", 5: "generated modeling code"}  # fmt: skip
+RUNGS = {
+    1: "same class, same shapes",
+    2: "same class, other sizes",
+    3: "same class, what was cut as zeros",
+    4: "a class with sizes per layer",
+    5: "generated modeling code",
+}
 EXACT, LOW = 1e-5, 3e-2
 """Relative tolerance of logits: of float32 activations, and of 16-bit ones, which loaders round at other places."""
 _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
@@ -105,10 +110,20 @@ def export_plan(model: Model) -> ExportPlan:
     return ExportPlan(rung, found, tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
 
 
-def export(model: Model, directory: str | os.PathLike[str], *, rung: int | str = "auto", prefer: str = "stock",
-           dtype: str = "keep", check: str = "auto", prompts: Sequence[Any] | None = None,
-           max_shard_size: int | str = "5GB", overwrite: bool = False, keep_failed: bool = False,
-           report: Report | None = None) -> Receipt:  # fmt: skip
+def export(
+    model: Model,
+    directory: str | os.PathLike[str],
+    *,
+    rung: int | str = "auto",
+    prefer: str = "stock",
+    dtype: str = "keep",
+    check: str = "auto",
+    prompts: Sequence[Any] | None = None,
+    max_shard_size: int | str = "5GB",
+    overwrite: bool = False,
+    keep_failed: bool = False,
+    report: Report | None = None,
+) -> Receipt:
     """Write a checkpoint directory with its receipt; it appears whole and proved, or not at all.
 
     Args:
@@ -127,8 +142,9 @@ def export(model: Model, directory: str | os.PathLike[str], *, rung: int | str =
     """
     target = Path(directory)
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
-        raise UsageError("unknown option", expected="check auto, required or none; prefer stock or size",
-                         got=(check, prefer))  # fmt: skip
+        raise UsageError(
+            "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
+        )
     if check == "required" and not transformers_installed():
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
@@ -170,8 +186,11 @@ def _refuse_source(model: Model, target: Path) -> None:
     source, place = model.directory.resolve(), target.resolve()
     opened = model.checkpoint is not None or (source / "program.json").is_file()
     if opened and (source == place or place in source.parents):
-        raise ExportError("the target is the source" if source == place else "the source lies inside the target",
-                          where=str(target), fix="another directory: source files are never written")  # fmt: skip
+        raise ExportError(
+            "the target is the source" if source == place else "the source lies inside the target",
+            where=str(target),
+            fix="another directory: source files are never written",
+        )
 
 
 def _choose(plan: ExportPlan, rung: int | str) -> int:
@@ -181,10 +200,13 @@ def _choose(plan: ExportPlan, rung: int | str) -> int:
     if wanted in plan.possible:
         return wanted  # type: ignore[return-value]  # a possible one is a number
     why = next((n["reason"] for n in plan.not_better if n["rung"] == (wanted or 5)), "not built in this version")
-    raise RungImpossible("no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
-                         where=plan.not_better[-1]["path"] if plan.not_better else None, got=why,
-                         expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-                         fix="program.save(DIR) keeps any structure; program.undo() takes edits back")  # fmt: skip
+    raise RungImpossible(
+        "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
+        where=plan.not_better[-1]["path"] if plan.not_better else None,
+        got=why,
+        expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
+        fix="program.save(DIR) keeps any structure; program.undo() takes edits back",
+    )
 
 
 def _refuse_non_finite(model: Model) -> None:
@@ -195,9 +217,12 @@ def _refuse_non_finite(model: Model) -> None:
             continue
         had = _source_non_finite(model, p.weights[key].name)
         if count > had:
-            raise ExportError("an edited weight is not finite", where=key,
-                              got=f"{count} values, the first at {first}" + (f"; the file has {had}" if had else ""),
-                              fix="undo the edit or training that made them")  # fmt: skip
+            raise ExportError(
+                "an edited weight is not finite",
+                where=key,
+                got=f"{count} values, the first at {first}" + (f"; the file has {had}" if had else ""),
+                fix="undo the edit or training that made them",
+            )
 
 
 def _source_non_finite(model: Model, key: str) -> int:
@@ -241,19 +266,37 @@ def _write(model: Model, place: Path, rung: int, dtype: str, max_shard_size: int
     needed = p.reachable(p.outputs())
     attentions = sum(p.op(n) == "sdpa" for n in needed)
     fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
-    fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}",
-               "tie_word_embeddings": False, "num_hidden_layers": max(attentions, 1),
-               "auto_map": {"AutoConfig": f"configuration_{ident}.EditedConfig",
-                            "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM"}}  # fmt: skip
-    write_model(model, place, dtype=dtype, max_shard_size=max_shard_size,
-                config=(json.dumps(fields, indent=2) + "\n").encode(),
-                only={p.key(n) for n in p.params() if n in needed})  # fmt: skip
+    fields |= {
+        "architectures": ["EditedForCausalLM"],
+        "model_type": f"graphwright-{ident}",
+        "tie_word_embeddings": False,
+        "num_hidden_layers": max(attentions, 1),
+        "auto_map": {
+            "AutoConfig": f"configuration_{ident}.EditedConfig",
+            "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM",
+        },
+    }
+    write_model(
+        model,
+        place,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        config=(json.dumps(fields, indent=2) + "\n").encode(),
+        only={p.key(n) for n in p.params() if n in needed},
+    )
     for name, text in generate(p, ident, edits).items():
         (place / name).write_text(text, encoding="utf-8")
 
 
-def _check(model: Model, place: Path, here: Computed | None, prompts: Sequence[np.ndarray], rung: int, check: str,
-           code: tuple[str, str]) -> dict[str, Any]:  # fmt: skip
+def _check(
+    model: Model,
+    place: Path,
+    here: Computed | None,
+    prompts: Sequence[np.ndarray],
+    rung: int,
+    check: str,
+    code: tuple[str, str],
+) -> dict[str, Any]:
     """Facts of the check: by transformers, or by this package where that is not installed and the class is its own."""
     if check == "none":
         return {}
@@ -276,13 +319,28 @@ def _check(model: Model, place: Path, here: Computed | None, prompts: Sequence[n
 
     compared = compare(here, there, EXACT if model.compute == "float32" else LOW, margin)
     error = {k: compared.pop(k) for k in ("max_abs", "max_rel", "tol")}
-    return {**facts, "prompts": len(prompts), "tokens": [len(g) for g in here.greedy], "export_error": error,
-            **compared}  # fmt: skip
+    return {
+        **facts,
+        "prompts": len(prompts),
+        "tokens": [len(g) for g in here.greedy],
+        "export_error": error,
+        **compared,
+    }
 
 
-def _receipt(model: Model, stored: Model, result: dict[str, Any], written: dict[str, int], rung: int, prefer: str,
-             plan: ExportPlan, facts: dict[str, Any], here: Computed | None, prompts: Sequence[np.ndarray],
-             warnings: list[str]) -> Receipt:  # fmt: skip
+def _receipt(
+    model: Model,
+    stored: Model,
+    result: dict[str, Any],
+    written: dict[str, int],
+    rung: int,
+    prefer: str,
+    plan: ExportPlan,
+    facts: dict[str, Any],
+    here: Computed | None,
+    prompts: Sequence[np.ndarray],
+    warnings: list[str],
+) -> Receipt:
     from graphwright import __version__
 
     p = model.program
@@ -302,20 +360,37 @@ def _receipt(model: Model, stored: Model, result: dict[str, Any], written: dict[
     if here is not None:
         last = here.logits[0][-1]
         top = np.argsort(-last, kind="stable")[:5]
-        probe = {"ids": prompts[0].tolist(), "top5": [[int(i), float(last[i])] for i in top],
-                 "greedy": here.greedy[0].tolist()}  # fmt: skip
+        probe = {
+            "ids": prompts[0].tolist(),
+            "top5": [[int(i), float(last[i])] for i in top],
+            "greedy": here.greedy[0].tolist(),
+        }
     edits = live_edits(model)
     asked = [{"rung": plan.rung, "reason": f"possible, but rung {rung} was asked for", "path": ""}]
     unproved = [] if confirmed else ["not confirmed: transformers has not computed the same from these files"]
     return Receipt(
-        schema=SCHEMA, created=datetime.now(UTC).isoformat(timespec="seconds"), graphwright=__version__, rung=rung,
-        prefer=prefer, exact=stored is model, confirmed=confirmed,
-        not_better=list(plan.not_better) if rung == plan.rung else asked, source=source, result=result,
-        journal={"entries": len(p.journal), "hash": p.journal.hash, "by_author": dict(Counter(e.author for e in edits)),
-                 "edits": edit_rows(model)},
-        check=facts, drift=moved, cost=both, probe=probe,
+        schema=SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        graphwright=__version__,
+        rung=rung,
+        prefer=prefer,
+        exact=stored is model,
+        confirmed=confirmed,
+        not_better=list(plan.not_better) if rung == plan.rung else asked,
+        source=source,
+        result=result,
+        journal={
+            "entries": len(p.journal),
+            "hash": p.journal.hash,
+            "by_author": dict(Counter(e.author for e in edits)),
+            "edits": edit_rows(model),
+        },
+        check=facts,
+        drift=moved,
+        cost=both,
+        probe=probe,
         warnings=[*unproved, *warnings, *(w for e in edits for w in e.warnings)],
-    )  # fmt: skip
+    )
 
 
 __all__ = ["RUNGS", "ExportPlan", "drift", "export", "export_plan"]

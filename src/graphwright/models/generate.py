@@ -119,8 +119,10 @@ def generate(
         text so far in `partial`. The cache then holds the tokens that were run, and can be used on.
     """
     if n < 1 or max_new_tokens < 0 or logprobs < 0:
-        raise UsageError("n is at least 1, max_new_tokens and logprobs at least 0",
-                         got=f"n={n}, max_new_tokens={max_new_tokens}, logprobs={logprobs}")  # fmt: skip
+        raise UsageError(
+            "n is at least 1, max_new_tokens and logprobs at least 0",
+            got=f"n={n}, max_new_tokens={max_new_tokens}, logprobs={logprobs}",
+        )
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if stop and (model.tokenizer is None or not all(stop)):
         raise UsageError("stop strings need a tokenizer and at least one character", got=repr(stop))
@@ -174,8 +176,12 @@ def _fill(cache: Cache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.nda
     if cache.batch != 1:
         raise PromptError("the cache is for several sequences", expected=1, got=cache.batch)
     if len(ids) > cache.capacity:
-        raise PromptError("the prompt is longer than the cache", expected=f"<= {cache.capacity}", got=len(ids),
-                          fix="model.new_cache(capacity) with more rows")  # fmt: skip
+        raise PromptError(
+            "the prompt is longer than the cache",
+            expected=f"<= {cache.capacity}",
+            got=len(ids),
+            fix="model.new_cache(capacity) with more rows",
+        )
     if cache.length and not allow_stale:
         cache.check()
     held = cache.tokens[0][: len(ids) - 1]  # at least one token is run, or there would be no logits
@@ -188,8 +194,17 @@ def _fill(cache: Cache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.nda
 class _Sample:
     """One continuation."""
 
-    def __init__(self, model: Model, cache: Cache, prompt: np.ndarray, rule: Sampling, number: int, text: TextStream,
-                 logprobs: int, allow_stale: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        prompt: np.ndarray,
+        rule: Sampling,
+        number: int,
+        text: TextStream,
+        logprobs: int,
+        allow_stale: bool,
+    ) -> None:
         self.model, self.cache, self.prompt, self.rule, self.number = model, cache, prompt, rule, number
         self.text, self.logprobs, self.allow_stale = text, logprobs, allow_stale
         self.ids: list[int] = []

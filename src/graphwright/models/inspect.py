@@ -58,8 +58,10 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--json`."""
         facts = {name: getattr(self, name) for name in self.__slots__ if name != "tensors"}
-        facts["tensors"] = [{"key": t.key, "path": t.path, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-                            for t in self.tensors]  # fmt: skip
+        facts["tensors"] = [
+            {"key": t.key, "path": t.path, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in self.tensors
+        ]
         return facts
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:

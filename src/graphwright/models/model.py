@@ -48,9 +48,20 @@ class Model:
         notes: what was found and is no error, e.g. rows of the embedding beyond the tokenizer.
     """
 
-    def __init__(self, program: Program, arch: Architecture, dims: Any, config: Config, checkpoint: Checkpoint | None,
-                 directory: Path, keys: dict[str, str], tokenizer: Tokenizer | None, compute: str, stored: str = "keep",
-                 notes: Sequence[str] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: Program,
+        arch: Architecture,
+        dims: Any,
+        config: Config,
+        checkpoint: Checkpoint | None,
+        directory: Path,
+        keys: dict[str, str],
+        tokenizer: Tokenizer | None,
+        compute: str,
+        stored: str = "keep",
+        notes: Sequence[str] = (),
+    ) -> None:
         self.program, self.arch, self.dims, self.config = program, arch, dims, config
         self.checkpoint, self.directory, self.keys = checkpoint, directory, keys
         self.tokenizer, self.compute, self.stored, self.notes = tokenizer, compute, stored, tuple(notes)
@@ -65,10 +76,20 @@ class Model:
             from graphwright.models.open import build
 
             if self.checkpoint is None:
-                raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
-                                 fix="model.program.at(seq) gives an earlier state")  # fmt: skip
-            self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute,
-                                   f"{self.directory.name} (original)")  # fmt: skip
+                raise UsageError(
+                    "the model was not opened from a checkpoint",
+                    where=self.directory.name,
+                    fix="model.program.at(seq) gives an earlier state",
+                )
+            self._original = build(
+                self.arch,
+                self.dims,
+                self.keys,
+                self.checkpoint,
+                self.stored,
+                self.compute,
+                f"{self.directory.name} (original)",
+            )
         return self._original
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -167,14 +188,34 @@ class Model:
         cancel: Callable[[], bool] | None = None,
     ) -> Generation | list[Generation]:
         """Continue a text (or ids); see `graphwright.models.generate`. A list of `n` results if n > 1."""
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
-                 "repetition_penalty": repetition_penalty, "presence": presence, "frequency": frequency,
-                 "processors": tuple(processors)}  # fmt: skip
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "repetition_penalty": repetition_penalty,
+            "presence": presence,
+            "frequency": frequency,
+            "processors": tuple(processors),
+        }
         defaults = Sampling()
         sampling = {name: value for name, value in given.items() if value != getattr(defaults, name)}
-        return generate(self, prompt, max_new_tokens, stop=stop, n=n, stream=stream, logprobs=logprobs, cache=cache,
-                        first_stream=first_stream, allow_stale=allow_stale, use_model_defaults=use_model_defaults,
-                        cancel=cancel, **sampling)  # fmt: skip
+        return generate(
+            self,
+            prompt,
+            max_new_tokens,
+            stop=stop,
+            n=n,
+            stream=stream,
+            logprobs=logprobs,
+            cache=cache,
+            first_stream=first_stream,
+            allow_stale=allow_stale,
+            use_model_defaults=use_model_defaults,
+            cancel=cancel,
+            **sampling,
+        )
 
     def perplexity(
         self, text: str, *, window: int = 256, stride: int = 128, report: Report | None = None

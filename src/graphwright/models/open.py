@@ -24,8 +24,14 @@ from graphwright.safetensors import Checkpoint
 TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 
 
-def open(path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
-         arch: Architecture | None = None) -> Model:  # fmt: skip
+def open(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str = "keep",
+    compute: str = "float32",
+    tokenizer: bool = True,
+    arch: Architecture | None = None,
+) -> Model:
     """Open a Hugging Face directory (or one .safetensors file beside its config.json) as an editable model.
 
     Args:
@@ -122,8 +128,9 @@ def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
     return lambda key: key
 
 
-def build(family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str,
-          name: str) -> Program:  # fmt: skip
+def build(
+    family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str, name: str
+) -> Program:
     """The program of a model over mapped weights."""
     b = Builder(name)
     params = {}
@@ -141,8 +148,12 @@ def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
-        raise UnsupportedDType("tensors of this dtype are carried, not computed with", where=key, got=info.tag,
-                               expected=", ".join(t for t, d in BY_TAG.items() if d.is_float))  # fmt: skip
+        raise UnsupportedDType(
+            "tensors of this dtype are carried, not computed with",
+            where=key,
+            got=info.tag,
+            expected=", ".join(t for t, d in BY_TAG.items() if d.is_float),
+        )
     storage = Storage.mapped(lambda: checkpoint.bytes(key), info.nbytes, CPU)
     return NDArray(storage, kind, tuple(info.shape))
 

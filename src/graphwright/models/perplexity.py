@@ -38,8 +38,9 @@ class BitsPerByte:
         return f"{self.bits_per_byte:.4f} bits per byte (perplexity {self.perplexity:.3f}, {self.tokens} tokens)"
 
 
-def bits_per_byte(model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8,
-                  report: Report | None = None) -> BitsPerByte:  # fmt: skip
+def bits_per_byte(
+    model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8, report: Report | None = None
+) -> BitsPerByte:
     """Score a text in windows of `window` tokens, `stride` apart; a window scores the positions that the one before did
     not, each with at least window - stride tokens before it (the first window: all but its first token).
 

@@ -32,8 +32,12 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
     wrong = (batch < 0) | (batch >= vocab)
     if wrong.any():
         row, place = divmod(int(np.argmax(wrong)), batch.shape[1])
-        raise PromptError("a token id out of range", where=f"row {row}, position {place}", expected=f"0..{vocab - 1}",
-                          got=int(batch[row, place]))  # fmt: skip
+        raise PromptError(
+            "a token id out of range",
+            where=f"row {row}, position {place}",
+            expected=f"0..{vocab - 1}",
+            got=int(batch[row, place]),
+        )
     return np.ascontiguousarray(batch, np.int64)
 
 
@@ -60,6 +64,10 @@ def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
             raise PromptError("an empty prompt", fix=f"give text{start}")
     batch = check_ids(prompt, model.vocab)
     if len(batch) != 1:
-        raise PromptError("one prompt at a time", expected="ids [T]", got=f"{len(batch)} rows",
-                          fix="call generate for each; n=... gives several samples of one prompt")  # fmt: skip
+        raise PromptError(
+            "one prompt at a time",
+            expected="ids [T]",
+            got=f"{len(batch)} rows",
+            fix="call generate for each; n=... gives several samples of one prompt",
+        )
     return batch[0]

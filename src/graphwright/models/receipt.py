@@ -79,8 +79,9 @@ class Receipt:
             raise ExportError("a receipt of another schema", where=str(path), expected=SCHEMA, got=got)
         claimed, found = data.pop("sha256", None), digest(data)
         if found != claimed:
-            raise ExportError("the receipt was changed after it was written", where=str(path), expected=claimed,
-                              got=found)  # fmt: skip
+            raise ExportError(
+                "the receipt was changed after it was written", where=str(path), expected=claimed, got=found
+            )
         kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
         wrong = [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]
         if wrong:
@@ -90,8 +91,10 @@ class Receipt:
 
     def summary(self) -> list[tuple[str, str]]:
         """The rows that people read: (label, value)."""
-        rows = [("rung", f"{self.rung} ({'exact' if self.exact else 'inexact'})"),
-                ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no")]  # fmt: skip
+        rows = [
+            ("rung", f"{self.rung} ({'exact' if self.exact else 'inexact'})"),
+            ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no"),
+        ]
         if "export_error" in self.check:
             worst, share = self.check["export_error"]["max_abs"], self.check["export_error"]["max_rel"]
             rows.append(("files against program", f"logits within {worst:.2e} (relative {share:.1e})"))

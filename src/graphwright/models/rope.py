@@ -66,8 +66,9 @@ def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, lon
         scaling.update(given)
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError("this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS),
-                          got=kind)  # fmt: skip
+        raise ConfigError(
+            "this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS), got=kind
+        )
     narrow, wide = (
         getattr(_Reader(config, scaling, head_dim, theta_default, longest, f), f"_{kind}")()
         for f in (np.float32, np.float64)
@@ -78,16 +79,27 @@ def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, lon
 class _Reader:
     """One kind's formula per method, in one float type."""
 
-    def __init__(self, config: Config, scaling: Mapping[str, Any], head_dim: int, theta: float, longest: int,
-                 kind: type[np.floating]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: Config,
+        scaling: Mapping[str, Any],
+        head_dim: int,
+        theta: float,
+        longest: int,
+        kind: type[np.floating],
+    ) -> None:
         self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, kind
         self.theta = self._number("rope_theta", theta, least=0, also=True)
         self.part = self._number("partial_rotary_factor", 1.0, least=0, also=True)
         self.longest = config.size("max_position_embeddings", longest)
         self.dim = head_dim if scaling.get("rope_type") == "proportional" else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
-            raise ConfigError("RoPE needs an even number of rotated entries", where=str(config.path),
-                              expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
+            raise ConfigError(
+                "RoPE needs an even number of rotated entries",
+                where=str(config.path),
+                expected=f"an even number in 2..{head_dim}",
+                got=self.dim,
+            )
 
     def _number(
         self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
@@ -178,8 +190,15 @@ class _Reader:
         if attention is None:
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))
-        return Rope("longrope", self.theta, self.dim, attention, short.astype(self.float), original,
-                    long=long.astype(self.float))  # fmt: skip
+        return Rope(
+            "longrope",
+            self.theta,
+            self.dim,
+            attention,
+            short.astype(self.float),
+            original,
+            long=long.astype(self.float),
+        )
 
     def _factors(self, name: str) -> np.ndarray:
         value, count = self.scaling.get(name), self.dim // 2

@@ -109,8 +109,14 @@ class Sampling:
             z[p < np.float32(self.min_p) * p.max()] = -np.inf
         return z
 
-    def choose(self, logits: np.ndarray, position: int, stream: int = 0, prompt: np.ndarray | None = None,
-               output: np.ndarray | None = None) -> int:  # fmt: skip
+    def choose(
+        self,
+        logits: np.ndarray,
+        position: int,
+        stream: int = 0,
+        prompt: np.ndarray | None = None,
+        output: np.ndarray | None = None,
+    ) -> int:
         """The next token for logits [V] at an absolute position. Raises: NonFinite."""
         for z, what in ((logits, "the logits"), (self.filtered(logits, prompt, output), "the logits after all rules")):
             if np.isnan(z).any() or not np.isfinite(z.max()):

@@ -78,8 +78,9 @@ class LibraryTokenizer:
             try:
                 self._loaded = Library.from_file(str(self.path))
             except Exception as error:  # the library raises plain Exception
-                raise ConfigError("the tokenizers library cannot read this file", where=str(self.path),
-                                  got=str(error)) from error  # fmt: skip
+                raise ConfigError(
+                    "the tokenizers library cannot read this file", where=str(self.path), got=str(error)
+                ) from error
             self._loaded.no_truncation()  # a length that training left in the file must not cut a prompt
             self._loaded.no_padding()
         return self._loaded
@@ -113,8 +114,9 @@ class AutoTokenizer:
             try:
                 loaded = Library.from_pretrained(str(self.directory), trust_remote_code=False, local_files_only=True)
             except Exception as error:  # whatever the library makes of damaged files
-                raise ConfigError("transformers cannot read these tokenizer files", where=str(self.directory),
-                                  got=str(error)[:200]) from error  # fmt: skip
+                raise ConfigError(
+                    "transformers cannot read these tokenizer files", where=str(self.directory), got=str(error)[:200]
+                ) from error
             _fits(len(loaded), self.vocab, self.directory)
             self._loaded = loaded
         return self._loaded
@@ -155,15 +157,42 @@ def byte_tokenizer_json() -> str:
     for i, b in enumerate(b for b in range(256) if b not in table):
         table[b] = chr(256 + i)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return json.dumps({
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": 0, "content": table[0], "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
-        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {table[b]: b for b in range(256)}, "merges": []},
-    }, ensure_ascii=False, indent=1)  # fmt: skip
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                {
+                    "id": 0,
+                    "content": table[0],
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
+            ],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {table[b]: b for b in range(256)},
+                "merges": [],
+            },
+        },
+        ensure_ascii=False,
+        indent=1,
+    )
 
 
 def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | None:

@@ -89,9 +89,15 @@ class Trainer:
         self.model, self.recipe = model, recipe
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
         if len(self.ids) < recipe.window + 1:
-            raise UsageError("the text is shorter than one window", expected=f"> {recipe.window} tokens", got=len(self.ids),
-                             fix="a longer text, or a smaller window")  # fmt: skip
-        self.optimizer = AdamW(model, recipe.lr, recipe.betas, recipe.eps, recipe.weight_decay, decay_matrices_only=True)
+            raise UsageError(
+                "the text is shorter than one window",
+                expected=f"> {recipe.window} tokens",
+                got=len(self.ids),
+                fix="a longer text, or a smaller window",
+            )
+        self.optimizer = AdamW(
+            model, recipe.lr, recipe.betas, recipe.eps, recipe.weight_decay, decay_matrices_only=True
+        )
         self.done = 0
         self._positions = np.ascontiguousarray(np.broadcast_to(np.arange(recipe.window), (recipe.batch, recipe.window)))
         self._compiled = compile(self._step)
@@ -133,18 +139,28 @@ class Trainer:
             made.seconds = perf_counter() - started
             made.steps_done = self.done
             if not np.isfinite(loss):
-                raise NonFinite("the loss is not a finite number", where=f"step {self.done}", got=loss,
-                                fix="a smaller lr, or clip=1.0; undo() takes the training back")  # fmt: skip
+                raise NonFinite(
+                    "the loss is not a finite number",
+                    where=f"step {self.done}",
+                    got=loss,
+                    fix="a smaller lr, or clip=1.0; undo() takes the training back",
+                )
             if report is not None:
-                report(Progress("training", self.done, r.steps, {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}))
+                report(
+                    Progress(
+                        "training",
+                        self.done,
+                        r.steps,
+                        {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s},
+                    )
+                )
         return made
 
     # -- resuming ----------------------------------------------------------------------------------------------------
     def _variables(self) -> Iterator[tuple[str, Variable]]:
         for p in self.model.program.parameters():
             yield f"param.{p.name}", p
-        for name, variable in self.optimizer.variables().items():
-            yield name, variable
+        yield from self.optimizer.variables().items()
 
     def save(self, directory: str | Path) -> None:
         """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
@@ -153,8 +169,13 @@ class Trainer:
             array = variable.data
             assert isinstance(array, NDArray)
             items.append(TensorData(name, array.dtype.safetensors, array.shape, array.tobytes()))
-        facts = {"schema": SCHEMA, "done": self.done, "recipe": asdict(self.recipe), "tokens": len(self.ids),
-                 "structure": self.model.program.structure_hash()}  # fmt: skip
+        facts = {
+            "schema": SCHEMA,
+            "done": self.done,
+            "recipe": asdict(self.recipe),
+            "tokens": len(self.ids),
+            "structure": self.model.program.structure_hash(),
+        }
         with atomic_directory(directory, overwrite=True) as place:
             write_checkpoint(place, items, stem="state")
             (place / "train.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -165,18 +186,28 @@ class Trainer:
         Raises: UsageError naming what differs: schema, structure, recipe or text.
         """
         facts = read_json(Path(directory) / "train.json", 1 << 20)
-        now = {"schema": SCHEMA, "recipe": json.loads(json.dumps(asdict(self.recipe))), "tokens": len(self.ids),
-               "structure": self.model.program.structure_hash()}  # fmt: skip
+        now = {
+            "schema": SCHEMA,
+            "recipe": json.loads(json.dumps(asdict(self.recipe))),
+            "tokens": len(self.ids),
+            "structure": self.model.program.structure_hash(),
+        }
         wrong = [name for name, value in now.items() if facts.get(name) != value]
         if wrong or not isinstance(facts.get("done"), int):
-            raise UsageError("the saved training is of another run", where=str(directory),
-                             got=", ".join(f"{n}: {facts.get(n)}" for n in wrong), expected=", ".join(f"{n}: {now[n]}" for n in wrong))  # fmt: skip
+            raise UsageError(
+                "the saved training is of another run",
+                where=str(directory),
+                got=", ".join(f"{n}: {facts.get(n)}" for n in wrong),
+                expected=", ".join(f"{n}: {now[n]}" for n in wrong),
+            )
         with Checkpoint(directory, stem="state") as checkpoint:
             arrays = {}
             for name, variable in self._variables():
                 info = checkpoint.info(name)
                 if tuple(info.shape) != variable.shape or BY_TAG.get(info.tag) is not variable.dtype:
-                    raise UsageError("a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{info.shape}")
+                    raise UsageError(
+                        "a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{info.shape}"
+                    )
                 host = np.frombuffer(bytes(checkpoint.bytes(name)), variable.dtype.numpy).reshape(info.shape)
                 arrays[name] = from_numpy(host.copy(), bits=variable.dtype)
         for name, variable in self._variables():

@@ -22,9 +22,19 @@ if TYPE_CHECKING:
 
 EMBEDDING, TIED_HEAD = "embed.weight", "lm_head.weight"
 _COMPANIONS = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "generation_config.json", "preprocessor_config.json", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*",
-)  # fmt: skip
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "*.model",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
 """Files that belong to a model and are copied as they are."""
 
 
@@ -98,13 +108,24 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
         before, after = (a.to_numpy("float32" if a.dtype is bfloat16 else None) for a in (array, result))
         lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
-            raise ExportError(f"a value does not fit {target.name}", where=key, got=float(before[lost][0]),
-                              fix="another dtype, or scale the weight down")  # fmt: skip
+            raise ExportError(
+                f"a value does not fit {target.name}",
+                where=key,
+                got=float(before[lost][0]),
+                fix="another dtype, or scale the weight down",
+            )
     return result
 
 
-def write_model(model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str = "5GB",
-                config: bytes | None = None, only: Container[str] | None = None) -> None:  # fmt: skip
+def write_model(
+    model: Model,
+    directory: Path,
+    *,
+    dtype: str = "keep",
+    max_shard_size: int | str = "5GB",
+    config: bytes | None = None,
+    only: Container[str] | None = None,
+) -> None:
     """Write config, weights, tokenizer and companions into an existing directory.
 
     Args:

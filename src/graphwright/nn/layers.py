@@ -13,9 +13,13 @@ from graphwright.ops import call
 class Linear(Module):
     """x · wᵀ + b: x [..., in_features] to [..., out_features]; weight [out, in], as in torch."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int = 0
+    ) -> None:
         key = f"{name}linear.{in_features}.{out_features}"
-        self.weight = Parameter(init.kaiming_uniform((out_features, in_features), f"{key}.weight", fan_in=in_features, seed=seed))
+        self.weight = Parameter(
+            init.kaiming_uniform((out_features, in_features), f"{key}.weight", fan_in=in_features, seed=seed)
+        )
         self.bias = None
         if bias:
             self.bias = Parameter(init.kaiming_uniform((out_features,), f"{key}.bias", fan_in=in_features, seed=seed))
@@ -44,7 +48,7 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., dim]."""
+        """X [..., dim]."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 

@@ -20,6 +20,7 @@ class Module:
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, in a trace under the module's name."""
         name = self.__dict__.get("_name")
         if name:
             with scoped(name):
@@ -74,7 +75,7 @@ class Module:
         return (p for _, p in self.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """name -> copy of the value."""
+        """Name -> copy of the value."""
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -83,9 +84,14 @@ class Module:
         Raises: UsageError listing missing, unexpected and misshapen entries.
         """
         own = dict(self.named_parameters())
-        wrong = [f"missing: {n}" for n in own.keys() - state.keys()] + [f"unexpected: {n}" for n in state.keys() - own.keys()]
-        wrong += [f"{n}: expected {own[n].spec}, got {t.spec}" for n in own.keys() & state.keys()
-                  if (t := as_tensor(state[n])).spec != own[n].spec]  # fmt: skip
+        wrong = [f"missing: {n}" for n in own.keys() - state.keys()] + [
+            f"unexpected: {n}" for n in state.keys() - own.keys()
+        ]
+        wrong += [
+            f"{n}: expected {own[n].spec}, got {t.spec}"
+            for n in own.keys() & state.keys()
+            if (t := as_tensor(state[n])).spec != own[n].spec
+        ]
         if wrong:
             raise UsageError("the state does not fit:\n  " + "\n  ".join(sorted(wrong)), where=type(self).__name__)
         for name, parameter in own.items():

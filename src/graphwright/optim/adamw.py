@@ -42,13 +42,29 @@ class AdamW:
     State is keyed by the parameter object and survives edits and undo.
     """
 
-    def __init__(self, params: HasParameters | Sequence[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.01, *, decay_matrices_only: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        params: HasParameters | Sequence[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        decay_matrices_only: bool = False,
+    ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= b < 1 for b in betas):
-            raise UsageError("a hyperparameter is out of range", expected="lr, eps, weight_decay >= 0, betas in [0, 1)",
-                             got=f"lr={lr}, eps={eps}, weight_decay={weight_decay}, betas={betas}")  # fmt: skip
+            raise UsageError(
+                "a hyperparameter is out of range",
+                expected="lr, eps, weight_decay >= 0, betas in [0, 1)",
+                got=f"lr={lr}, eps={eps}, weight_decay={weight_decay}, betas={betas}",
+            )
         self.owner = params
-        self.betas, self.eps, self.weight_decay, self.decay_matrices_only = betas, eps, weight_decay, decay_matrices_only
+        self.betas, self.eps, self.weight_decay, self.decay_matrices_only = (
+            betas,
+            eps,
+            weight_decay,
+            decay_matrices_only,
+        )
         self._lr = Variable(_scalar(lr), name="adamw.lr")
         self.steps = Variable(_scalar(0.0), name="adamw.steps")
         self.state: dict[Parameter, Moments] = {}
@@ -57,7 +73,9 @@ class AdamW:
     def _check_once(self) -> None:
         seen = [p for p, _ in self.groups()]
         if len(set(seen)) != len(seen):
-            raise UsageError("a parameter is given twice", fix="list each parameter once; tied weights are one parameter")
+            raise UsageError(
+                "a parameter is given twice", fix="list each parameter once; tied weights are one parameter"
+            )
 
     def groups(self) -> list[tuple[Parameter, float]]:
         """(parameter, weight decay) of everything trained."""
@@ -93,7 +111,10 @@ class AdamW:
         found = self.state.get(p)
         if found is None:
             name = p.name or f"param{len(self.state)}"
-            zero = [Variable(_zeros(p.shape, float32 if p.dtype.is_low else p.dtype), name=f"adamw.{name}.{k}") for k in "mv"]
+            zero = [
+                Variable(_zeros(p.shape, float32 if p.dtype.is_low else p.dtype), name=f"adamw.{name}.{k}")
+                for k in "mv"
+            ]
             master = None
             if p.dtype.is_low:
                 assert isinstance(p.data, NDArray)
@@ -111,8 +132,20 @@ class AdamW:
                 state = self.moments(p)
                 target = p if state.master is None else state.master
                 grad = p.grad.to(target.dtype)
-                update([target, state.m, state.v], "adamw", target, grad, state.m, state.v, self.steps, self._lr,
-                       beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, weight_decay=decay)  # fmt: skip
+                update(
+                    [target, state.m, state.v],
+                    "adamw",
+                    target,
+                    grad,
+                    state.m,
+                    state.v,
+                    self.steps,
+                    self._lr,
+                    beta1=self.betas[0],
+                    beta2=self.betas[1],
+                    eps=self.eps,
+                    weight_decay=decay,
+                )
                 if state.master is not None:
                     p.assign(state.master.to(p.dtype))
 

@@ -5,10 +5,26 @@ from __future__ import annotations
 from graphwright.program import Builder, Program
 
 NAMES = (
-    "<script>alert(1)</script>", "a & b", 'say "hi"', "it's", "back\\slash", "ends with \\", "]]>", "--><!--",
-    "\u05e9\u05dc\u05d5\u05dd", "\u202egnirts", "zero\u200bwidth", "del\x7f\x85", "\ufffe\uffff",
-    "emoji \U0001f9e0", "\u6f22\u5b57", "{record|<p>}", "%s %n $x ${y}", "x" * 4000, "<img src=x onerror=alert(1)>",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "a & b",
+    'say "hi"',
+    "it's",
+    "back\\slash",
+    "ends with \\",
+    "]]>",
+    "--><!--",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "\u202egnirts",
+    "zero\u200bwidth",
+    "del\x7f\x85",
+    "\ufffe\uffff",
+    "emoji \U0001f9e0",
+    "\u6f22\u5b57",
+    "{record|<p>}",
+    "%s %n $x ${y}",
+    "x" * 4000,
+    "<img src=x onerror=alert(1)>",
+)
 
 
 def hostile() -> Program:

@@ -46,14 +46,24 @@ def edited() -> tuple[Program, Program]:
 
 
 EXPECTED = {
-    "added": {"layers.1.mlp.extra", ("layers.1.mlp.gate", "layers.1.mlp.extra"),
-              ("layers.1.mlp.extra", "layers.1.mlp.act"), ("layers.1.mlp.act", "layers.1.mlp.down")},
-    "removed": {"layers.1.mlp.mul", "layers.1.mlp.up", ("layers.1.mlp.act", "layers.1.mlp.mul"),
-                ("layers.1.mlp.up", "layers.1.mlp.mul"), ("layers.1.mlp.mul", "layers.1.mlp.down"),
-                ("layers.1.mlp.norm", "layers.1.mlp.up"), ("layers.1.mlp.gate", "layers.1.mlp.act"),
-                ("layers.0.mid", "layers.0.out")},
+    "added": {
+        "layers.1.mlp.extra",
+        ("layers.1.mlp.gate", "layers.1.mlp.extra"),
+        ("layers.1.mlp.extra", "layers.1.mlp.act"),
+        ("layers.1.mlp.act", "layers.1.mlp.down"),
+    },
+    "removed": {
+        "layers.1.mlp.mul",
+        "layers.1.mlp.up",
+        ("layers.1.mlp.act", "layers.1.mlp.mul"),
+        ("layers.1.mlp.up", "layers.1.mlp.mul"),
+        ("layers.1.mlp.mul", "layers.1.mlp.down"),
+        ("layers.1.mlp.norm", "layers.1.mlp.up"),
+        ("layers.1.mlp.gate", "layers.1.mlp.act"),
+        ("layers.0.mid", "layers.0.out"),
+    },
     "changed": {"layers.1.mlp.norm", "layers.0.attn.q"},
-}  # fmt: skip
+}
 
 
 def test_marks_are_exactly_what_was_edited() -> None:

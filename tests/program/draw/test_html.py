@@ -19,9 +19,17 @@ from .hostile import NAMES, hostile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
-    "--disable-background-networking", "--disable-sync", "--dump-dom", "--virtual-time-budget=4000",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--dump-dom",
+    "--virtual-time-budget=4000",
+)
 
 
 class Page(HTMLParser):
@@ -103,11 +111,13 @@ def test_details_tell_who_edited_a_node() -> None:
 # -- in a browser -----------------------------------------------------------------------------------------------------
 def drawn(page: str, script: str, folder: Path) -> dict[str, list[int]]:
     """Rectangles of boxes and frames after running a script in the page."""
-    report = (f"<script>window.onerror = (m) => {{ document.body.textContent = 'ERROR ' + m }};{script};"
-              "const found = {}; for (const g of document.querySelectorAll('.gw-all .gw-b, .gw-all .gw-f')) {"
-              "const r = [...g.querySelectorAll('rect')].at(-1);"
-              "found[g.dataset.path] = ['x','y','width','height'].map((k) => +r.getAttribute(k)) }"
-              "document.body.textContent = 'FOUND' + JSON.stringify(found) + 'END'</script></body>")  # fmt: skip
+    report = (
+        f"<script>window.onerror = (m) => {{ document.body.textContent = 'ERROR ' + m }};{script};"
+        "const found = {}; for (const g of document.querySelectorAll('.gw-all .gw-b, .gw-all .gw-f')) {"
+        "const r = [...g.querySelectorAll('rect')].at(-1);"
+        "found[g.dataset.path] = ['x','y','width','height'].map((k) => +r.getAttribute(k)) }"
+        "document.body.textContent = 'FOUND' + JSON.stringify(found) + 'END'</script></body>"
+    )
     file = folder / "page.html"
     file.write_text(page.replace("</body>", report), "utf-8")
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", file.as_uri()]
@@ -123,11 +133,14 @@ def rectangles(made: Layout) -> dict[str, list[int]]:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a system Chromium")
-@pytest.mark.parametrize(("program", "opened"), [
-    (models.llama(3), {"layers", "layers.1", "layers.1.attn", "layers.2", "layers.2.mlp"}),
-    (models.branches(), {"block", "block.branch2"}),
-    (models.tangle(), {"a", "a.d", "b", "e", "e.f"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "opened"),
+    [
+        (models.llama(3), {"layers", "layers.1", "layers.1.attn", "layers.2", "layers.2.mlp"}),
+        (models.branches(), {"block", "block.branch2"}),
+        (models.tangle(), {"a", "a.d", "b", "e", "e.f"}),
+    ],
+)
 def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, opened: set[str], tmp_path: Path) -> None:
     script = "document.getElementById('gw-close').click();" + "".join(
         f"graphwright.toggle('{p}');" for p in sorted(opened)

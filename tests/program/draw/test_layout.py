@@ -116,9 +116,11 @@ def test_the_residual_trunk_is_one_straight_lane() -> None:
     assert len(middles) == 1
     residual = [e for e in made.edges if e.kind == "residual"]
     assert {(e.src, e.dst) for e in residual} == {
-        ("embed", "layers.0.mid"), ("layers.0.out", "layers.1.mid"), ("layers.1.out", "layers.2.mid"),
+        ("embed", "layers.0.mid"),
+        ("layers.0.out", "layers.1.mid"),
+        ("layers.1.out", "layers.2.mid"),
         *((f"layers.{i}.mid", f"layers.{i}.out") for i in range(3)),
-    }  # fmt: skip
+    }
     assert all(len(e.points) == 2 for e in residual), "no bend in a residual path"
 
 

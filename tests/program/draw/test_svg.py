@@ -92,9 +92,12 @@ def test_a_title_tells_path_op_spec_and_attributes() -> None:
     title = boxes(models.llama(2).to_svg(level=9))["layers.1.attn.norm"].find(f"{SVG}title")
     assert title is not None
     assert (title.text or "").splitlines() == [
-        "layers.1.attn.norm", "rms_norm", "result f32[B, T, 64]", "eps = 1e-06",
+        "layers.1.attn.norm",
+        "rms_norm",
+        "result f32[B, T, 64]",
+        "eps = 1e-06",
         "weight: f32[64], key layers.1.attn.norm.weight",
-    ]  # fmt: skip
+    ]
 
 
 def test_it_needs_nothing_from_outside() -> None:
@@ -145,8 +148,16 @@ def test_lowest_and_highest_have_the_colours_of_the_ends() -> None:
     assert "hatched: no value" in text
 
 
-@pytest.mark.parametrize(("data", "ends"), [({}, None), ({"layer0": 3}, (3, 3)), ({"layer0": 2, "layer1": 2}, (2, 2)),
-                                            ({"layer0": -1, "layer1": 0}, None), ({"layer0": nan}, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "ends"),
+    [
+        ({}, None),
+        ({"layer0": 3}, (3, 3)),
+        ({"layer0": 2, "layer1": 2}, (2, 2)),
+        ({"layer0": -1, "layer1": 0}, None),
+        ({"layer0": nan}, None),
+    ],
+)
 def test_few_or_unusable_values_have_a_defined_picture(
     data: dict[str, float], ends: tuple[float, float] | None
 ) -> None:
@@ -166,7 +177,7 @@ def test_a_closed_group_shows_its_own_value_else_the_largest_inside() -> None:
     program = models.llama(2)
     data = {"layers.0.attn.q": 7, "layers.0.attn.k": 1, "layers.1": 4, "layers.1.attn.q": 9}
     text = program.to_svg(expanded=frozenset({"layers"}), overlay=data)
-    value = {p: re.search(r"value (\S+)", g.find(f"{SVG}title").text) for p, g in boxes(text).items()}  # type: ignore[union-attr, arg-type]  # fmt: skip
+    value = {p: re.search(r"value (\S+)", g.find(f"{SVG}title").text) for p, g in boxes(text).items()}  # type: ignore[union-attr, arg-type]
     assert value["layers.0"] is not None
     assert value["layers.1"] is not None
     assert (value["layers.0"][1], value["layers.1"][1]) == ("7.0", "4.0")

@@ -10,8 +10,13 @@ from graphwright.models.decoder import KEYS, Decoder, build_decoder, read_decode
 def read(config: Config) -> Decoder:
     """`attention_bias` puts biases on q, k, v and o, `mlp_bias` on all three of the MLP; every layer sees all keys."""
     bias = config.flag("attention_bias", False)
-    return read_decoder(config, layer_windows=lambda _, layers: (None,) * layers, q_bias=bias, o_bias=bias,
-                        mlp_bias=config.flag("mlp_bias", False))  # fmt: skip
+    return read_decoder(
+        config,
+        layer_windows=lambda _, layers: (None,) * layers,
+        q_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+    )
 
 
 LLAMA = register(Architecture("llama", ("LlamaForCausalLM",), ("llama",), read, KEYS, build_decoder))
