@@ -32,6 +32,8 @@ from graphwright.ops.emit import EMIT, NO_EMIT, OPERATORS, POSTFIX, RESULTS, siz
 from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
+FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
+"""Ops that read constants in float32, whatever the model is loaded in."""
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """What transformers feeds, and by what names sizes are known there."""
 
@@ -112,6 +114,8 @@ class _Writer:
         self.needed = p.reachable([_result(p)])
         self.order = [n for n in _by_creation(p, self.needed) if not self._inline(n) and p.op(n) != INPUT]
         self.within = set(self.order)
+        casts = [n for n in self.needed if p.op(n) == "cast" and self._inline(n)]
+        self.pinned = {p.spec(n).dtype for n in casts}
         self.blocks = blocks_of(p, self.order, self._inline)
         self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
@@ -147,8 +151,17 @@ class _Writer:
         if p.op(node) not in STORED:
             return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
         if p.op(node) == CONST:
-            return f"run.const({json.dumps(p.path(node))})"
-        key = p.key(node)
+            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
+        suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
+        return self._place(p.key(node), base, layer) + suffix
+
+    def _exact(self, node: NodeId) -> bool:
+        """True for a value whose dtype stays when the model is loaded in another one."""
+        readers = {self.p.op(n) for n in self.p.consumers(node)}
+        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
+
+    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
+        """Where the module of a block or of the model has a weight."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -176,7 +189,7 @@ class _Writer:
         if found is None:
             name = f"block_{chr(97 + len(self.made)) if len(self.made) < 26 else len(self.made)}"
             parts = dict.fromkeys(LAYER.sub("", self.p.path(n)).split(".")[0] for n in b.nodes)
-            about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(parts))
+            about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(list(parts)[:10]))
             found = self.made[head, body] = Function(name, head, body, [], about)
         found.layers.append(layer)
         self.function[layer] = found
@@ -242,7 +255,8 @@ class _Writer:
         p = self.p
         if p.op(node) == "junction" and not texts:
             spec = p.spec(node)
-            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), torch.{spec.dtype.name})"
+            dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
+            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
         text = EMIT[p.op(node)](texts, p.attrs(node))
         assert text is not None, "check_emittable was asked first"
         return text
@@ -269,8 +283,8 @@ class _Writer:
             if end - at > 1:
                 lines += self._loop(indent, at, end)
             else:
-                given = ", ".join(self._known[v] for v in b.enters)
-                call = f"{self.function[b.layer].name}(self, {b.layer}, {given}, run)"
+                given = "".join(f", {self._known[v]}" for v in b.enters)
+                call = f"{self.function[b.layer].name}(self, {b.layer}{given}, run)"
                 lines.append(line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
         lines.append(f"{indent}return {self._known[_result(self.p)]}")

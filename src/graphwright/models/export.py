@@ -236,7 +236,7 @@ def _write(model: Model, place: Path, rung: int, dtype: str, max_shard_size: int
         write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
         return
     p = model.program
-    ident = p.structure_hash()[:10]
+    ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
     edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
     needed = p.reachable(p.outputs())
     attentions = sum(p.op(n) == "sdpa" for n in needed)
