@@ -82,7 +82,7 @@ def edited(case: str, folder: Path, made):
             mean = e.add("mean", flat, axes=(2,), keepdims=True)
             for out in p.out_edges("layers.2.out"):
                 if p.graph.target(out) != p.node(x):
-                    e.rewire(out, e.add("sub", flat, mean) if not p.select("centred").count else "centred")
+                    e.rewire(out, e.add("sub", flat, mean))
     return m
 
 

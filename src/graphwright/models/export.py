@@ -294,7 +294,7 @@ def _receipt(model: Model, stored: Model, result: dict[str, Any], written: dict[
         original = with_program(model, model.original)
         source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
         before = cost(original)
-        if here is not None and (len(p.journal) or stored is not model):
+        if here is not None:
             moved = drift([original.logits(ids) for ids in prompts], here.logits)
     after = {**cost(model), **written}
     both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
