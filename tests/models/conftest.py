@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import edits
 import pytest
 
 import graphwright as gw
@@ -56,3 +57,23 @@ def byte_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def byte_model(byte_path: Path) -> gw.Model:
     return gw.open(byte_path)
+
+
+@pytest.fixture(scope="session")
+def proved(made: Callable[[str], checkpoints.Made], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """`copy` or `edited` -> (model, directory, receipt): exports that transformers confirmed; not to be written to."""
+    found: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in found:
+            m = gw.open(made("llama-tied" if name == "copy" else "llama-attention-bias").path)
+            if name == "edited":
+                edits.cut_mlp(m, 1)
+                edits.link(m, 0)
+                edits.scale_weight(m, "model.norm.weight")
+            prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
+            place = tmp_path_factory.mktemp("proved") / name
+            found[name] = (m, place, m.export(place, prompts=prompts, check="required"))
+        return found[name]
+
+    return get

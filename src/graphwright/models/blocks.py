@@ -44,12 +44,37 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
     else:
         raise AssertionError("a topological order is one block")
     outputs = set(p.outputs())
+    place = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
     for b in found:
         inside = set(b.nodes)
+        if b.layer is not None:
+            b.nodes = _as_made(p, b.nodes, reads)
         entering = (v for n in b.nodes for v in p.operands(n) if v.node not in inside and not inline(v.node))
         b.enters = list(dict.fromkeys(entering))
+        streams = [v for v in b.enters if LAYER.match(p.path(v))]
+        if streams:  # the one that comes last is what the layer works on, the others skip to it
+            main = max(streams, key=lambda v: place[v.node])
+            b.enters.sort(key=lambda v: v != main)
         results = (Value(n, port) for n in b.nodes for port in range(len(p.specs(n))))
         b.leaves = [v for v in results if v in outputs or any(m in within and m not in inside for m in p.consumers(v))]
+    return found
+
+
+def _as_made(p: Program, nodes: Sequence[NodeId], reads: Mapping[NodeId, list[NodeId]]) -> list[NodeId]:
+    """Nodes of a block after what they read in it, otherwise as they were made."""
+    inside = set(nodes)
+    waits = {n: {m for m in reads[n] if m in inside} for n in nodes}
+    ready = [(p.seq(n), n) for n in nodes if not waits[n]]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        found.append(n)
+        for m in p.consumers(n):
+            if m in inside and n in waits[m]:
+                waits[m].discard(n)
+                if not waits[m]:
+                    heapq.heappush(ready, (p.seq(m), m))
     return found
 
 

@@ -25,10 +25,29 @@ MAX_CONST = 4096
 """Numbers of a const that are written into source; more belong into a weight."""
 
 HELPERS = ("attend", "rms_norm", "rope", "rope_table", "rope_dynamic")
-_RESERVED = frozenset({
-    *dir(builtins), *kwlist, *HELPERS, "torch", "F", "nn", "model", "self", "run", "i", "l", "O", "I", "SHAPES",
-    "CONSTS", "Run", "DynamicCache", "EditedConfig", "EditedForCausalLM",
-})  # fmt: skip
+_RESERVED = frozenset(
+    {
+        *dir(builtins),
+        *kwlist,
+        *HELPERS,
+        "torch",
+        "F",
+        "nn",
+        "model",
+        "self",
+        "run",
+        "i",
+        "l",
+        "O",
+        "I",
+        "SHAPES",
+        "CONSTS",
+        "Run",
+        "DynamicCache",
+        "EditedConfig",
+        "EditedForCausalLM",
+    }
+)
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
 
@@ -97,8 +116,13 @@ def const_table(consts: Mapping[str, NDArray]) -> str:
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            raise RungImpossible("a const of so many numbers is not written into source", where=path, got=array.size,
-                                 expected=f"<= {MAX_CONST}", fix="a param with trainable=False")  # fmt: skip
+            raise RungImpossible(
+                "a const of so many numbers is not written into source",
+                where=path,
+                got=array.size,
+                expected=f"<= {MAX_CONST}",
+                fix="a param with trainable=False",
+            )
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
         rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
     return "".join(rows)

@@ -25,13 +25,15 @@ from graphwright.models.code_text import (
     line,
     ranges,
     shape_table,
-)  # fmt: skip
+)
 from graphwright.models.errors import RungImpossible
 from graphwright.models.modeling_text import CONFIGURATION, HELPERS, MODELING
 from graphwright.ops.emit import EMIT, NO_EMIT, OPERATORS, POSTFIX, RESULTS, sizes
 from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
+FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
+"""Ops that read constants in float32, whatever the model is loaded in."""
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """What transformers feeds, and by what names sizes are known there."""
 
@@ -58,11 +60,16 @@ def check_emittable(p: Program) -> None:
             continue
         op = p.op(node)
         if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
-            raise RungImpossible("transformers feeds ids and positions [B, T] and nothing else", where=p.path(node),
-                                 got=p.spec(node))  # fmt: skip
+            raise RungImpossible(
+                "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
+            )
         if op not in STORED and op != INPUT and (op not in EMIT or _text(p, node) is None):
-            raise RungImpossible("rung 5 has no source text for this op", where=p.path(node), got=op,
-                                 expected=NO_EMIT.get(op, "a causal use of it without masks"))  # fmt: skip
+            raise RungImpossible(
+                "rung 5 has no source text for this op",
+                where=p.path(node),
+                got=op,
+                expected=NO_EMIT.get(op, "a causal use of it without masks"),
+            )
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
 
@@ -92,9 +99,16 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(p.op(n) == "sdpa" for n in writer.order)
     uncached = "" if cached else "        use_cache = False  # there is no attention\n"
-    values = {"id": ident, "edits": docstring_lines(edits) or "- none", "shapes": shape_table(shapes),
-              "consts": const_table(consts), "helpers": "\n\n\n".join(helpers), "functions": "\n\n\n".join(functions),
-              "forward": forward, "cached": uncached}  # fmt: skip
+    values = {
+        "id": ident,
+        "edits": docstring_lines(edits) or "- none",
+        "shapes": shape_table(shapes),
+        "consts": const_table(consts),
+        "helpers": "\n\n\n".join(helpers),
+        "functions": "\n\n\n".join(functions),
+        "forward": forward,
+        "cached": uncached,
+    }
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
 
@@ -112,6 +126,8 @@ class _Writer:
         self.needed = p.reachable([_result(p)])
         self.order = [n for n in _by_creation(p, self.needed) if not self._inline(n) and p.op(n) != INPUT]
         self.within = set(self.order)
+        casts = [n for n in self.needed if p.op(n) == "cast" and self._inline(n)]
+        self.pinned = {p.spec(n).dtype for n in casts}
         self.blocks = blocks_of(p, self.order, self._inline)
         self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
@@ -147,8 +163,17 @@ class _Writer:
         if p.op(node) not in STORED:
             return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
         if p.op(node) == CONST:
-            return f"run.const({json.dumps(p.path(node))})"
-        key = p.key(node)
+            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
+        suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
+        return self._place(p.key(node), base, layer) + suffix
+
+    def _exact(self, node: NodeId) -> bool:
+        """True for a value whose dtype stays when the model is loaded in another one."""
+        readers = {self.p.op(n) for n in self.p.consumers(node)}
+        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
+
+    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
+        """Where the module of a block or of the model has a weight."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -176,7 +201,7 @@ class _Writer:
         if found is None:
             name = f"block_{chr(97 + len(self.made)) if len(self.made) < 26 else len(self.made)}"
             parts = dict.fromkeys(LAYER.sub("", self.p.path(n)).split(".")[0] for n in b.nodes)
-            about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(parts))
+            about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(list(parts)[:10]))
             found = self.made[head, body] = Function(name, head, body, [], about)
         found.layers.append(layer)
         self.function[layer] = found
@@ -192,8 +217,16 @@ class _Writer:
                 found.append(names.take(self._known[value]))
         return found
 
-    def _lines(self, nodes: Sequence[NodeId], known: dict[Value, str], names: Names, base: Callable[[str], str],
-               layer: int | None, indent: str, leaves: Container[Value]) -> list[str]:  # fmt: skip
+    def _lines(
+        self,
+        nodes: Sequence[NodeId],
+        known: dict[Value, str],
+        names: Names,
+        base: Callable[[str], str],
+        layer: int | None,
+        indent: str,
+        leaves: Container[Value],
+    ) -> list[str]:
         """Statements of nodes in order; a value read once, by an op that is appended, is not given a name."""
         p, lines = self.p, []
         here = set(nodes)
@@ -212,8 +245,14 @@ class _Writer:
         for n in nodes:
             operands = p.operands(n)
             appended = bool(operands) and operands[0] in pending
-            texts = [self._weight(v.node, base, layer) if self._inline(v.node)
-                     else pending[v] if appended and v == operands[0] else settle(v) for v in operands]  # fmt: skip
+            texts = [
+                self._weight(v.node, base, layer)
+                if self._inline(v.node)
+                else pending[v]
+                if appended and v == operands[0]
+                else settle(v)
+                for v in operands
+            ]
             text = self._expression(n, texts)
             value = Value(n)
             if appended and len(f"{indent}{self._wanted(value, layer is not None)} = {text}") > WIDTH:
@@ -242,7 +281,8 @@ class _Writer:
         p = self.p
         if p.op(node) == "junction" and not texts:
             spec = p.spec(node)
-            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), torch.{spec.dtype.name})"
+            dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
+            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
         text = EMIT[p.op(node)](texts, p.attrs(node))
         assert text is not None, "check_emittable was asked first"
         return text
@@ -269,8 +309,8 @@ class _Writer:
             if end - at > 1:
                 lines += self._loop(indent, at, end)
             else:
-                given = ", ".join(self._known[v] for v in b.enters)
-                call = f"{self.function[b.layer].name}(self, {b.layer}, {given}, run)"
+                given = "".join(f", {self._known[v]}" for v in b.enters)
+                call = f"{self.function[b.layer].name}(self, {b.layer}{given}, run)"
                 lines.append(line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
         lines.append(f"{indent}return {self._known[_result(self.p)]}")
@@ -281,10 +321,14 @@ class _Writer:
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]
-            chained = (b.layer is not None and self.function[b.layer] is self.function[first.layer or 0]
-                       and len(before.leaves) == 1 and [before.leaves[0], *first.enters[1:]] == b.enters
-                       and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.within)
-                       and before.leaves[0] != _result(self.p))  # fmt: skip
+            chained = (
+                b.layer is not None
+                and self.function[b.layer] is self.function[first.layer or 0]
+                and len(before.leaves) == 1
+                and [before.leaves[0], *first.enters[1:]] == b.enters
+                and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.within)
+                and before.leaves[0] != _result(self.p)
+            )
             if not chained:
                 break
             end += 1
@@ -296,13 +340,14 @@ class _Writer:
         even = layers == list(range(layers[0], layers[-1] + 1))
         which = f"range({layers[0]}, {layers[-1] + 1})" if even and layers[0] else f"range({len(layers)})"
         rest = "".join(f", {self._known[v]}" for v in first.enters[1:])
-        return [line(indent, "x", self._known[first.enters[0]]),
-                f"{indent}for i in {which if even else tuple(layers)}:",
-                line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
-                line(indent, self._known[last.leaves[0]], "x")]  # fmt: skip
+        return [
+            line(indent, "x", self._known[first.enters[0]]),
+            f"{indent}for i in {which if even else tuple(layers)}:",
+            line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
+            line(indent, self._known[last.leaves[0]], "x"),
+        ]
 
 
 def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
     """Nodes after what they read, otherwise as they were made: an edit must not shuffle the text around it."""
     return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]
-

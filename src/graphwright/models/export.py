@@ -261,7 +261,7 @@ def _write(model: Model, place: Path, rung: int, dtype: str, max_shard_size: int
         write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
         return
     p = model.program
-    ident = p.structure_hash()[:10]
+    ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
     edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
     needed = p.reachable(p.outputs())
     attentions = sum(p.op(n) == "sdpa" for n in needed)
@@ -352,7 +352,7 @@ def _receipt(
         original = with_program(model, model.original)
         source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
         before = cost(original)
-        if here is not None and (len(p.journal) or stored is not model):
+        if here is not None:
             moved = drift([original.logits(ids) for ids in prompts], here.logits)
     after = {**cost(model), **written}
     both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}

@@ -83,7 +83,8 @@ class Run:
 
     def __init__(self, model, ids, mask, cache):
         self.B, self.T = ids.shape
-        self.device, self.mask, self.cache, self.count = model.device, mask, cache, 0
+        self.device, self.dtype = model.device, model.dtype
+        self.mask, self.cache, self.count = mask, cache, 0
 
     def cached(self, k, v):
         """Keys and values of all positions so far."""
@@ -92,10 +93,10 @@ class Run:
         self.count += 1
         return self.cache.update(k, v, self.count - 1)
 
-    def const(self, name):
-        """A constant as a tensor."""
-        values, dtype = CONSTS[name]
-        return torch.tensor(values, dtype=dtype, device=self.device)
+    def const(self, name, dtype=None):
+        """A constant as a tensor, in the dtype it was written with or in another."""
+        values, written = CONSTS[name]
+        return torch.tensor(values, dtype=dtype or written, device=self.device)
 
     def zeros(self, shape, dtype):
         """What a sum without terms is."""

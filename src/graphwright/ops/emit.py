@@ -103,7 +103,7 @@ EMIT: dict[str, Emit] = {
     "expand": lambda i, a: f"{i[0]}.expand({sizes(a['shape'])})",
     "slice": _slice,
     "last": lambda i, a: f"{i[0]}.narrow({a['axis']}, -1, 1)",
-    "concat": lambda i, a: f"torch.cat(({', '.join(i)},), {a['axis']})",
+    "concat": lambda i, a: f"torch.cat(({', '.join(i)}{',' if len(i) == 1 else ''}), {a['axis']})",
     "matmul": _infix("@"),
     "linear": _call("F.linear"),
     "embedding": lambda i, a: f"F.embedding({i[1]}, {i[0]})",

@@ -151,11 +151,17 @@ def _names(shards: Sequence[Shard], plan: Checkpoint | None, stem: str) -> list[
 
 
 def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | None) -> bytes:
-    copied = [shard.copy_of.path.name for shard in shards if shard.copy_of is not None]
-    if plan is not None and plan.index is not None and copied == list(names):
-        return plan.index.read_bytes()
+    """The index: the planned one as it is while it is true, so that what else it says stays."""
     weight_map = {item.key: name for name, shard in zip(names, shards, strict=True) for item in shard.items}
-    content = {"metadata": {"total_size": sum(shard.nbytes for shard in shards)}, "weight_map": weight_map}
+    total = sum(shard.nbytes for shard in shards)
+    if plan is not None and plan.index is not None:
+        before = plan.index.read_bytes()
+        known = json.loads(before)
+        copied = [shard.copy_of.path.name for shard in shards if shard.copy_of is not None]
+        same = known["weight_map"] == weight_map and known.get("metadata", {}).get("total_size") == total
+        if copied == list(names) or same:
+            return before
+    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 

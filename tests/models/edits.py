@@ -1,0 +1,130 @@
+"""Structural edits for export tests: each takes a model and a layer (or two), and commits one journal entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import graphwright as gw
+
+
+def edge(p: Any, source: str, target: str) -> Any:
+    """The edge between two nodes."""
+    return next(e for e in p.in_edges(target) if p.path(p.graph.source(e)) == source)
+
+
+def matrix(out: int, into: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, scale / into**0.5, (out, into)).astype(np.float32)
+
+
+def width(p: Any) -> int:
+    return p.spec("norm").shape[-1]
+
+
+def cut_attention(m: Any, i: int) -> None:
+    with m.program.edit(f"cut attention {i}") as e:
+        e.cut(edge(m.program, f"layers.{i}.attn.o", f"layers.{i}.mid"))
+
+
+def cut_mlp(m: Any, i: int) -> None:
+    with m.program.edit(f"cut mlp {i}") as e:
+        e.cut(edge(m.program, f"layers.{i}.mlp.down", f"layers.{i}.out"))
+
+
+def skip(m: Any, i: int, j: int | None = None) -> None:
+    j = i + 2 if j is None else j
+    with m.program.edit(f"skip {i} to {j}") as e:
+        e.connect(f"layers.{i}.out", f"layers.{j}.out")
+
+
+def link(m: Any, i: int, j: int | None = None) -> None:
+    j, n = i + 2 if j is None else j, width(m.program)
+    with m.program.edit(f"link {i} to {j}") as e:
+        e.link(f"layers.{i}.mid", f"layers.{j}.mid", matrix(n, n, i))
+
+
+def insert(m: Any, i: int, op: str = "tanh") -> None:
+    with m.program.edit(f"insert {op} in {i}") as e:
+        e.insert(edge(m.program, f"layers.{i}.mlp.down", f"layers.{i}.out"), op)
+
+
+def insert_stray(m: Any, i: int) -> None:
+    """Ops whose names lie outside the layer that they stand in."""
+    p = m.program
+    with p.edit(f"gate {i} by its own norm") as e:
+        gate = e.add("sigmoid", f"layers.{i}.mlp.norm", name=f"stray{i}")
+        product = e.add("mul", f"layers.{i}.attn.o", e.add("rsqrt", e.add("exp", f"layers.{i}.attn.norm")))
+        e.rewire(edge(p, f"layers.{i}.attn.o", f"layers.{i}.mid"), product)
+        down = edge(p, f"layers.{i}.mlp.down", f"layers.{i}.out")
+        e.rewire(down, e.add("mul", f"layers.{i}.mlp.down", gate))
+
+
+def replace_mlp(m: Any, i: int) -> None:
+    p, n = m.program, width(m.program)
+    b = gw.Builder()
+    x = b.input("x", ("B", "T", n))
+    up, down = (b.param(f"layers.{i}.new.{k}", matrix(*s, seed=i)) for k, s in (("a", (20, n)), ("b", (n, 20))))
+    h = b.gelu(b.linear(x, up, name=f"layers.{i}.new.up"), approximate="tanh")
+    b.output(b.linear(h, down, name=f"layers.{i}.new.down"), "y")
+    with p.edit(f"replace mlp {i}") as e:
+        ends = {"x": f"layers.{i}.mid", "y": f"layers.{i}.mlp.down"}
+        e.replace(p.select(f"layers.{i}.mlp.*", kind="op"), b.build(), ends)
+
+
+def remove_layer(m: Any, i: int) -> None:
+    p = m.program
+    before = f"layers.{i - 1}.out" if i else p.path(p.operands(p.node("layers.0.attn.norm"))[0])
+    with p.edit(f"remove layer {i}") as e:
+        for out in p.out_edges(f"layers.{i}.out"):
+            e.rewire(out, before)
+        e.remove(p.select(f"layers.{i}.**"))
+
+
+def parallel(m: Any, i: int) -> None:
+    """A second, narrow MLP beside the layer's own, from the layer's input."""
+    p, n = m.program, width(m.program)
+    with p.edit(f"parallel block in {i}") as e:
+        down = e.param(f"layers.{i}.side.a.weight", matrix(9, n, i))
+        up = e.param(f"layers.{i}.side.b.weight", matrix(n, 9, i))
+        h = e.add("silu", e.add("linear", f"layers.{i}.attn.norm", down, name=f"layers.{i}.side.down"))
+        e.connect(e.add("linear", h, up, name=f"layers.{i}.side.up"), f"layers.{i}.out")
+
+
+def narrow(m: Any, i: int) -> None:
+    """Fewer neurons in one MLP."""
+    p = m.program
+    keep = p.spec(f"layers.{i}.mlp.gate.weight").shape[0] - 5 - 2 * i
+    with p.edit(f"narrow mlp {i}") as e:
+        for name in ("gate", "up"):
+            for kind in ("weight", "bias"):
+                if f"layers.{i}.mlp.{name}.{kind}" in {p.path(n) for n in p.params()}:
+                    e.set_weight(f"layers.{i}.mlp.{name}.{kind}", lambda w: w[:keep])
+        e.set_weight(f"layers.{i}.mlp.down.weight", lambda w: w[:, :keep])
+
+
+def scale_weight(m: Any, key: str, by: float = 1.5) -> None:
+    with m.program.edit(f"scale {key}") as e:
+        e.set_weight(key, lambda w: w * by)
+
+
+EDITS: dict[str, Callable[[Any, int], None]] = {
+    f.__name__: f
+    for f in (cut_attention, cut_mlp, skip, link, insert, insert_stray, replace_mlp, remove_layer, parallel, narrow)
+}
+
+
+def random_edits(m: Any, seed: int, layers: int) -> list[str]:
+    """Four edits at layers of their own, in random order; returns what was done."""
+    rng = np.random.default_rng(seed)
+    names = rng.choice(sorted(EDITS), 4, replace=False)
+    places = rng.choice(layers - 2, 4, replace=False)  # skips end two layers on
+    if "remove_layer" in names:  # last, so that others find their layers
+        names = [*(n for n in names if n != "remove_layer"), "remove_layer"]
+        places = [*sorted(places)[:3], layers - 1]
+    done = []
+    for name, place in zip(names, places, strict=True):
+        EDITS[str(name)](m, int(place))
+        done.append(f"{name} {place}")
+    return done

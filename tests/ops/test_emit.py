@@ -1,0 +1,116 @@
+"""The emit table is total, and each text computes what its op computes."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from graphwright.array import dtype, from_numpy
+from graphwright.autograd import as_tensor
+from graphwright.models.modeling_text import HELPERS
+from graphwright.ops import OPS, call
+from graphwright.ops.emit import EMIT, NO_EMIT, OPERATORS, POSTFIX, RESULTS
+
+SCOPE: dict = {"torch": torch, "F": F}
+exec("\n\n".join(HELPERS.values()), SCOPE)
+
+
+class Run:
+    """What texts read of a forward pass."""
+
+    B, T, mask = 2, 4, None
+
+    def cached(self, k, v):
+        return k, v
+
+
+def test_every_op_has_a_text_or_a_reason():
+    assert OPS.keys() == EMIT.keys() | NO_EMIT.keys()
+    assert not EMIT.keys() & NO_EMIT.keys()
+    assert all(NO_EMIT.values())
+    assert (OPERATORS | POSTFIX | RESULTS.keys()) <= EMIT.keys()
+    several = [n for n, row in OPS.items() if n in EMIT and len(_run(n, 0)[0]) > 1]
+    assert several == list(RESULTS)
+
+
+def _run(name: str, seed: int):
+    row = OPS[name]
+    operands, attrs = row.sample(np.random.default_rng(seed))
+    attrs = row.complete(attrs)
+    arrays = [np.asarray(o) for o in operands]
+    ours = call(name, *(as_tensor(from_numpy(a)) for a in arrays), **attrs)
+    return (ours if isinstance(ours, tuple) else (ours,)), arrays, attrs
+
+
+def evaluate(name: str, arrays: list[np.ndarray], attrs: dict):
+    scope = {**SCOPE, "run": Run(), **{f"x{i}": torch.from_numpy(a.copy()) for i, a in enumerate(arrays)}}
+    text = EMIT[name]([f"x{i}" for i in range(len(arrays))], attrs)
+    assert text is not None
+    found = eval(text, scope)
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", EMIT)
+def test_text_computes_what_the_op_computes(name, seed):
+    ours, arrays, attrs = _run(name, seed)
+    if name == "rms_norm":  # exported norms take their statistics in float32, as the classes of transformers do
+        arrays = [a.astype(np.float32) for a in arrays]
+    theirs = evaluate(name, arrays, attrs)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        a = a.data.to_numpy()
+        assert a.shape == tuple(b.shape)
+        low = name == "sdpa" or "float32" in (str(a.dtype), str(b.numpy().dtype))  # its softmax is in float32
+        rtol = 1e-5 if low else 1e-10
+        np.testing.assert_allclose(b.numpy(), a, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attrs"),
+    [
+        ("slice", (2, 7, 3), {"axis": -1, "start": 0, "size": 2, "step": 1}),
+        ("slice", (2, 7, 3), {"axis": -2, "start": 1, "size": 3, "step": 2}),
+        ("slice", (2, 7, 3), {"axis": 2, "start": 2, "size": 1, "step": 3}),
+        ("last", (2, 7, 3), {"axis": -2}),
+        ("sum", (2, 3), {"axes": (), "keepdims": False}),
+        ("mean", (2, 3, 4), {"axes": (0, 2), "keepdims": True}),
+        ("full_like", (2, 3), {"value": float("-inf")}),
+        ("full_like", (2, 3), {"value": float("nan")}),
+        ("unflatten", (3, 6), {"axis": 1, "sizes": (6,)}),
+        ("unflatten", (3, 6), {"axis": -1, "sizes": (3, 2)}),
+        ("concat", (3, 6), {"axis": -1}),
+        ("gelu", (3, 6), {"approximate": "none"}),
+        ("cast", (3, 6), {"dtype": dtype("bfloat16")}),
+    ],
+)
+def test_corners(name, shape, attrs):
+    array = np.random.default_rng(0).normal(size=shape)
+    ours = call(name, as_tensor(from_numpy(array)), **attrs)
+    theirs = evaluate(name, [array], OPS[name].complete(attrs))[0]
+    np.testing.assert_allclose(theirs.double().numpy(), ours.data.to_numpy("float64"), rtol=1e-12)
+
+
+def test_named_sizes_are_those_of_the_run():
+    assert EMIT["reshape"](["x"], {"shape": ("B", "T", 6)}) == "x.reshape(run.B, run.T, 6)"
+    assert EMIT["expand"](["x"], {"shape": ("B", 6)}) == "x.expand(run.B, 6)"
+
+
+@pytest.mark.parametrize("attrs", [{"causal": False}, {"optional": ("key_mask",)}])
+def test_attention_that_generated_code_cannot_run_has_no_text(attrs):
+    full = OPS["sdpa"].complete({"scale": 1.0, **attrs})
+    assert EMIT["sdpa"](["q", "k", "v", "m"][: 3 + len(full["optional"])], full) is None
+
+
+@pytest.mark.parametrize("name", sorted(EMIT))
+def test_operators_are_those_whose_text_is_no_primary(name):
+    _, arrays, attrs = _run(name, 0)
+    text = EMIT[name]([f"x{i}" for i in range(len(arrays))], attrs)
+    body = ast.parse(text, mode="eval").body
+    assert isinstance(body, ast.BinOp | ast.UnaryOp | ast.Compare | ast.IfExp) == (name in OPERATORS)
+    if name in POSTFIX:
+        assert text.startswith(("x0.", "x0["))
