@@ -108,7 +108,7 @@ def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_
     script, package = Path(__file__).with_name("clean_open.py"), Path(__file__).parents[2]
     with tempfile.TemporaryDirectory() as place:
         arguments = [package, directory.resolve(), Path(place) / "prompts.npz", place, tokens]
-        return _run([str(script), *map(str, arguments)], place, prompts, "graphwright", directory)
+        return _run(["-I", str(script), *map(str, arguments)], place, prompts, "graphwright", directory)
 
 
 def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path) -> Computed:

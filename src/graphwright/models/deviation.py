@@ -15,7 +15,7 @@ from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
 from graphwright.program import Builder, Program
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import CONST, PARAM, STORED
+from graphwright.program.kinds import CONST, STORED
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -79,11 +79,11 @@ def deviations(model: Model) -> list[Deviation]:
 def _matched(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
     """Node of the template -> node of the program: by path or key, else by what it is, along the order of reading."""
     by_path = {ours.path(n): n for n in ours.nodes()}
-    by_key = {ours.key(n): n for n in ours.params()}
+    by_key = {ours.key(n): n for kind in STORED for n in ours.of_kind(kind)}
     pairs: dict[NodeId, NodeId] = {}
     known = {theirs.path(n) for n in theirs.nodes()}
     for other in theirs.order():
-        node = by_key.get(theirs.key(other)) if theirs.op(other) == PARAM else by_path.get(theirs.path(other))
+        node = by_key.get(theirs.key(other)) if theirs.op(other) in STORED else by_path.get(theirs.path(other))
         if node is None:
             reads = [pairs.get(v.node) for v in theirs.operands(other)]
             near = ours.consumers(reads[0]) if reads and reads[0] is not None else ()

@@ -125,6 +125,7 @@ def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> No
 def _probe(place: Path, receipt: Receipt, found: _Findings) -> None:
     ids = np.asarray(receipt.probe["ids"], np.int64)
     wanted = np.asarray(receipt.probe["greedy"], np.int64)
+    top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
     trust = bool(receipt.check.get("trust_remote_code", receipt.rung == 5))
     try:
         there = compute_there(place, [ids], trust=trust, tokens=max(len(wanted), 1))
@@ -135,8 +136,8 @@ def _probe(place: Path, receipt: Receipt, found: _Findings) -> None:
         if there.facts[name]:
             found.problems.append(f"transformers reports {name.replace('_', ' ')}: {there.facts[name][:4]}")
     last = there.logits[0][-1]
-    scale = max(1.0, *(abs(logit) for _, logit in receipt.probe["top5"]))
-    for token, logit in receipt.probe["top5"]:
+    scale = max(1.0, *(abs(logit) for _, logit in top))
+    for token, logit in top:
         if not abs(float(last[token]) - logit) <= _TOLERANCE * scale:
             found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
             return

@@ -156,9 +156,10 @@ def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | Non
     total = sum(shard.nbytes for shard in shards)
     if plan is not None and plan.index is not None:
         before = plan.index.read_bytes()
-        known = json.loads(before)
+        known = json.loads(before)  # it was read and checked when the checkpoint was opened
+        facts = known.get("metadata")
         copied = [shard.copy_of.path.name for shard in shards if shard.copy_of is not None]
-        same = known["weight_map"] == weight_map and known.get("metadata", {}).get("total_size") == total
+        same = known["weight_map"] == weight_map and isinstance(facts, dict) and facts.get("total_size") == total
         if copied == list(names) or same:
             return before
     content = {"metadata": {"total_size": total}, "weight_map": weight_map}

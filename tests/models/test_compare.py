@@ -1,0 +1,76 @@
+"""What differs between two model directories is what the journal says was edited."""
+
+from __future__ import annotations
+
+import checkpoints
+import numpy as np
+from edits import edge
+
+import graphwright as gw
+from graphwright.models.compare import compare_models
+
+
+def test_a_model_and_itself_are_identical(made):
+    found = compare_models(made("llama").path, made("llama").path)
+    assert found.identical
+    assert found.to_json()["program"]["identical"]
+
+
+def test_the_difference_is_what_the_journal_says(made):
+    path = made("llama").path
+    m = gw.open(path)
+    p = m.program
+    with p.edit("three edits") as e:
+        e.cut(edge(p, "layers.1.mlp.down", "layers.1.out"))
+        e.connect("layers.0.out", "layers.2.mid")
+        e.set_weight("model.norm.weight", lambda w: w * 3)
+    made_edits = [r["edit"] for r in p.journal[-1].edits]
+    assert made_edits == ["RemoveEdge", "AddEdge", "SetWeight"]
+    found = compare_models(path, m).program
+    assert found.edges_removed == ("layers.1.mlp.down.0 -> layers.1.out.*",)
+    assert found.edges_added == ("layers.0.out.0 -> layers.2.mid.*",)
+    assert [w.key for w in found.weights] == ["model.norm.weight"]
+    assert (found.added, found.removed, found.missing, found.extra) == ((), (), (), ())
+
+
+def test_weights_of_an_export_differ_as_numpy_says(made, tmp_path):
+    path = made("llama").path
+    m = gw.open(path)
+    key = "model.layers.0.mlp.up_proj.weight"
+    with m.program.edit("noise") as e:
+        e.set_weight(key, lambda w: w + np.random.default_rng(0).normal(0, 0.1, w.shape))
+    m.export(tmp_path / "out", check="none", prompts=[[1, 2]])
+    found = compare_models(path, tmp_path / "out")
+    a, b = (x.program.weights.array(key).to_numpy().astype(np.float64).ravel() for x in (gw.open(path), m))
+    (w,) = found.program.weights
+    np.testing.assert_allclose(w.max_abs, np.abs(a - b).max())
+    np.testing.assert_allclose(w.relative, np.linalg.norm(a - b) / np.linalg.norm(a))
+    np.testing.assert_allclose(w.cosine, a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    assert found.config == {}
+
+
+def test_config_fields_that_differ_are_listed_and_bookkeeping_is_not(copy, made):
+    other = copy("llama")
+    checkpoints.edit_config(other, remove=("use_cache",), rms_norm_eps=0.1, transformers_version="0", new=None)
+    found = compare_models(made("llama").path, other)
+    assert found.config == {"rms_norm_eps": [1e-06, 0.1], "use_cache": [True, None]}
+    assert not found.identical
+
+
+def test_models_without_a_common_tensor_are_different(made):
+    found = compare_models(made("llama").path, "bundled")
+    assert not found.identical
+    assert not any(w.max_abs == 0 for w in found.program.weights)
+    other = compare_models(made("llama").path, gw.open(made("qwen3").path))
+    assert "layers.0.attn.q_norm" in other.program.added
+
+
+def test_logits_of_a_text():
+    m = gw.open("bundled")
+    same = compare_models("bundled", m, text="The value")
+    assert same.logits == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
+    with m.program.edit("cut") as e:
+        e.cut(edge(m.program, "layers.1.mlp.down", "layers.1.out"))
+    found = compare_models("bundled", m, text="The value")
+    assert found.logits["max_abs_dlogits"] > 0.1
+    assert found.to_json()["logits"] == found.logits
