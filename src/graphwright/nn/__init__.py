@@ -7,4 +7,16 @@ from graphwright.nn import functional, init
 from graphwright.nn.layers import Embedding, Linear, ReLU, RMSNorm, Sequential, SiLU, Tanh
 from graphwright.nn.module import Module
 
-__all__ = ["Embedding", "Linear", "Module", "Parameter", "RMSNorm", "ReLU", "Sequential", "SiLU", "Tanh", "functional", "init"]
+__all__ = [
+    "Embedding",
+    "Linear",
+    "Module",
+    "Parameter",
+    "RMSNorm",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Tanh",
+    "functional",
+    "init",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from graphwright.autograd import Parameter, Tensor
@@ -13,12 +14,13 @@ from graphwright.ops import call
 class Linear(Module):
     """x · wᵀ + b: x [..., in_features] to [..., out_features]; weight [out, in], as in torch."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int = 0
+    ) -> None:
         key = f"{name}linear.{in_features}.{out_features}"
-        self.weight = Parameter(init.kaiming_uniform((out_features, in_features), f"{key}.weight", fan_in=in_features, seed=seed))
-        self.bias = None
-        if bias:
-            self.bias = Parameter(init.kaiming_uniform((out_features,), f"{key}.bias", fan_in=in_features, seed=seed))
+        drawn = partial(init.kaiming_uniform, fan_in=in_features, seed=seed)
+        self.weight = Parameter(drawn((out_features, in_features), f"{key}.weight"))
+        self.bias = Parameter(drawn((out_features,), f"{key}.bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map."""
@@ -44,7 +46,7 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., dim]."""
+        """[..., dim] to the same."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 
