@@ -19,7 +19,8 @@ from graphwright.models.corpus import pydoc_split, text_sha256
 
 FACTS = json.loads((bundled() / "training.json").read_text())
 SAME_TEXT = pytest.mark.skipif(
-    text_sha256(pydoc_split()[1]) != FACTS["text"]["held_out_sha256"], reason=f"topics of CPython {platform.python_version()}"
+    text_sha256(pydoc_split()[1]) != FACTS["text"]["held_out_sha256"],
+    reason=f"topics of CPython {platform.python_version()}",
 )
 
 

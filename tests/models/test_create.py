@@ -42,7 +42,8 @@ def test_a_seed_gives_the_same_bits_and_another_layer_changes_no_number():
     assert first.program.hash() != create(config_from(FIELDS), seed=2).program.hash()
     deeper = create(config_from({**FIELDS, "num_hidden_layers": 5}), seed=1)
     for key in first.program.weights:
-        np.testing.assert_array_equal(first.program.weights.array(key).to_numpy(), deeper.program.weights.array(key).to_numpy())
+        a, b = (m.program.weights.array(key).to_numpy() for m in (first, deeper))
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(("family", "name"), checkpoints.CLASSES.items())

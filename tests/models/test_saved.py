@@ -105,7 +105,18 @@ def test_an_existing_directory_is_replaced_only_when_asked(made, tmp_path):
     assert gw.open(tmp_path / "saved").program.hash() == m.program.hash()
 
 
-@pytest.mark.parametrize("text", ['{"schema": 2}', "[]", '{"schema": 1, "keys": [], "compute": "float32"}', '{"schema": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema": 2}',
+        "[]",
+        "{",
+        '{"schema": 1}',
+        '{"schema": 1, "keys": [], "compute": "float32"}',
+        '{"schema": 1, "keys": {"a": 1}, "compute": "float32"}',
+        '{"schema": 1, "keys": {}, "compute": "int8"}',
+    ],
+)
 def test_facts_of_another_kind_are_refused(made, tmp_path, text):
     gw.open(made("llama").path).save(tmp_path / "saved")
     (tmp_path / "saved/model.json").write_text(text)
