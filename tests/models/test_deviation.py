@@ -69,10 +69,16 @@ def test_kinds(made):
         e.set_weight("rope.frequencies", lambda f: f * 2)
     kinds = {(d.path, d.kind) for d in deviations(m)}
     assert kinds == {
-        ("layers.0.out", "rewired"), ("layers.0.out.tanh", "added"), ("layers.1.mlp.gate.weight", "size"),
-        ("layers.1.mlp.up.weight", "size"), ("layers.1.mlp.down.weight", "size"), ("layers.2.out", "rewired"),
-        ("layers.2.attn.sdpa", "attrs"), ("layers.2.mlp.act", "rewired"), ("rope.frequencies", "attrs"),
-    }  # fmt: skip
+        ("layers.0.out", "rewired"),
+        ("layers.0.out.tanh", "added"),
+        ("layers.1.mlp.gate.weight", "size"),
+        ("layers.1.mlp.up.weight", "size"),
+        ("layers.1.mlp.down.weight", "size"),
+        ("layers.2.out", "rewired"),
+        ("layers.2.attn.sdpa", "attrs"),
+        ("layers.2.mlp.act", "rewired"),
+        ("rope.frequencies", "attrs"),
+    }
     details = {d.path: d.detail for d in deviations(m)}
     assert details["layers.2.attn.sdpa"].startswith("scale 0.5 instead of 0.316")
     assert details["layers.1.mlp.gate.weight"] == "f32[69, 48] instead of f32[76, 48]"

@@ -70,8 +70,10 @@ def test_rung_5_can_be_asked_for_where_rung_1_would_do(made, tmp_path):
     assert receipt.not_better == [{"rung": 1, "reason": "possible, but rung 5 was asked for", "path": ""}]
 
 
-@pytest.mark.parametrize("options", [{"rung": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"},
-                                     {"prompts": []}, {"prompts": ["text"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{"rung": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
+)
 def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options):
     with pytest.raises(UsageError):
         gw.open(made("llama").path).export(tmp_path / "out", **{"check": "none", "prompts": PROMPTS, **options})
@@ -196,9 +198,11 @@ def broken_code(place: Path) -> None:
 
 
 SABOTAGE = {
-    "weight": (1, flip_weight, "other logits|not finite|other"), "config": (1, another_config, "other logits"),
-    "code": (5, another_code, "other logits"), "import": (5, broken_code, "could not load"),
-}  # fmt: skip
+    "weight": (1, flip_weight, "other logits|not finite|other"),
+    "config": (1, another_config, "other logits"),
+    "code": (5, another_code, "other logits"),
+    "import": (5, broken_code, "could not load"),
+}
 
 
 @pytest.mark.parametrize("what", SABOTAGE)
@@ -268,7 +272,7 @@ def computed(logits, greedy) -> Computed:
         ([[1.0, 2.0]], [1, 3], 1e-6, None),
         ([[1.0, 2.0]], [1], 0.5, "another token"),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_equal(logits, greedy, margin, words):
     ours = computed([[1.0, 2.0]], [1, 2])
     given = None if margin is None else lambda prompt, at: margin

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from receipts import rewrite
 
 import graphwright as gw
 from graphwright.models import verify as verifying
@@ -134,8 +135,6 @@ def test_another_source_is_noticed(exported, copy, unloaded):
 
 
 def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
-    from test_receipt import rewrite
-
     place = exported("copy")
     rewrite(place, lambda d: d["probe"]["greedy"].__setitem__(0, 5))
     honest = verifying.compute_there
@@ -162,16 +161,12 @@ def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
     ],
 )
 def test_a_receipt_that_somebody_made_up_is_told_not_raised(exported, unloaded, change):
-    from test_receipt import rewrite
-
     place = exported()
     rewrite(place, change)
     assert verify(place).exit_code == 1
 
 
 def test_a_receipt_cannot_point_outside(exported, unloaded):
-    from test_receipt import rewrite
-
     place = exported()
     rewrite(place, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
     assert "'../copy.txt': no plain file name" in verify(place).problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,13 +18,16 @@ def register(app: typer.Typer) -> None:
 
 @command
 def verify(
-    directory: Annotated[str, typer.Argument(metavar="DIR")], as_json: Json = False, debug: Debug = False
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    against: Annotated[Path | None, typer.Option(help="The directory that it was exported from.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> int:
     """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
     from graphwright.models import resolve
     from graphwright.models.verify import verify as check
 
-    found = check(resolve(directory))
+    found = check(resolve(directory), against)
     if as_json:
         emit_json(found.to_json())
     else:

@@ -28,8 +28,11 @@ CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
 def file_rows(directory: Path) -> list[dict[str, Any]]:
     """Name, bytes and sha256 of every file but the receipt and its card."""
-    return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in sorted(directory.iterdir())
-            if f.is_file() and f.name not in ("receipt.json", "README.md")]  # fmt: skip
+    return [
+        {"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)}
+        for f in sorted(directory.iterdir())
+        if f.is_file() and f.name not in ("receipt.json", "README.md")
+    ]
 
 
 def tensor_digests(directory: Path) -> dict[str, str]:
@@ -48,8 +51,19 @@ def with_program(model: Model, program: Program) -> Model:
     """The same model with another program."""
     from graphwright.models.model import Model
 
-    return Model(program, model.arch, model.dims, model.config, model.checkpoint, model.directory, model.keys,
-                 model.tokenizer, model.compute, model.stored, model.notes)  # fmt: skip
+    return Model(
+        program,
+        model.arch,
+        model.dims,
+        model.config,
+        model.checkpoint,
+        model.directory,
+        model.keys,
+        model.tokenizer,
+        model.compute,
+        model.stored,
+        model.notes,
+    )
 
 
 def live_edits(model: Model) -> list[Entry]:
@@ -72,9 +86,12 @@ def cost(model: Model) -> dict[str, Any]:
     p = model.program
     facts = model.inspect()
     ids = np.zeros((1, 1), np.int64)
-    found: dict[str, Any] = {"parameters": facts.parameters, "bytes": facts.nbytes,
-                             "flops_per_token": flops(p, {"B": 1, "T": 1}),
-                             "kv_bytes_per_token": facts.kv_bytes_per_token}  # fmt: skip
+    found: dict[str, Any] = {
+        "parameters": facts.parameters,
+        "bytes": facts.nbytes,
+        "flops_per_token": flops(p, {"B": 1, "T": 1}),
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+    }
     cache = model.new_cache(CONTEXT + ROUNDS + WARM_UP)
     times = []
     try:
@@ -100,5 +117,8 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
     la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
     la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
     divergence = float((np.exp(la) * (la - lb)).sum(-1).mean())
-    return {"max_abs_dlogits": float(np.abs(a - b).max()), "mean_kl_nats": max(divergence, 0.0),
-            "top1_agreement": float((a.argmax(-1) == b.argmax(-1)).mean())}  # fmt: skip
+    return {
+        "max_abs_dlogits": float(np.abs(a - b).max()),
+        "mean_kl_nats": max(divergence, 0.0),
+        "top1_agreement": float((a.argmax(-1) == b.argmax(-1)).mean()),
+    }

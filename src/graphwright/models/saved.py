@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphwright.files import StrPath, read_json
+from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
 from graphwright.models.architecture import find
 from graphwright.models.config import Config
 from graphwright.models.errors import ConfigError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 FACTS = "model.json"
+_COMPUTE = ("float32", "float64", "bfloat16", "float16")
 
 
 def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
@@ -46,10 +47,28 @@ def open_saved(directory: Path, tokenizer: bool = True) -> Model:
     from graphwright.models.model import Model
 
     config = Config.read(directory)
-    facts = read_json(directory / FACTS, 64 << 20)
-    if not isinstance(facts, dict) or facts.get("schema") != 1:
-        raise ConfigError("model.json is of another schema", where=str(directory), expected=1, got=facts.get("schema"))
+    facts = _facts(directory / FACTS)
     family = find(config)
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory), family, dims, config, None, directory, dict(facts["keys"]), found, facts["compute"])
+    return Model(load(directory), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What `model.json` holds. Raises: ConfigError for another schema or other kinds of values."""
+    try:
+        facts = read_json(path, 64 << 20)
+    except (JsonError, UnreadableFile) as error:
+        raise ConfigError("model.json cannot be read", where=str(path), got=str(error)) from error
+    keys = facts.get("keys") if isinstance(facts, dict) else None
+    if not isinstance(keys, dict) or facts.get("schema") != 1:
+        got = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
+        raise ConfigError("model.json is of another schema", where=str(path), expected=1, got=got)
+    if not all(isinstance(k, str) for k in keys.values()) or facts.get("compute") not in _COMPUTE:
+        raise ConfigError(
+            "model.json is damaged",
+            where=str(path),
+            expected=f"compute {' or '.join(_COMPUTE)}",
+            got=facts.get("compute"),
+        )
+    return facts

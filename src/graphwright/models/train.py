@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -146,21 +148,25 @@ class Trainer:
                     fix="a smaller lr, or clip=1.0; undo() takes the training back",
                 )
             if report is not None:
-                report(
-                    Progress(
-                        "training",
-                        self.done,
-                        r.steps,
-                        {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s},
-                    )
-                )
+                facts = {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}
+                report(Progress("training", self.done, r.steps, facts))
         return made
 
-    # -- resuming ----------------------------------------------------------------------------------------------------
+    # -- resuming ------------------------------------------------------------------------------------------------------
     def _variables(self) -> Iterator[tuple[str, Variable]]:
         for p in self.model.program.parameters():
             yield f"param.{p.name}", p
         yield from self.optimizer.variables().items()
+
+    def _identity(self) -> dict[str, Any]:
+        """What a saved state must agree with to be continued here."""
+        text = sha256(self.ids.tobytes()).hexdigest()
+        return {
+            "schema": SCHEMA,
+            "recipe": json.loads(json.dumps(asdict(self.recipe))),
+            "text": text,
+            "structure": self.model.program.structure_hash(),
+        }
 
     def save(self, directory: str | Path) -> None:
         """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
@@ -169,13 +175,7 @@ class Trainer:
             array = variable.data
             assert isinstance(array, NDArray)
             items.append(TensorData(name, array.dtype.safetensors, array.shape, array.tobytes()))
-        facts = {
-            "schema": SCHEMA,
-            "done": self.done,
-            "recipe": asdict(self.recipe),
-            "tokens": len(self.ids),
-            "structure": self.model.program.structure_hash(),
-        }
+        facts = {**self._identity(), "done": self.done}
         with atomic_directory(directory, overwrite=True) as place:
             write_checkpoint(place, items, stem="state")
             (place / "train.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -183,36 +183,36 @@ class Trainer:
     def load(self, directory: str | Path) -> None:
         """Continue from a saved state: all is checked before anything is changed.
 
-        Raises: UsageError naming what differs: schema, structure, recipe or text.
+        Raises: UsageError naming what differs: schema, structure, recipe or text; CheckpointError for damaged files.
         """
         facts = read_json(Path(directory) / "train.json", 1 << 20)
-        now = {
-            "schema": SCHEMA,
-            "recipe": json.loads(json.dumps(asdict(self.recipe))),
-            "tokens": len(self.ids),
-            "structure": self.model.program.structure_hash(),
-        }
+        if not isinstance(facts, dict):
+            raise UsageError("train.json is no saved training", where=str(directory), got=type(facts).__name__)
+        now, done = self._identity(), facts.get("done")
         wrong = [name for name, value in now.items() if facts.get(name) != value]
-        if wrong or not isinstance(facts.get("done"), int):
+        if wrong or type(done) is not int or not 0 <= done <= self.recipe.steps:
+            told = wrong or ["done"]
             raise UsageError(
                 "the saved training is of another run",
                 where=str(directory),
-                got=", ".join(f"{n}: {facts.get(n)}" for n in wrong),
-                expected=", ".join(f"{n}: {now[n]}" for n in wrong),
+                got=", ".join(f"{n}: {facts.get(n)}" for n in told),
+                expected=", ".join(f"{n}: {now.get(n, self.recipe.steps)}" for n in told),
             )
         with Checkpoint(directory, stem="state") as checkpoint:
-            arrays = {}
-            for name, variable in self._variables():
-                info = checkpoint.info(name)
-                if tuple(info.shape) != variable.shape or BY_TAG.get(info.tag) is not variable.dtype:
-                    raise UsageError(
-                        "a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{info.shape}"
-                    )
-                host = np.frombuffer(bytes(checkpoint.bytes(name)), variable.dtype.numpy).reshape(info.shape)
-                arrays[name] = from_numpy(host.copy(), bits=variable.dtype)
+            arrays = {name: _read(checkpoint, name, variable) for name, variable in self._variables()}
         for name, variable in self._variables():
             variable.assign(Tensor(arrays[name]))
-        self.done = facts["done"]
+        self.done = done
+
+
+def _read(checkpoint: Checkpoint, name: str, variable: Variable) -> NDArray:
+    info = checkpoint.info(name)
+    if tuple(info.shape) != variable.shape or BY_TAG.get(info.tag) is not variable.dtype:
+        raise UsageError(
+            "a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{list(info.shape)}"
+        )
+    host = np.frombuffer(bytes(checkpoint.bytes(name)), variable.dtype.numpy).reshape(info.shape)
+    return from_numpy(host.copy(), bits=variable.dtype)
 
 
 __all__ = ["Recipe", "Trainer", "Training"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from graphwright.autograd import Parameter, Tensor
@@ -17,12 +18,9 @@ class Linear(Module):
         self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int = 0
     ) -> None:
         key = f"{name}linear.{in_features}.{out_features}"
-        self.weight = Parameter(
-            init.kaiming_uniform((out_features, in_features), f"{key}.weight", fan_in=in_features, seed=seed)
-        )
-        self.bias = None
-        if bias:
-            self.bias = Parameter(init.kaiming_uniform((out_features,), f"{key}.bias", fan_in=in_features, seed=seed))
+        drawn = partial(init.kaiming_uniform, fan_in=in_features, seed=seed)
+        self.weight = Parameter(drawn((out_features, in_features), f"{key}.weight"))
+        self.bias = Parameter(drawn((out_features,), f"{key}.bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map."""
@@ -48,7 +46,7 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """X [..., dim]."""
+        """[..., dim] to the same."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, as_tensor, scoped
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import UsageError
 
 
 class Module:
@@ -20,7 +17,7 @@ class Module:
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, in a trace under the module's name."""
+        """Run `forward` in the scope of the module's name."""
         name = self.__dict__.get("_name")
         if name:
             with scoped(name):
@@ -33,12 +30,20 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """(name, module) of direct children; those in lists are named `list.0`, `list.1`, ..."""
-        for name, value in vars(self).items():
-            if isinstance(value, Module):
+        """(name, module) of direct children; those in lists are `list.0`, ..., those in dicts `dict.key`."""
+        return ((name, value) for name, value in self._members() if isinstance(value, Module))
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        """Attributes and what lists, tuples and dicts among them hold, with dotted names."""
+        stack = [(name, value) for name, value in vars(self).items()][::-1]
+        while stack:
+            name, value = stack.pop()
+            if isinstance(value, list | tuple):
+                stack += [(f"{name}.{i}", v) for i, v in enumerate(value)][::-1]
+            elif isinstance(value, Mapping):
+                stack += [(f"{name}.{k}", v) for k, v in value.items()][::-1]
+            else:
                 yield name, value
-            elif isinstance(value, list | tuple):
-                yield from ((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Module))
 
     def name_children(self) -> None:
         """Give parameters and children, from this module down, the names under which they appear in a trace."""
@@ -63,7 +68,7 @@ class Module:
                 yield name, parameter
 
     def _parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        for name, value in vars(self).items():
+        for name, value in self._members():
             if isinstance(value, Parameter):
                 yield prefix + name, value
         for name, child in self.children():
@@ -75,7 +80,7 @@ class Module:
         return (p for _, p in self.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name -> copy of the value."""
+        """Copies of the values by name."""
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,9 +89,8 @@ class Module:
         Raises: UsageError listing missing, unexpected and misshapen entries.
         """
         own = dict(self.named_parameters())
-        wrong = [f"missing: {n}" for n in own.keys() - state.keys()] + [
-            f"unexpected: {n}" for n in state.keys() - own.keys()
-        ]
+        wrong = [f"missing: {n}" for n in own.keys() - state.keys()]
+        wrong += [f"unexpected: {n}" for n in state.keys() - own.keys()]
         wrong += [
             f"{n}: expected {own[n].spec}, got {t.spec}"
             for n in own.keys() & state.keys()
@@ -96,13 +100,3 @@ class Module:
             raise UsageError("the state does not fit:\n  " + "\n  ".join(sorted(wrong)), where=type(self).__name__)
         for name, parameter in own.items():
             parameter.assign(as_tensor(state[name]))
-
-
-def parameter(value: Any) -> Parameter:
-    """A parameter from an array. Raises: ShapeError for a scalar that is no array."""
-    host = np.asarray(value, np.float32) if not hasattr(value, "storage") else value
-    if isinstance(host, np.ndarray):
-        if host.dtype == object:
-            raise ShapeError("not an array of numbers", got=type(value).__name__)
-        return Parameter(from_numpy(host.copy()))
-    return Parameter(host)

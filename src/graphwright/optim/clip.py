@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from math import inf
+from typing import Any
 
 from graphwright.autograd import Parameter, Tensor, no_grad, scoped
 from graphwright.errors import UsageError
 from graphwright.ops import call
 
 
-def clip_grad_norm_(params: Iterable[Parameter], max_norm: float) -> Tensor:
-    """Scale gradients so that their common 2-norm is at most `max_norm`; returns the norm before, a float32 scalar.
+def clip_grad_norm_(params: Iterable[Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Scale gradients so that their common norm is at most `max_norm`; returns the norm before, a float32 scalar.
 
-    coefficient = min(1, max_norm / (norm + 1e-6)), as in torch. Raises: UsageError if no parameter has a gradient.
+    coefficient = min(1, max_norm / (norm + 1e-6)), as in torch.
+
+    Args:
+        params: those without a gradient are left out.
+        max_norm: bound.
+        norm_type: 1, 2 or infinity.
+    Raises: UsageError if no parameter has a gradient.
     """
-    with_grad = [p for p in params if p.grad is not None]
-    if not with_grad:
-        raise UsageError("no parameter has a gradient", fix="call backward() first")
+    if norm_type not in _PARTS:
+        raise UsageError("a norm that is not known", expected="1, 2 or inf", got=norm_type)
+    held = _with_grad(params)
+    part, whole = _PARTS[norm_type]
     with no_grad(), scoped("clip"):
-        squares = [(p.grad.float() * p.grad.float()).sum() for p in with_grad if p.grad is not None]
-        norm = call("junction", *squares).sqrt()
+        norm = whole([part(p.grad.float()) for p in held])
         scale = call("minimum", max_norm / (norm + 1e-6), 1.0)
-        for p in with_grad:
-            assert p.grad is not None
+        for p in held:
             p.grad = p.grad * scale.to(p.grad.dtype)
     return norm
+
+
+def clip_grad_value_(params: Iterable[Parameter], clip_value: float) -> None:
+    """Limit each entry of the gradients to ±`clip_value`. Raises: UsageError if no parameter has a gradient."""
+    with no_grad(), scoped("clip"):
+        for p in _with_grad(params):
+            p.grad = call("maximum", call("minimum", p.grad, clip_value), -clip_value)
+
+
+def _with_grad(params: Iterable[Parameter]) -> list[Any]:
+    held = [p for p in params if p.grad is not None]
+    if not held:
+        raise UsageError("no parameter has a gradient", fix="call backward() first")
+    return held
+
+
+def _largest(parts: Sequence[Tensor]) -> Tensor:
+    return reduce(lambda a, b: call("maximum", a, b), parts)
+
+
+_PARTS: dict[float, tuple[Callable[[Tensor], Tensor], Callable[[Sequence[Tensor]], Tensor]]] = {
+    1.0: (lambda g: call("abs", g).sum(), lambda parts: call("junction", *parts)),
+    2.0: (lambda g: (g * g).sum(), lambda parts: call("junction", *parts).sqrt()),
+    inf: (lambda g: call("amax", call("abs", g), axes=tuple(range(g.ndim))), _largest),
+}
+"""Norm -> what each gradient gives, and how those are joined."""

@@ -1,0 +1,124 @@
+"""A saved model continues in another process: journal, undo, redo, config, tokenizer, and the same logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from checkpoints import some_ids
+from edits import cut_mlp, link, scale_weight
+
+import graphwright as gw
+from graphwright.files import DestinationExists
+from graphwright.models import ConfigError
+from graphwright.models.saved import is_saved
+
+CONTINUE = """
+import json, sys, numpy as np, graphwright as gw
+m = gw.open(sys.argv[1])
+p = m.program
+ids = np.load(sys.argv[2])
+out = {"hash": p.hash(), "journal": p.journal.hash, "whys": [e.why for e in p.journal], "version": len(p.journal),
+       "logits": m.logits(ids).tolist(), "compute": m.compute}
+p.undo(2)
+out["undone"] = p.hash()
+p.redo(1)
+out["redone"] = p.hash()
+with p.edit("in another process") as e:
+    e.set_weight("model.norm.weight", lambda w: w * 2)
+m.save(sys.argv[3])
+out["after"] = p.hash()
+print(json.dumps(out))
+"""
+
+
+@pytest.mark.parametrize("feature", ["llama-tied", "qwen3-bias", "mistral-window"])
+def test_another_process_continues(made, tmp_path, feature):
+    m = gw.open(made(feature).path)
+    p = m.program
+    hashes = [p.hash()]
+    for make in (lambda: cut_mlp(m, 1), lambda: link(m, 0), lambda: scale_weight(m, "model.norm.weight")):
+        make()
+        hashes.append(p.hash())
+    p.undo()
+    m.save(tmp_path / "saved")
+    ids = some_ids((2, 9))
+    np.save(tmp_path / "ids.npy", ids)
+    command = [sys.executable, "-c", CONTINUE, tmp_path / "saved", tmp_path / "ids.npy", tmp_path / "again"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["hash"] == p.hash() == hashes[2]
+    assert found["journal"] == p.journal.hash
+    assert found["whys"] == [e.why for e in p.journal]
+    np.testing.assert_array_equal(np.array(found["logits"], np.float32), m.logits(ids))
+    assert (found["undone"], found["redone"]) == (hashes[0], hashes[1])
+    again = gw.open(tmp_path / "again")
+    assert again.program.hash() == found["after"]
+    assert again.program.journal[-1].why == "in another process"
+    again.program.undo(2)
+    assert again.program.hash() == hashes[0]
+
+
+def test_what_belongs_to_the_model_comes_along(made, tmp_path, copy):
+    source = copy("llama")
+    (source / "LICENSE").write_bytes(b"terms")
+    m = gw.open(source, compute="bfloat16")
+    m.save(tmp_path / "saved")
+    assert is_saved(tmp_path / "saved")
+    assert not is_saved(source)
+    assert (tmp_path / "saved/LICENSE").read_bytes() == b"terms"
+    assert (tmp_path / "saved/config.json").read_bytes() == (source / "config.json").read_bytes()
+    again = gw.open(tmp_path / "saved")
+    assert (again.compute, again.keys, again.arch.name) == ("bfloat16", m.keys, "llama")
+    assert (again.tokenizer is None) == (m.tokenizer is None)
+    bundled = gw.open("bundled")
+    bundled.save(tmp_path / "bytes")
+    assert gw.open(tmp_path / "bytes").tokenizer.encode("hé") == [104, 195, 169]
+
+
+def test_a_saved_model_exports_as_the_one_it_was_saved_from(made, tmp_path):
+    m = gw.open(made("llama-tied").path)
+    scale_weight(m, "model.norm.weight")
+    m.save(tmp_path / "saved")
+    options = {"check": "none", "prompts": [[1, 2]]}
+    m.export(tmp_path / "a", **options)
+    receipt = gw.open(tmp_path / "saved").export(tmp_path / "b", **options)
+    for name in ("config.json", "generation_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    a, b = (gw.open(tmp_path / x).program.hash() for x in "ab")
+    assert a == b
+    assert receipt.drift == {}  # no source to measure it from
+    assert [e["why"] for e in receipt.journal["edits"]] == ["scale model.norm.weight"]
+
+
+def test_an_existing_directory_is_replaced_only_when_asked(made, tmp_path):
+    m = gw.open(made("llama").path)
+    m.save(tmp_path / "saved")
+    with pytest.raises(DestinationExists):
+        m.save(tmp_path / "saved")
+    scale_weight(m, "model.norm.weight")
+    m.save(tmp_path / "saved", overwrite=True)
+    assert gw.open(tmp_path / "saved").program.hash() == m.program.hash()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema": 2}',
+        "[]",
+        "{",
+        '{"schema": 1}',
+        '{"schema": 1, "keys": [], "compute": "float32"}',
+        '{"schema": 1, "keys": {"a": 1}, "compute": "float32"}',
+        '{"schema": 1, "keys": {}, "compute": "int8"}',
+    ],
+)
+def test_facts_of_another_kind_are_refused(made, tmp_path, text):
+    gw.open(made("llama").path).save(tmp_path / "saved")
+    (tmp_path / "saved/model.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model\.json"):
+        gw.open(tmp_path / "saved")

@@ -1,0 +1,149 @@
+"""Modules: names, sharing, lists and dicts, and states that are taken whole or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import nn
+from graphwright.array import from_numpy
+from graphwright.autograd import Parameter, Tensor
+from graphwright.errors import UsageError
+
+X = Tensor(from_numpy(np.ones((2, 3), np.float32)))
+
+
+def parameter(*shape: int) -> Parameter:
+    return Parameter(from_numpy(np.ones(shape, np.float32)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        self.inner = nn.Linear(3, 3)
+        self.scale = parameter(3)
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.first = Block()
+        self.rows = [Block(), Block()]
+        self.by_name = {"a": Block(), "b": [nn.Linear(3, 3)]}
+        self.free = [parameter(3), parameter(3)]
+        self.named = {"gain": parameter(3)}
+        self.sizes = [1, 2, "text"]
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in (*self.rows, self.by_name["a"], *self.by_name["b"]):
+            x = block(x)
+        return x * self.free[0] * self.free[1] * self.named["gain"]
+
+
+NAMES = [
+    "free.0",
+    "free.1",
+    "named.gain",
+    "first.scale",
+    "first.inner.weight",
+    "first.inner.bias",
+    "rows.0.scale",
+    "rows.0.inner.weight",
+    "rows.0.inner.bias",
+    "rows.1.scale",
+    "rows.1.inner.weight",
+    "rows.1.inner.bias",
+    "by_name.a.scale",
+    "by_name.a.inner.weight",
+    "by_name.a.inner.bias",
+    "by_name.b.0.weight",
+    "by_name.b.0.bias",
+]
+
+
+def test_each_parameter_has_its_dotted_name_in_lists_and_dicts_too():
+    net = Net()
+    assert [name for name, _ in net.named_parameters()] == NAMES
+    assert len(list(net.parameters())) == len(NAMES)
+    assert [p.name for p in net.parameters()] == NAMES
+
+
+def test_a_trace_has_the_names_of_the_modules():
+    p = gw.trace(Net(), X)
+    assert {p.key(n) for n in p.params()} == set(NAMES)
+    assert p.select("rows.1.inner.*", op="linear").count == 1
+    assert p.select("by_name.b.0.*", op="linear").count == 1
+    assert p.select("first.*", op="mul").count == 1
+
+
+def test_a_shared_module_is_listed_once_and_trained_once():
+    shared = nn.Linear(3, 3)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            self.a, self.b = shared, [shared]
+
+        def forward(self, x):
+            return self.b[0](self.a(x))
+
+    net = Twice()
+    assert [name for name, _ in net.named_parameters()] == ["a.weight", "a.bias"]
+    p = gw.trace(net, X)
+    assert len(p.params()) == 2
+    net(X).sum().backward()
+    one = shared.weight.grad.data.to_numpy()
+    w, b = shared.weight.data.to_numpy(), shared.bias.data.to_numpy()
+    h = X.data.to_numpy() @ w.T + b
+    expected = np.ones((2, 3)).T @ h + (np.ones((2, 3)) @ w).T @ X.data.to_numpy()
+    np.testing.assert_allclose(one, expected, rtol=1e-5)
+
+
+def test_a_tied_parameter_is_one_node():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            self.embed = nn.Embedding(5, 3)
+            self.head = nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    p = gw.trace(Tied(), Tensor(from_numpy(np.array([1, 2]))))
+    assert [p.key(n) for n in p.params()] == ["embed.weight"]
+
+
+def test_a_state_round_trips_and_is_a_copy():
+    a, b = Net(), Net()
+    for p in a.parameters():
+        p.assign(Tensor(from_numpy(np.random.default_rng(0).normal(size=p.shape).astype(np.float32))))
+    state = a.state_dict()
+    b.load_state_dict(state)
+    np.testing.assert_array_equal(a(X).data.to_numpy(), b(X).data.to_numpy())
+    for p in a.parameters():
+        p.assign(Tensor(from_numpy(np.zeros(p.shape, np.float32))))
+    assert np.abs(b(X).data.to_numpy()).max() > 0
+    assert np.abs(state["first.scale"].data.to_numpy()).max() > 0
+
+
+def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
+    net = Net()
+    before = {name: t.data.to_numpy() for name, t in net.state_dict().items()}
+    state = {name: np.full(t.shape, 9, np.float32) for name, t in net.state_dict().items()}
+    del state["free.0"]
+    state["surplus"] = np.zeros(3, np.float32)
+    state["first.scale"] = np.zeros(4, np.float32)
+    state["rows.0.scale"] = np.zeros(3, np.float64)
+    with pytest.raises(UsageError) as error:
+        net.load_state_dict(state)
+    for words in ("missing: free.0", "unexpected: surplus", "first.scale: expected f32[3], got f32[4]", "rows.0.scale"):
+        assert words in str(error.value)
+    for name, t in net.state_dict().items():
+        np.testing.assert_array_equal(t.data.to_numpy(), before[name])
+
+
+def test_no_forward():
+    with pytest.raises(NotImplementedError, match="Module has no forward"):
+        nn.Module()(X)

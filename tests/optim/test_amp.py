@@ -1,0 +1,126 @@
+"""Which op runs in which dtype under autocast: against torch.autocast, in eager and in traces."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import graphwright as gw
+from graphwright.array import from_numpy
+from graphwright.autograd import Parameter, Tensor, autocast_dtype
+from graphwright.errors import DTypeError
+from graphwright.nn import functional
+from graphwright.ops import call
+from graphwright.optim import amp
+
+
+def t(*shape: int) -> Tensor:
+    return Tensor(from_numpy(np.random.default_rng(0).normal(size=shape).astype(np.float32)))
+
+
+CASTS = {
+    "linear": (lambda x: call("linear", x, x), lambda x: F.linear(x, x)),
+    "matmul": (lambda x: x @ x, lambda x: x @ x),
+    "softmax": (lambda x: (x @ x).softmax(), lambda x: (x @ x).softmax(-1)),
+    "sum": (lambda x: (x @ x).sum(), lambda x: (x @ x).sum()),
+    "exp": (lambda x: (x @ x).exp(), lambda x: (x @ x).exp()),
+    "silu": (lambda x: call("silu", x @ x), lambda x: F.silu(x @ x)),
+    "add": (lambda x: (x @ x) + x, lambda x: (x @ x) + x),
+    "mul": (lambda x: (x @ x) * (x @ x), lambda x: (x @ x) * (x @ x)),
+    "tanh": (lambda x: x.tanh(), lambda x: x.tanh()),
+}
+
+
+WIDE = {"softmax", "sum"}
+"""In float32 as torch has them on CUDA; its list for CPUs leaves them in 16 bits."""
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_result_dtypes_are_those_of_torch(name):
+    mine, theirs = CASTS[name]
+    x = t(4, 4)
+    with amp.autocast(), torch.autocast("cpu", torch.bfloat16):
+        a, b = mine(x), theirs(torch.from_numpy(x.data.to_numpy().copy()))
+    assert f"torch.{a.dtype.name}" == ("torch.float32" if name in WIDE else str(b.dtype))
+    np.testing.assert_allclose(a.data.to_numpy("float32"), b.float().numpy(), rtol=0.02, atol=0.05)
+
+
+def test_norms_keep_the_dtype_of_their_input():  # torch.autocast widens them
+    with amp.autocast():
+        x = t(4, 4) @ t(4, 4)
+        assert call("rms_norm", x, Parameter(from_numpy(np.ones(4, np.float32)))).dtype.name == "bfloat16"
+
+
+def test_losses_are_float32():
+    ids = Tensor(from_numpy(np.array([0, 1, 2, 3])))
+    with amp.autocast():
+        assert functional.cross_entropy(t(4, 4) @ t(4, 4), ids).dtype.name == "float32"
+
+
+def casts(enabled: bool) -> list[str]:
+    w = Parameter(from_numpy(np.ones((4, 4), np.float32)), name="w")
+
+    def step(x):
+        with amp.autocast(enabled=enabled):
+            h = call("silu", call("linear", x, w))
+            return (call("linear", h, w).softmax()).sum()
+
+    p = gw.trace(step, t(2, 4))
+    return [f"{p.spec(p.operands(n)[0])} -> {p.spec(n)}" for n in p.order() if p.op(n) == "cast"]
+
+
+def test_golden_cast_list_of_a_trace():
+    assert casts(True) == [
+        "f32[2, 4] -> bf16[2, 4]",
+        "f32[4, 4] -> bf16[4, 4]",
+        "f32[4, 4] -> bf16[4, 4]",
+        "bf16[2, 4] -> f32[2, 4]",
+    ]
+    assert casts(False) == []
+
+
+def test_modes_nest_and_are_restored():
+    with amp.autocast():
+        with amp.autocast(enabled=False):
+            assert (t(2, 2) @ t(2, 2)).dtype.name == "float32"
+        assert (t(2, 2) @ t(2, 2)).dtype.name == "bfloat16"
+        with pytest.raises(KeyError), amp.autocast("float16"):
+            raise KeyError
+        assert autocast_dtype().name == "bfloat16"
+    assert autocast_dtype() is None
+
+
+def test_another_thread_is_not_in_the_mode():
+    seen = []
+    with amp.autocast():
+        worker = threading.Thread(target=lambda: seen.append(autocast_dtype()))
+        worker.start()
+        worker.join()
+    assert seen == [None]
+
+
+def test_a_weight_that_changes_inside_is_cast_again():
+    w, x = Parameter(from_numpy(np.ones((2, 2), np.float32))), t(2, 2)
+    with amp.autocast():
+        before = call("linear", x, w).data.to_numpy("float32")
+        w.assign(Tensor(from_numpy(np.full((2, 2), 2.0, np.float32))))
+        after = call("linear", x, w).data.to_numpy("float32")
+    np.testing.assert_array_equal(after, 2 * before)
+
+
+def test_gradients_come_back_in_the_dtype_of_the_weight():
+    w = Parameter(from_numpy(np.ones((2, 2), np.float32)))
+    with amp.autocast():
+        loss = call("linear", t(3, 2), w).sum()
+    loss.backward()
+    assert w.grad.dtype.name == "float32"
+
+
+@pytest.mark.parametrize("wrong", ["float32", "int64"])
+def test_only_16_bit_floats(wrong):
+    with pytest.raises(DTypeError), amp.autocast(wrong):
+        pass

@@ -1,0 +1,77 @@
+"""Clipping against torch, eager and inside a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright.array import from_numpy
+from graphwright.autograd import Parameter, Tensor
+from graphwright.errors import UsageError
+from graphwright.optim import clip_grad_norm_, clip_grad_value_
+
+SHAPES = [(4, 3), (5,), ()]
+
+
+def pair(scale: float):
+    rng = np.random.default_rng(0)
+    grads = [np.asarray(rng.normal(size=s) * scale, np.float32) for s in SHAPES]
+    mine = [Parameter(from_numpy(np.zeros(s, np.float32))) for s in (*SHAPES, (2,))]
+    theirs = [torch.zeros(s, requires_grad=True) for s in (*SHAPES, (2,))]
+    for p, q, g in zip(mine, theirs, grads, strict=False):
+        p.grad, q.grad = Tensor(from_numpy(g.copy())), torch.from_numpy(g.copy())
+    return mine, theirs
+
+
+def same(mine, theirs):
+    for p, q in zip(mine, theirs, strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None:
+            np.testing.assert_allclose(p.grad.data.to_numpy(), q.grad.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1e4, 0.0])
+def test_norm_equals_torch(norm, scale):
+    mine, theirs = pair(scale)
+    a, b = clip_grad_norm_(mine, 1.5, norm), torch.nn.utils.clip_grad_norm_(theirs, 1.5, norm)
+    assert a.shape == ()
+    assert a.item() == pytest.approx(b.item(), rel=1e-6)
+    same(mine, theirs)
+
+
+def test_value_equals_torch():
+    mine, theirs = pair(3.0)
+    clip_grad_value_(mine, 0.7)
+    torch.nn.utils.clip_grad_value_(theirs, 0.7)
+    same(mine, theirs)
+
+
+@pytest.mark.parametrize("clip", [lambda p: clip_grad_norm_(p, 1.0), lambda p: clip_grad_value_(p, 1.0)])
+def test_no_gradient_at_all_is_a_mistake(clip):
+    with pytest.raises(UsageError, match="backward"):
+        clip([Parameter(from_numpy(np.zeros(2, np.float32)))])
+
+
+def test_unknown_norm():
+    with pytest.raises(UsageError, match="1, 2 or inf"):
+        clip_grad_norm_(pair(1.0)[0], 1.0, 3.0)
+
+
+def test_in_a_plan_as_eager():
+    results = []
+    for compiled in (False, True):
+        p = Parameter(from_numpy(np.arange(6, dtype=np.float32).reshape(2, 3)), name="p")
+
+        def fn(x, p=p):
+            p.grad = None
+            (p * p * x).sum().backward()
+            norm = clip_grad_norm_([p], 2.0)
+            return norm, p.grad
+
+        run = gw.compile(fn) if compiled else fn
+        results.append([t.data.to_numpy() for t in run(Tensor(from_numpy(np.ones((2, 3), np.float32))))])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
