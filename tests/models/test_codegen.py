@@ -86,8 +86,10 @@ def edited(case: str, folder: Path, made):
     return m
 
 
-HOSTILE = ["torch", "F", "run", "self", "x", "i", "layer", "lambda", "rms_norm", "attend", "int", "é", "0", "a b",
-           'q"uote', "brace{i}", "__debug__", "l", "model", "block_a", "ids_", "_", "@forward@", "back\\slash", "🙂"]  # fmt: skip
+HOSTILE = [
+    "torch", "F", "run", "self", "x", "i", "layer", "lambda", "rms_norm", "attend", "int", "é", "0", "a b", 'q"uote',
+    "brace{i}", "__debug__", "l", "model", "block_a", "ids_", "_", "@forward@", "back\\slash", "🙂",
+]  # fmt: skip
 
 
 def rename_everything(p) -> None:
