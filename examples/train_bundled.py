@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import graphwright as gw
 from graphwright.files import atomic_directory, sha256_file
@@ -35,11 +35,16 @@ A byte-level Llama of 1.6 M parameters for tests and demonstrations of Graphwrig
 the Python language reference; it knows nothing else and is of no other use.
 
 - Architecture: `LlamaForCausalLM`, vocabulary 256 (id = byte), hidden 192, 4 layers, 6 heads, 2 key-value heads.
-- Text: `pydoc_data.topics` of CPython {python} (PSF License), {train_bytes:,} bytes to train on,
-  {held_bytes:,} held out.
+- Text: `pydoc_data.topics` of CPython {python} (PSF License),
+  {train_bytes:,} bytes to train on, {held_bytes:,} held out.
 - Trained with `python examples/train_bundled.py` in {minutes:.1f} minutes: {steps} steps of {tokens} bytes.
 - Held out: **{held:.4f} bits per byte** after rounding to bfloat16 (windows of 256, stride 128).
 """
+
+
+def loaded(*names: str) -> dict[str, str]:
+    """Versions of the libraries that are in use."""
+    return {name: sys.modules[name].__version__ for name in names if name in sys.modules}
 
 
 def main() -> None:
@@ -56,19 +61,13 @@ def main() -> None:
     trainer = Trainer(model, train, recipe)
     started = perf_counter()
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=recipe.steps)
 
         def show(p: Step) -> None:
-            bar.update(
-                task, completed=p.done, description=f"loss {p.facts['loss']:.3f}  {p.facts['tokens/s']:,.0f} bytes/s"
-            )
+            shown = f"loss {p.facts['loss']:.3f}  {p.facts['tokens/s']:,.0f} bytes/s"
+            bar.update(task, completed=p.done, description=shown)
 
         result = trainer.run(report=show)
     minutes = (perf_counter() - started) / 60
@@ -91,8 +90,7 @@ def main() -> None:
             "bits_per_byte": {"held_out": round(held.bits_per_byte, 5), "train_sample": round(seen.bits_per_byte, 5)},
             "loss": [round(x, 4) for x in result.losses],
             "minutes": round(minutes, 1),
-            "versions": {name: sys.modules[name].__version__ for name in ("torch", "numpy") if name in sys.modules}
-            | {"graphwright": gw.__version__},
+            "versions": {"graphwright": gw.__version__, **loaded("torch", "numpy")},
             "sha256": {"model.safetensors": sha256_file(place / "model.safetensors")},
         }
         (place / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -100,8 +98,8 @@ def main() -> None:
             CARD.format(
                 python=platform.python_version(),
                 train_bytes=len(train.encode()),
-                held_bytes=len(held_out.encode()),
                 minutes=minutes,
+                held_bytes=len(held_out.encode()),
                 steps=recipe.steps,
                 tokens=recipe.batch * recipe.window,
                 held=held.bits_per_byte,

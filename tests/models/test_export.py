@@ -126,6 +126,10 @@ def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_pat
     assert any("model.norm.weight" in w for w in receipt.warnings)
     assert not receipt.confirmed
     assert receipt.probe == {}
+    m.save(tmp_path / "saved")
+    unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "again")
+    shutil.rmtree(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "again")
     scale_weight(m, "model.norm.weight")  # the NaN of the source is still the source's
     unconfirmed(m, tmp_path / "b")
     with m.program.edit("one more") as e:

@@ -42,6 +42,14 @@ def test_norm_equals_torch(norm, scale):
     same(mine, theirs)
 
 
+def test_the_small_number_in_the_quotient_is_torch_s():
+    mine, theirs = pair(1e-7)
+    clip_grad_norm_(mine, 1e-8)
+    torch.nn.utils.clip_grad_norm_(theirs, 1e-8)
+    for p, q in zip(mine[:3], theirs[:3], strict=True):
+        np.testing.assert_allclose(p.grad.data.to_numpy(), q.grad.numpy(), rtol=1e-5)
+
+
 def test_value_equals_torch():
     mine, theirs = pair(3.0)
     clip_grad_value_(mine, 0.7)

@@ -7,18 +7,17 @@ included. Names, keys and texts of a program are reduced to what source may hold
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.blocks import LAYER, Block, blocks_of
+from graphwright.models.code_lines import Statements
 from graphwright.models.code_text import (
     WIDTH,
     Names,
-    attributes,
     check_keys,
     const_table,
     docstring_lines,
@@ -28,12 +27,10 @@ from graphwright.models.code_text import (
 )
 from graphwright.models.errors import RungImpossible
 from graphwright.models.modeling_text import CONFIGURATION, HELPERS, MODELING
-from graphwright.ops.emit import EMIT, NO_EMIT, OPERATORS, POSTFIX, RESULTS, sizes
+from graphwright.ops.emit import EMIT, NO_EMIT
 from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
-FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
-"""Ops that read constants in float32, whatever the model is loaded in."""
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """What transformers feeds, and by what names sizes are known there."""
 
@@ -124,63 +121,25 @@ class _Writer:
     def __init__(self, p: Program) -> None:
         self.p = p
         self.needed = p.reachable([_result(p)])
-        self.order = [n for n in _by_creation(p, self.needed) if not self._inline(n) and p.op(n) != INPUT]
-        self.within = set(self.order)
-        casts = [n for n in self.needed if p.op(n) == "cast" and self._inline(n)]
-        self.pinned = {p.spec(n).dtype for n in casts}
-        self.blocks = blocks_of(p, self.order, self._inline)
+        self.text = Statements(p, self.needed)
+        inline = self.text.inline
+        self.order = [n for n in _by_creation(p, self.needed) if not inline(n) and p.op(n) != INPUT]
+        self.blocks = blocks_of(p, self.order, inline)
         self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         self.made: dict[tuple[str, str], Function] = {}
         self.function: dict[int, Function] = {}
         for b in self.blocks:
             for value in b.leaves if b.layer is not None else (Value(n, i) for n in b.nodes for i in self._ports(n)):
-                self._known[value] = self._names.take(self._wanted(value))
+                self._known[value] = self._names.take(self.text.wanted(value))
         for b in self.blocks:
             if b.layer is not None:
                 self._add(b, b.layer)
 
-    def _inline(self, node: NodeId) -> bool:
-        """True for weights, and for casts of them: they are written where they are read."""
-        p = self.p
-        return p.op(node) in STORED or (p.op(node) == "cast" and p.op(p.operands(node)[0].node) in STORED)
-
     def _ports(self, node: NodeId) -> range:
         return range(len(self.p.specs(node)))
 
-    # -- names -------------------------------------------------------------------------------------------------------
-    def _wanted(self, value: Value, inside: bool = False) -> str:
-        """The name that a value would like: the path, below its layer if that is clear."""
-        op, path = self.p.op(value.node), self.p.path(value)
-        if op in RESULTS:
-            return RESULTS[op][value.port]
-        base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)
-        return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
-
-    def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """A weight as it is read: an attribute of its layer (`base` names it) or of the model."""
-        p = self.p
-        if p.op(node) not in STORED:
-            return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
-        if p.op(node) == CONST:
-            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
-        suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
-        return self._place(p.key(node), base, layer) + suffix
-
-    def _exact(self, node: NodeId) -> bool:
-        """True for a value whose dtype stays when the model is loaded in another one."""
-        readers = {self.p.op(n) for n in self.p.consumers(node)}
-        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
-
-    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Where the module of a block or of the model has a weight."""
-        start, found, rest = key.partition(f".{layer}.")
-        if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
-            return text
-        root = base("")
-        return attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
-
-    # -- text --------------------------------------------------------------------------------------------------------
+    # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: Block, layer: int) -> None:
         """Write a block as a function, or find the one that reads the same."""
         names = Names({"x"})
@@ -193,7 +152,7 @@ class _Writer:
             return prefixes.get(prefix, "model")
 
         known = dict(zip(b.enters, given, strict=True))
-        lines = self._lines(b.nodes, known, names, base, layer, "    ", b.leaves)
+        lines = self.text.write(b.nodes, known, names, base, layer, "    ", b.leaves)
         heads = [f'    {name} = model.get_submodule(f"{prefix}")' for prefix, name in prefixes.items()]
         body = "\n".join([*heads, *lines, f"    return {', '.join(known[v] for v in b.leaves)}"])
         head = f"(model, i, {', '.join([*given, 'run'])}):"
@@ -217,76 +176,6 @@ class _Writer:
                 found.append(names.take(self._known[value]))
         return found
 
-    def _lines(
-        self,
-        nodes: Sequence[NodeId],
-        known: dict[Value, str],
-        names: Names,
-        base: Callable[[str], str],
-        layer: int | None,
-        indent: str,
-        leaves: Container[Value],
-    ) -> list[str]:
-        """Statements of nodes in order; a value read once, by an op that is appended, is not given a name."""
-        p, lines = self.p, []
-        here = set(nodes)
-        pending: dict[Value, str] = {}
-
-        def give_name(value: Value) -> str:
-            if value not in known:
-                known[value] = names.take(self._wanted(value, inside=layer is not None))
-            return known[value]
-
-        def settle(value: Value) -> str:
-            if value in pending:
-                lines.append(line(indent, give_name(value), pending.pop(value)))
-            return known[value]
-
-        for n in nodes:
-            operands = p.operands(n)
-            appended = bool(operands) and operands[0] in pending
-            texts = [
-                self._weight(v.node, base, layer)
-                if self._inline(v.node)
-                else pending[v]
-                if appended and v == operands[0]
-                else settle(v)
-                for v in operands
-            ]
-            text = self._expression(n, texts)
-            value = Value(n)
-            if appended and len(f"{indent}{self._wanted(value, layer is not None)} = {text}") > WIDTH:
-                text = self._expression(n, [settle(operands[0]), *texts[1:]])
-            elif appended:
-                del pending[operands[0]]
-            if self._appendable(n, here) and value not in leaves:
-                pending[value] = text
-                continue
-            results = [Value(n, i) for i in self._ports(n)]
-            read = [v in leaves or any(m in self.within for m in p.consumers(v)) for v in results]
-            targets = [give_name(v) if used else "_" for v, used in zip(results, read, strict=True)]
-            lines.append(line(indent, ", ".join(targets), text))
-        return lines
-
-    def _appendable(self, node: NodeId, nodes: Container[NodeId]) -> bool:
-        """True if the text of the only reader begins with the text of this node."""
-        p = self.p
-        edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
-        if len(edges) != 1 or len(p.specs(node)) > 1 or p.op(node) in OPERATORS:
-            return False
-        reader = p.graph.target(edges[0])
-        return reader in nodes and p.op(reader) in POSTFIX
-
-    def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
-        p = self.p
-        if p.op(node) == "junction" and not texts:
-            spec = p.spec(node)
-            dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
-            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
-        text = EMIT[p.op(node)](texts, p.attrs(node))
-        assert text is not None, "check_emittable was asked first"
-        return text
-
     def functions(self) -> list[str]:
         """One function per distinct block."""
         made = []
@@ -302,7 +191,7 @@ class _Writer:
         while at < len(self.blocks):
             b = self.blocks[at]
             if b.layer is None:
-                lines += self._lines(b.nodes, self._known, self._names, lambda _: "self", None, indent, b.leaves)
+                lines += self.text.write(b.nodes, self._known, self._names, lambda _: "self", None, indent, b.leaves)
                 at += 1
                 continue
             end = self._run_of_equals(at)
@@ -326,7 +215,7 @@ class _Writer:
                 and self.function[b.layer] is self.function[first.layer or 0]
                 and len(before.leaves) == 1
                 and [before.leaves[0], *first.enters[1:]] == b.enters
-                and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.within)
+                and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.needed)
                 and before.leaves[0] != _result(self.p)
             )
             if not chained:

@@ -34,12 +34,8 @@ class ModelDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "identical": self.identical,
-            "config": self.config,
-            "program": self.program.to_json(),
-            "logits": self.logits,
-        }
+        facts = {"config": self.config, "program": self.program.to_json(), "logits": self.logits}
+        return {"identical": self.identical, **facts}
 
 
 _NOT_COMPARED = ("_name_or_path", "transformers_version")
@@ -52,7 +48,7 @@ def compare_models(left: str | Path | Model, right: str | Path | Model, *, text:
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:
-        from graphwright.models.export import drift
+        from graphwright.models.measure import drift
         from graphwright.models.model import need_tokenizer
 
         ids = np.asarray(need_tokenizer(a).encode(text), np.int64)

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,8 @@ from graphwright.models.clean_process import (
     reopen,
     transformers_installed,
 )
-from graphwright.models.codegen import check_emittable, generate
-from graphwright.models.deviation import Deviation, deviations
-from graphwright.models.errors import ExportError, RungImpossible, VerificationFailed
+from graphwright.models.codegen import generate
+from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.health import non_finite
 from graphwright.models.measure import (
     cost,
@@ -42,6 +40,7 @@ from graphwright.models.measure import (
     with_program,
 )
 from graphwright.models.receipt import SCHEMA, Receipt
+from graphwright.models.rungs import RUNGS, ExportPlan, choose_rung, export_plan
 from graphwright.models.sampling import NonFinite
 from graphwright.models.write import rounded, write_model
 from graphwright.progress import Progress, Report
@@ -49,65 +48,10 @@ from graphwright.progress import Progress, Report
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-RUNGS = {
-    1: "same class, same shapes",
-    2: "same class, other sizes",
-    3: "same class, what was cut as zeros",
-    4: "a class with sizes per layer",
-    5: "generated modeling code",
-}
 EXACT, LOW = 1e-5, 3e-2
 """Relative tolerance of logits: of float32 activations, and of 16-bit ones, which loaders round at other places."""
 _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 """By these transformers would make a cache of windows; in generated code the windows stand beside each attention."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportPlan:
-    """Which rungs can carry a model.
-
-    Attributes:
-        rung: the lowest possible one, or None.
-        deviations: what is not as the family's template has it.
-        not_better: why no lower rung: {rung, reason, path}.
-        bytes: of the weights to be written.
-        possible: all rungs that can be asked for.
-    """
-
-    rung: int | None
-    deviations: tuple[Deviation, ...]
-    not_better: tuple[dict[str, Any], ...]
-    bytes: int
-    possible: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung can carry this structure"]
-        lines += [f"  not rung {n['rung']}: {n['reason']}" for n in self.not_better]
-        lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
-        lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
-        return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
-
-
-def export_plan(model: Model) -> ExportPlan:
-    """What an export would do; reads no payload, writes nothing."""
-    found = tuple(deviations(model))
-    p = model.program
-    why: list[dict[str, Any]] = []
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        first = f"{found[0].path} {found[0].kind}: {found[0].detail}{more}"
-        why.append({"rung": 1, "reason": first, "path": found[0].path})
-        why += [{"rung": n, "reason": "not built in this version", "path": found[0].path} for n in (2, 3, 4)]
-    try:
-        check_emittable(p)
-    except RungImpossible as error:
-        why.append({"rung": 5, "reason": f"{error.what}: {error.got}", "path": str(error.where)})
-    refused = {n["rung"] for n in why}
-    possible = tuple(n for n in (1, 5) if n not in refused)
-    read = p.reachable(p.outputs()) if found else set(p.params())
-    size = sum(p.spec(n).nbytes for n in p.params() if n in read)
-    rung = possible[0] if possible else None
-    return ExportPlan(rung, found, tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
 
 
 def export(
@@ -149,7 +93,7 @@ def export(
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
     plan = export_plan(model)
-    chosen = _choose(plan, rung)
+    chosen = choose_rung(plan, rung)
     _refuse_non_finite(model)
     steps = iter(range(1, 5))
 
@@ -191,22 +135,6 @@ def _refuse_source(model: Model, target: Path) -> None:
             where=str(target),
             fix="another directory: source files are never written",
         )
-
-
-def _choose(plan: ExportPlan, rung: int | str) -> int:
-    if rung not in ("auto", 1, 2, 3, 4, 5, "1", "2", "3", "4", "5"):
-        raise UsageError("unknown rung", expected="auto or 1 to 5", got=rung)
-    wanted = plan.rung if rung == "auto" else int(rung)
-    if wanted in plan.possible:
-        return wanted  # type: ignore[return-value]  # a possible one is a number
-    why = next((n["reason"] for n in plan.not_better if n["rung"] == (wanted or 5)), "not built in this version")
-    raise RungImpossible(
-        "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
-        where=plan.not_better[-1]["path"] if plan.not_better else None,
-        got=why,
-        expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-        fix="program.save(DIR) keeps any structure; program.undo() takes edits back",
-    )
 
 
 def _refuse_non_finite(model: Model) -> None:
