@@ -11,6 +11,7 @@ from typing import Any
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
+from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.workspace import Workspace
@@ -37,7 +38,8 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
     if found is None or not found.fresh:
         for old in [k for k in plans if k[0] != p.version]:
             del plans[old]
-        found = plans[key] = make_plan(p, inputs, outputs, **options)
+        with uncollected():
+            found = plans[key] = make_plan(p, inputs, outputs, **options)
         if len(plans) > _LIMIT:
             plans.popitem(last=False)
     plans.move_to_end(key)
@@ -135,7 +137,8 @@ class CompiledFunction:
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
-            entry = self._entries[key] = _Entry(*record(self.fn, specs))
+            with uncollected():
+                entry = self._entries[key] = _Entry(*record(self.fn, specs))
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
         self._entries.move_to_end(key)
