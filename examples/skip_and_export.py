@@ -12,8 +12,8 @@ import numpy as np
 
 import graphwright as gw
 from graphwright.models.corpus import pydoc_split
+from graphwright.models.export.verify import verify
 from graphwright.models.train import Recipe, Trainer
-from graphwright.models.verify import verify
 
 
 def add_gated_skip(p: gw.Program, source: str, target: str, name: str) -> None:

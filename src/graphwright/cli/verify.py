@@ -25,7 +25,7 @@ def verify(
 ) -> int:
     """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
     from graphwright.models import resolve
-    from graphwright.models.verify import verify as check
+    from graphwright.models.export.verify import verify as check
 
     found = check(resolve(directory), against)
     if as_json:
