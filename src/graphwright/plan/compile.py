@@ -38,8 +38,7 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
     if found is None or not found.fresh:
         for old in [k for k in plans if k[0] != p.version]:
             del plans[old]
-        with uncollected():
-            found = plans[key] = make_plan(p, inputs, outputs, **options)
+        found = plans[key] = make_plan(p, inputs, outputs, **options)
         if len(plans) > _LIMIT:
             plans.popitem(last=False)
     plans.move_to_end(key)
