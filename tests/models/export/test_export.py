@@ -17,9 +17,9 @@ import graphwright as gw
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, RungImpossible, VerificationFailed
-from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
 from graphwright.models.export import clean_process as clean
 from graphwright.models.export import export as exporting
+from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 
