@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
-from graphwright.graph import Chain, OnlineOrder
+from graphwright.graph import Chain
 from graphwright.program.edits import AddNode, Edit
 from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Entry, Journal
@@ -83,9 +83,8 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
     with p.graph.locked():
         twin = Program(name)
-        twin.graph = p.graph.copy()
+        twin.set_order(p.graph.copy(), {n: p.order_labels.key(n) for n in p.nodes()})
         twin.graph.describe = twin.history.describe
-        twin.order_labels = OnlineOrder.from_labels(twin.graph, {n: p.order_labels.key(n) for n in p.nodes()})
         twin.weights = p.weights.fork(twins)
         twin.version, twin.valid, twin._seq = p.version, p.valid, p._seq
         twin.journal = Journal(Chain(base=p.journal.hash))

@@ -186,6 +186,7 @@ class History:
             if node in p.graph:
                 p.update_node(node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
+        p.find_loose()
         other.append(stack.pop())
         facts = {"undoes" if back else "redoes": entry.seq}
         made = p.journal.append(
