@@ -87,6 +87,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin.graph.describe = twin.history.describe
         twin.weights = p.weights.fork(twins)
         twin.version, twin.valid, twin._seq = p.version, p.valid, p._seq
+        twin.history_bytes = p.history_bytes
         twin.journal = Journal(Chain(base=p.journal.hash))
         twin._names, twin._outputs = dict(p._names), dict(p._outputs)
         twin._kinds = {kind: dict(nodes) for kind, nodes in p._kinds.items()}

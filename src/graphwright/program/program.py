@@ -62,6 +62,7 @@ class Program:
     Attributes:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
+        history_bytes: of arrays that undo keeps in memory; beyond it the oldest lie in a temporary file, none is lost.
         version: rises with every committed edit; a plan belongs to one version.
         derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
@@ -84,6 +85,7 @@ class Program:
         self.weights = Weights()
         self.version = 0
         self.journal: Journal = Journal()
+        self.history_bytes = 4 << 30
         self.valid = True
         self.readonly = False
         self._names: dict[str, NodeId] = {}
