@@ -22,7 +22,7 @@ from graphwright.models.prompt import check_ids, check_mask, vocabulary
 from graphwright.models.sampling import Sampling
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
-from graphwright.program import Program
+from graphwright.program import AssemblyReport, Program
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -227,6 +227,12 @@ class Model:
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
+
+    def validate(self) -> AssemblyReport:
+        """Does everything fit, the program and the files it came from; see `graphwright.models.assembly.validate`."""
+        from graphwright.models.assembly import validate
+
+        return validate(self)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

@@ -27,8 +27,8 @@ class Mismatch:
     """One thing that does not fit.
 
     Attributes:
-        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`.
-        where: path of the node, or name of the output.
+        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`; of a model also `tied_mismatch`.
+        where: path of the node, name of the output, or key in the file.
         what: one sentence.
         axis: the first dimension that differs, where that is what is wrong.
         expected, got: as text.
