@@ -22,7 +22,7 @@ from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.perplexity import BitsPerByte, bits_per_byte
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
-from graphwright.program import Program
+from graphwright.program import AssemblyReport, Program
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Model:
     def decode(
         self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
-        """Choose and append up to `steps` tokens, one by one; see `models.generate.decode`.
+        """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
         Args:
             cache: one sequence with at least one token.
@@ -227,6 +227,12 @@ class Model:
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
+
+    def validate(self) -> AssemblyReport:
+        """Does everything fit, the program and the files it came from; see `graphwright.models.assembly.validate`."""
+        from graphwright.models.assembly import validate
+
+        return validate(self)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

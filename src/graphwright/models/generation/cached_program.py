@@ -16,6 +16,7 @@ from graphwright.graph import NodeId
 from graphwright.program import Program, Value
 from graphwright.program.kinds import STATE, STORED
 from graphwright.program.rewrite import rewrite
+from graphwright.program.validate import refuse_broken
 
 LENGTH = "cache.length"
 
@@ -121,6 +122,7 @@ def fingerprints(p: Program) -> dict[str, str]:
     A weight that lies untouched in an opened file counts by reference, so that no payload is read. What a query does
     with the rows (scale, window) does not enter: it changes no row of its own layer.
     """
+    refuse_broken(p)
     known: dict[NodeId, bytes] = {}
     needed = p.reachable([*p.outputs(), *p.writes()])
     attentions = [n for n in p.of_kind("sdpa") if n in needed]
@@ -131,7 +133,7 @@ def fingerprints(p: Program) -> dict[str, str]:
         state = blake2b(p.node_digest(node), digest_size=16)
         if p.op(node) in STORED:
             key = p.key(node)
-            state.update(b"source" if p.weights.array(key).storage.readonly else p.weights.digest(key).encode())
+            state.update(p.weights.reference(key).encode())
         for before in p.operands(node):
             state.update(known[before.node])
         known[node] = state.digest()
