@@ -139,6 +139,7 @@ def test_raw_bytes_are_kept(made: Callable[[str], Made]) -> None:
         ({"num_key_value_heads": 4}, "num_key_value_heads"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"hidden_act": "snake"}, "hidden_act"),
         ({"hidden_act": ["silu"]}, "hidden_act"),

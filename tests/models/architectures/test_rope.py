@@ -11,6 +11,7 @@ import pytest
 import reference
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from graphwright.models import ConfigError
 from graphwright.models.architectures.config import Config
@@ -75,10 +76,44 @@ def test_old_spelling_reads_alike(kind: str, name: str) -> None:
 
 def test_rope_scaling_wins_over_rope_parameters() -> None:
     both = config(
-        rope_parameters={"rope_type": "default", "rope_theta": 9.0}, rope_scaling={"rope_type": "linear", "factor": 2.0}
+        rope_parameters={"rope_type": "yarn", "rope_theta": 9.0, "factor": 3.0},
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
     )
     rope = read_rope(both, 8)
-    assert (rope.kind, rope.theta) == ("linear", 9.0)
+    assert (rope.kind, rope.theta) == ("linear", 10000.0)
+
+
+PECULIAR: dict[str, dict[str, Any]] = {
+    "both spellings": {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}, "rope_scaling": FULL["linear"]},
+    "both, one with type": {
+        "rope_theta": 300.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 9.0},
+        "rope_scaling": {"type": "linear", "factor": 3.0},
+    },
+    "part of the head, by default": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    "part of the head, outside": {"partial_rotary_factor": 0.3},
+    **{
+        f"{kind}, original length twice": {
+            "rope_theta": 500.0,
+            "original_max_position_embeddings": 24,
+            "rope_scaling": {"rope_type": kind, **FULL[kind]},
+        }
+        for kind in ("llama3", "yarn", "longrope")
+    },
+    "both names of the kind": {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
+    "theta inside and outside": {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
+}
+
+
+@pytest.mark.parametrize("name", PECULIAR)
+def test_peculiar_fields_read_as_transformers_reads_them(name: str) -> None:
+    fields = json.dumps({"max_position_embeddings": 64, "head_dim": 10, "hidden_size": 60, **PECULIAR[name]})
+    theirs = LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict({"num_attention_heads": 6, **json.loads(fields)}))
+    rope = read_rope(config(**json.loads(fields)), 10)
+    np.testing.assert_allclose(rope.frequencies, theirs.original_inv_freq.numpy(), rtol=1e-6)
+    assert rope.scale == pytest.approx(theirs.attention_scaling)
+    if rope.long is not None:
+        assert rope.original == theirs.config.rope_parameters["original_max_position_embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +152,13 @@ def test_factor_of_yarn_follows_from_the_lengths() -> None:
         {"rope_scaling": {**FULL["longrope"], "rope_type": "longrope", "long_factor": ["a"] * 5}},
         {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "beta_fast": "x"}},
         {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "attention_factor": float("inf")}},
-        {"partial_rotary_factor": 0.3},
-        {"partial_rotary_factor": 3.0},
+        {"partial_rotary_factor": 0.3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"partial_rotary_factor": 3.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 10**400},
+        {"rope_theta": 1e-300},
+        {"rope_theta": 1, "rope_scaling": {**FULL["yarn"], "rope_type": "yarn"}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 1e-320}},
+        {"rope_scaling": {**FULL["longrope"], "rope_type": "longrope", "original_max_position_embeddings": 1}},
         {"max_position_embeddings": 0},
     ],
     ids=lambda f: json.dumps(f)[:40],

@@ -65,6 +65,15 @@ def test_chunked_prefill(chunk: int, model: gw.Model) -> None:
             assert relative(ours, theirs) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
+def test_frequencies_that_follow_the_length_are_those_of_the_whole_prompt(
+    name: str, made: Callable[[str], Made]
+) -> None:
+    m = gw.open(made(name).path)
+    theirs = made(name).logits(IDS)[:, -1]
+    assert relative(m.prefill(m.new_cache(47, batch=2), IDS, chunk=7), theirs) < 5e-6
+
+
 def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
     cache = model.new_cache(47)
     last = cache.step(IDS[:1]).to_numpy("float32")

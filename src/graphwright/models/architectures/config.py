@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from graphwright.files import JsonError, read_json
 from graphwright.models.errors import ConfigError, ModelNotFound
 
 _LIMIT = 8 << 20
+LARGEST = sys.float_info.max  # JSON integers know no bound; one above this has no float
 
 
 class Config(Mapping[str, Any]):
@@ -65,7 +67,7 @@ class Config(Mapping[str, Any]):
         value = self.fields.get(name)
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
             raise ConfigError(f"field {name!r}", where=str(self.path), expected="a number above 0", got=value)
         return float(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.config import LARGEST, Config
 from graphwright.models.errors import ConfigError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -49,31 +49,48 @@ class Rope:
 def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> Rope:
     """The rotary embedding that a config asks for.
 
-    Reads `rope_parameters`, or `rope_theta` with `rope_scaling` (which wins if both are there), `rope_type` or `type`.
+    Reads `rope_parameters`, or `rope_theta` with `rope_scaling` (which replaces them if both are there), `rope_type` or
+    `type`.
 
     Args:
         head_dim: entries of a head.
         theta_default, longest: of the family, where the config has no `rope_theta` or `max_position_embeddings`.
     Raises: ConfigError naming the field; an unknown kind is never taken for the default.
     """
-    scaling: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise ConfigError(
                 f"field {name!r}", where=str(config.path), expected="one object for all layers", got=given
             )
-        scaling.update(given)
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(
             "this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS), got=kind
         )
     narrow, wide = (
-        getattr(_Reader(config, scaling, head_dim, theta_default, longest, f), f"_{kind}")()
-        for f in (np.float32, np.float64)
+        _finite(_Reader(config, scaling, head_dim, theta_default, longest, f), kind) for f in (np.float32, np.float64)
     )
     return replace(narrow, wide=wide)
+
+
+def _finite(reader: _Reader, kind: str) -> Rope:
+    """One kind's formula. Raises: ConfigError if the numbers of the config are too extreme for it."""
+    try:
+        with np.errstate(all="ignore"):
+            rope: Rope = getattr(reader, f"_{kind}")()
+        fine = all(np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None)
+    except (ZeroDivisionError, OverflowError, ValueError):
+        fine = False
+    if not fine:
+        raise ConfigError(
+            "the RoPE fields give no finite frequencies",
+            where=str(reader.config.path),
+            expected="numbers of ordinary size",
+            got={"rope_theta": reader.theta, **reader.scaling},
+        )
+    return rope
 
 
 class _Reader:
@@ -92,7 +109,8 @@ class _Reader:
         self.theta = self._number("rope_theta", theta, least=0, also=True)
         self.part = self._number("partial_rotary_factor", 1.0, least=0, also=True)
         self.longest = config.size("max_position_embeddings", longest)
-        self.dim = head_dim if scaling.get("rope_type") == "proportional" else int(head_dim * self.part)
+        whole = scaling["rope_type"] in ("default", "proportional")  # the default of these classes ignores the factor
+        self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
             raise ConfigError(
                 "RoPE needs an even number of rotated entries",
@@ -109,7 +127,7 @@ class _Reader:
         if value is None and also:
             value = self.config.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
             raise ConfigError(
                 f"RoPE field {name!r}",
                 where=str(self.config.path),
@@ -122,7 +140,9 @@ class _Reader:
         return None if self.scaling.get(name) is None else self._number(name)
 
     def _original(self) -> int:
-        return int(self._number("original_max_position_embeddings", self.longest, least=0, also=True))
+        """The field of the config itself wins over that of the scaling."""
+        inside = self._number("original_max_position_embeddings", self.longest, least=0)
+        return self.config.size("original_max_position_embeddings", int(inside))
 
     def _powers(self) -> np.ndarray:
         """θ^(2i/d)."""

@@ -23,6 +23,7 @@ from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
 
 CHUNK = 512  # rows of a prefill that are run at once
+LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
 _MIXED = "rows of several models"
 
 
@@ -108,11 +109,16 @@ class Cache:
         return logits
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none."""
+        """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none.
+
+        Where the rotation follows the longest position they are run in one piece, so that all get the same frequencies.
+        """
         if chunk < 1:
             raise UsageError("a chunk has at least one row", got=chunk)
         start = self.length
         ids = self._fitting(ids, start)
+        if any(self.program.of_kind(op) for op in LENGTH_DEPENDENT):
+            chunk = ids.shape[1]
         try:
             for at in range(0, ids.shape[1], chunk):
                 self.step(ids[:, at : at + chunk], allow_stale=allow_stale)
