@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -37,7 +38,7 @@ def unloaded(monkeypatch):
 @pytest.mark.parametrize("name", ["copy", "edited"])
 def test_an_untouched_export_holds(proved, name):
     m, place, _ = proved(name)
-    found = verify(place, against=m.directory)
+    found = verify(place, against=m.directory, trust_code=name == "edited")
     assert found.problems == found.unchecked == ()
     assert found.exit_code == 0
     assert any(line.startswith("probe") for line in found.checked)
@@ -112,6 +113,39 @@ def test_damage_is_named(exported, unloaded, damage):
     found = verify(place)
     assert found.exit_code == 1
     assert any(words in line for line in found.problems), found.problems
+
+
+def plant_code(place, mark):
+    """Code that leaves a mark when it is run, in a directory whose receipt was forged to match."""
+    file = next(place.glob("modeling*"))
+    file.write_text(f"open({str(mark)!r}, 'w').close()\n" + file.read_text())
+    row = {"name": file.name, "bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    rewrite(
+        place,
+        lambda d: d["result"].update(files=[row if f["name"] == row["name"] else f for f in d["result"]["files"]]),
+    )
+
+
+def test_code_is_run_only_when_trusted(exported, tmp_path):
+    place, mark = exported(), tmp_path / "ran"
+    plant_code(place, mark)
+    found = verify(place)
+    assert not mark.exists()
+    assert found.problems == ()
+    assert found.exit_code == 3
+    (line,) = found.unchecked
+    assert all(word in line for word in ("modeling_", "configuration_", "--trust-code", "trust_code=True"))
+    assert verify(place, trust_code=True).exit_code == 0
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("checked", [{}, {"trust_remote_code": False}, {"trust_remote_code": True}])
+def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, checked):
+    place, mark = exported(), tmp_path / "ran"
+    plant_code(place, mark)
+    rewrite(place, lambda d: d.update(rung=1, check=checked))
+    assert verify(place).exit_code == 1
+    assert not mark.exists()
 
 
 def test_swapped_shards_are_found(made, tmp_path, unloaded):

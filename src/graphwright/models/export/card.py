@@ -25,6 +25,7 @@ def write_card(place: Path, receipt: Receipt, name: str, code: str) -> None:
     base = _plain(receipt.source["name"])
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]
+    trust = " --trust-code" if receipt.rung == 5 else ""
     edits = "\n".join(f"1. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for e in made)
     text = f"""---
 library_name: transformers
@@ -48,8 +49,8 @@ Exported by Graphwright {receipt.graphwright} from `{base}`.
 | --- | --- |
 {rows}
 
-`receipt.json` holds all figures; `graphwright verify {_plain(name)}` checks the files against it. Greedy tokens per
-prompt: {GREEDY_TOKENS}.
+`receipt.json` holds all figures; `graphwright verify {_plain(name)}{trust}` checks the files against it. Greedy tokens
+per prompt: {GREEDY_TOKENS}.
 """
     (place / "README.md").write_text(text, encoding="utf-8")
 

@@ -54,15 +54,14 @@ class _Findings:
         return Verification(tuple(self.problems), tuple(self.checked), tuple(self.unchecked))
 
 
-def verify(directory: str | Path, against: str | Path | None = None) -> Verification:
+def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
     """Check an exported directory; never raises for what is wrong with it.
-
-    Code that a rung 5 export carries is run in the clean process, once its sha256 is found as the receipt has it:
-    verify only what you would load.
 
     Args:
         directory: the export.
         against: the directory that it was made from, to be compared with what the receipt says of it.
+        trust_code: run the modeling code that a rung 5 export carries, once its sha256 is what the receipt says, in a
+            process of its own and without a sandbox. Without it such an export is not loaded, and that is unchecked.
     """
     place, found = Path(directory), _Findings()
     try:
@@ -73,12 +72,7 @@ def verify(directory: str | Path, against: str | Path | None = None) -> Verifica
             _compare_source(Path(against), receipt.source, found)
         if found.problems:
             return found.frozen()
-        if not receipt.probe:
-            found.unchecked.append("the probe: the receipt has none")
-        elif not transformers_installed():
-            found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
-        else:
-            _probe(place, receipt, found)
+        _probe(place, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a receipt somebody else made up
@@ -122,13 +116,25 @@ def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> No
         found.unchecked.append("the source: the receipt lists no files of it")
 
 
-def _probe(place: Path, receipt: Receipt, found: _Findings) -> None:
+def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) -> None:
+    if not receipt.probe:
+        found.unchecked.append("the probe: the receipt has none")
+        return
     ids = np.asarray(receipt.probe["ids"], np.int64)
     wanted = np.asarray(receipt.probe["greedy"], np.int64)
     top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
-    trust = bool(receipt.check.get("trust_remote_code", receipt.rung == 5))
+    if not transformers_installed():
+        found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
+        return
+    generated = receipt.rung == 5
+    if generated and not trust_code:
+        code = " and ".join(f.name for f in sorted(place.glob("*.py")))
+        found.unchecked.append(
+            f"the probe: to load this directory is to run {code}; read them, then use --trust-code (trust_code=True)"
+        )
+        return
     try:
-        there = compute_there(place, [ids], trust=trust, tokens=max(len(wanted), 1))
+        there = compute_there(place, [ids], trust=generated, tokens=max(len(wanted), 1))
     except VerificationFailed as error:
         found.problems.append(str(error))
         return
@@ -145,4 +151,6 @@ def _probe(place: Path, receipt: Receipt, found: _Findings) -> None:
     if not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
         found.problems.append(f"probe: greedy tokens {greedy[:8].tolist()}..., not {wanted[:8].tolist()}...")
         return
-    found.checked.append(f"probe: top-5 logits and {len(wanted)} greedy tokens, by {there.facts['transformers']}")
+    found.checked.append(
+        f"probe: top-5 logits and {len(wanted)} greedy tokens, by transformers {there.facts['transformers']}"
+    )
