@@ -39,6 +39,7 @@ class Neg:
 
     arity, infer, traits, sample = 1, same, UNARY, unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (-g,)
 
@@ -49,6 +50,7 @@ class Abs:
 
     arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), unary_sample(0.1, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("sign", ins[0]),)
 
@@ -67,6 +69,7 @@ class Exp:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * outs[0],)
 
@@ -77,6 +80,7 @@ class Log:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g / ins[0],)
 
@@ -87,6 +91,7 @@ class Sqrt:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g / (outs[0] + outs[0]),)
 
@@ -97,6 +102,7 @@ class Rsqrt:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         y = outs[0]
         return (g * (y * y * y) * -0.5,)
@@ -108,6 +114,7 @@ class Sin:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("cos", ins[0]),)
 
@@ -118,6 +125,7 @@ class Cos:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (-(g * call("sin", ins[0])),)
 
@@ -128,6 +136,7 @@ class Tanh:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * (1.0 - outs[0] * outs[0]),)
 
@@ -138,6 +147,7 @@ class Erf:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
 
@@ -148,6 +158,7 @@ class Sigmoid:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-4, 4)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * (outs[0] * (1.0 - outs[0])),)
 
@@ -158,6 +169,7 @@ class Silu:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-4, 4)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         s = call("sigmoid", ins[0])
         return (g * (s * (1.0 + ins[0] * (1.0 - s))),)
@@ -169,6 +181,7 @@ class Relu:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.1, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)
         return (call("where", call("lt", call("full_like", outs[0], value=0.0), outs[0]), g, zero),)
@@ -180,6 +193,7 @@ class Gelu:
 
     arity, attrs, infer, traits, saves = 1, {"approximate": "none"}, floating, UNARY, Saves(inputs=(0,))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x = ins[0]
         if attrs["approximate"] == "none":
@@ -189,6 +203,7 @@ class Gelu:
         t = call("tanh", k * (x + 0.044715 * (x * x * x)))
         return (g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * k * (1.0 + 0.134145 * (x * x))),)
 
+    @staticmethod
     def sample(rng):
         return [rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"}
 
@@ -199,6 +214,7 @@ class Add:
 
     arity, infer, traits, sample = 2, broadcast, _binary((0, -0.0), (1, -0.0)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g, g
 
@@ -209,6 +225,7 @@ class Sub:
 
     arity, infer, traits, sample = 2, broadcast, _binary((1, 0.0)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g, -g if needs[1] else None
 
@@ -220,6 +237,7 @@ class Mul:
     arity, infer, saves, sample = 2, broadcast, Saves(inputs=(0, 1)), binary_sample
     traits = _binary((0, 1.0), (1, 1.0))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g * ins[1] if needs[0] else None, g * ins[0] if needs[1] else None
 
@@ -230,15 +248,18 @@ class Div:
 
     arity, traits, saves = 2, _binary((1, 1.0)), Saves(inputs=(0, 1))
 
+    @staticmethod
     def infer(a, b):
         spec = broadcast(a, b)
         return spec if spec.dtype.is_float else Spec(spec.shape, float32)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         by_b = g / b
         return by_b if needs[0] else None, -(by_b * (a / b)) if needs[1] else None
 
+    @staticmethod
     def sample(rng):
         return binary_sample(rng, 0.5, 2)
 
@@ -249,6 +270,7 @@ class Minimum:
 
     arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return _extremum(g, ins[1], ins[0], needs)
 
@@ -259,6 +281,7 @@ class Maximum:
 
     arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return _extremum(g, ins[0], ins[1], needs)
 
@@ -297,12 +320,14 @@ class Where:
 
     arity, saves, traits = 3, Saves(inputs=(0,)), Traits(elementwise=True, amp="promote", fixed=(0,))
 
+    @staticmethod
     def infer(c, a, b):
         if c.dtype.kind != "bool":
             raise DTypeError("the condition must be bool", got=c)
         one_dtype(a, b)
         return Spec(broadcast_shapes(c.shape, a.shape, b.shape), a.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)  # not 0 · g: an inf in the branch not taken must not reach the other
         return (
@@ -311,6 +336,7 @@ class Where:
             call("where", ins[0], zero, g) if needs[2] else None,
         )
 
+    @staticmethod
     def sample(rng):
         return [rng.random((3, 4)) < 0.5, rng.normal(size=(3, 4)), rng.normal(size=(4,))], {}
 
@@ -321,12 +347,15 @@ class Cast:
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True, convert=True)
 
+    @staticmethod
     def infer(x, dtype: DType):
         return Spec(x.shape, dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("cast", g, dtype=ins[0].dtype),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4))], {"dtype": dtype("float64")}
 
@@ -337,6 +366,7 @@ class Copy:
 
     arity, infer, traits, sample = 1, same, Traits(elementwise=True, convert=True), unary_sample(-1, 1)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g,)
 
@@ -348,6 +378,7 @@ class FullLike:
     arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
 
+    @staticmethod
     def sample(rng):
         return [rng.uniform(-1, 1, (3, 5))], {"value": 1.5}
 
@@ -359,6 +390,7 @@ class Junction:
     arity = (0, None)
     traits = Traits(nary=True, inplace=((0, 0),), amp="promote")
 
+    @staticmethod
     def infer(*ins, **attrs):
         if not ins:
             raise ShapeError("a junction without edges has the spec it had before", fix="e.add(..., like=node)")
@@ -374,8 +406,10 @@ class Junction:
                 )
         return ins[0]
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return tuple(g if need else None for need in needs)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4)) for _ in range(3)], {}
