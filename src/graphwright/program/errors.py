@@ -49,6 +49,14 @@ class FeedError(UsageError):
     """Missing, unknown or misshapen inputs of a run; all are listed."""
 
 
+class Released(UsageError):
+    """A value that a run did not keep, or any of a run that was closed."""
+
+
+class StaleRun(UsageError):
+    """The program or a weight changed after a run, so its values are no longer what the program computes."""
+
+
 class BoundaryMismatch(UsageError):
     """A subprogram does not fit where it is put."""
 

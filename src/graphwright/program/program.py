@@ -5,11 +5,11 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter
 from graphwright.errors import CycleError, UsageError
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
@@ -17,7 +17,7 @@ from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
-from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
+from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, STORED, WRITE
 from graphwright.program.loose import Forward, backward
 from graphwright.program.weights import Weights
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from graphwright.files import StrPath
     from graphwright.program.diff import ProgramDiff
-    from graphwright.program.interpret import Run
     from graphwright.program.journal import Entry, Journal
+    from graphwright.program.running import Run
     from graphwright.program.selection import Selection
     from graphwright.program.transaction import Transaction
     from graphwright.program.validate import AssemblyReport
@@ -187,6 +187,15 @@ class Program:
         """The program's results, in order of declaration."""
         return tuple(self._outputs.values())
 
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order of declaration."""
+        return tuple(self.path(n) for n in self.inputs())
+
+    def constants(self) -> dict[str, NDArray]:
+        """The arrays of all params and consts by checkpoint key, each once, in order of their nodes."""
+        stored = [n for n in self.order() if self.op(n) in (PARAM, CONST)]
+        return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
+
     def output_names(self) -> tuple[str, ...]:
         """Names of the results, in order of declaration."""
         return tuple(self._outputs)
@@ -247,12 +256,13 @@ class Program:
         """All nodes so that each comes after what it reads; deterministic."""
         return sorted(self.graph.nodes(), key=self.order_labels.key)
 
-    def reachable(self, roots: Sequence[Value | NodeId]) -> set[NodeId]:
-        """The roots and everything they depend on."""
+    def reachable(self, roots: Iterable[Value | NodeId], beyond: Collection[NodeId] = ()) -> set[NodeId]:
+        """The roots and everything they depend on; what only nodes of `beyond` depend on is left out."""
         stack = [r.node if isinstance(r, Value) else r for r in roots]
         seen = set(stack)
         while stack:
-            for before in self.graph.predecessors(stack.pop()):
+            node = stack.pop()
+            for before in self.graph.predecessors(node) if node not in beyond else ():
                 if before not in seen:
                     seen.add(before)
                     stack.append(before)
@@ -358,8 +368,8 @@ class Program:
         patch: Mapping[Any, Any] | None = None,
         **named: Any,
     ) -> Run:
-        """Run node by node, so that every value can be read; see `graphwright.program.interpret.run`."""
-        from graphwright.program.interpret import run
+        """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
+        from graphwright.program.running import run
 
         return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
 
@@ -375,11 +385,13 @@ class Program:
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
-    def grad(self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None) -> Program:
+    def grad(
+        self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None, *, seeded: bool = False
+    ) -> Program:
         """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
         from graphwright.program.differentiate import differentiate
 
-        return differentiate(self, outputs, wrt, sizes or {})
+        return differentiate(self, outputs, wrt, sizes or {}, seeded)
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""
