@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device
@@ -105,7 +106,7 @@ class NDArray:
         backend(self.device).copy(self, source)
         return self
 
-    def to_numpy(self, dtype: object = None, *, bits: bool = False) -> np.ndarray:
+    def to_numpy(self, dtype: npt.DTypeLike | None = None, *, bits: bool = False) -> np.ndarray:
         """The elements as a numpy array; shares memory when neither dtype nor layout forces a copy.
 
         Args:
@@ -121,7 +122,7 @@ class NDArray:
             host = wide.view(np.float32)
         else:
             host = self._host()
-        return host if dtype is None else host.astype(dtype, copy=False)  # type: ignore[arg-type]  # numpy's own check
+        return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
         """The elements as numpy: straight from a host buffer, so that looking loads no backend, else by the backend."""

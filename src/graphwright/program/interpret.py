@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import NDArray, Spec, empty
-from graphwright.autograd import Tensor, active_recorder, as_tensor
+from graphwright.autograd import Tensor, Variable, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
@@ -127,7 +127,7 @@ def run(
         elif op == INPUT:
             results = (arrays[p.path(node)],)
         else:
-            ins = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in p.in_edges(node)]
+            ins: list[Any] = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in p.in_edges(node)]
             if op == WRITE:
                 target = p.operands(node)[0].node
                 writes.append((p.key(target), ins[1]))
@@ -150,7 +150,7 @@ def run(
 def _node(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
     if not ins and p.is_junction(node):
         spec = p.spec(node).bind(dims)
-        zero = empty(spec.shape, spec.dtype)  # type: ignore[arg-type]  # bound
+        zero = empty(spec.sizes, spec.dtype)
         return (call("full_like", zero, value=0.0),)
     try:
         result = call(op, *ins, **p.attrs(node))
@@ -218,10 +218,11 @@ def tensors(
     return values
 
 
-def _apart(tensor: Tensor, written: Sequence[Tensor]) -> Tensor:
+def _apart(tensor: Tensor, written: Sequence[Variable]) -> Tensor:
     """A tensor whose value stays when the given variables are written to."""
-    memory = {id(w.data.storage) for w in written}  # type: ignore[union-attr]  # variables hold arrays
-    return tensor.clone() if id(tensor.data.storage) in memory else tensor  # type: ignore[union-attr]
+    assert isinstance(tensor.data, NDArray)  # nothing is traced here
+    memory = {id(w.data.storage) for w in written}
+    return tensor.clone() if id(tensor.data.storage) in memory else tensor
 
 
 def as_host(array: NDArray) -> np.ndarray:

@@ -169,7 +169,7 @@ class _Arrays:
 
 def _array(edit: Edit) -> NDArray | None:
     if isinstance(edit, AddNode):
-        return None if edit.variable is None else edit.variable.data  # type: ignore[return-value]  # holds an array
+        return None if edit.variable is None else edit.variable.data
     return edit.array if isinstance(edit, SetWeight) else None
 
 
