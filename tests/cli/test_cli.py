@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import graphwright as gw
 from graphwright.cli import app
-from graphwright.models.prompt import prompt_ids
+from graphwright.models.generation.prompt import prompt_ids
 
 CUT = "layers.1.mlp.down -> layers.1.out"
 

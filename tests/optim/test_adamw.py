@@ -14,6 +14,7 @@ from graphwright.array import bfloat16, empty, from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import UsageError
 from graphwright.optim import AdamW
+from values import grad_of
 
 SHAPES = [(5, 3), (3,), (2, 1, 4)]
 STEPS = 50
@@ -147,6 +148,33 @@ def test_zero_grad():
     give(params, values(1))
     AdamW(params).zero_grad()
     assert [p.grad for p in params] == [None] * 3
+
+
+def test_zero_grad_in_place_keeps_the_memory():
+    params = ours()
+    give(params[:2], values(1)[:2])
+    grad_of(params[0]).numpy()[:] = np.nan
+    held = [grad_of(p).data for p in params[:2]]
+    AdamW(params).zero_grad(set_to_none=False)
+    assert [grad_of(p).data for p in params[:2]] == held
+    assert not any(grad_of(p).numpy().any() for p in params[:2])
+    assert params[2].grad is None
+
+
+def test_zero_grad_in_place_is_traced():
+    p = ours()[0]
+    opt = AdamW([p], weight_decay=0.0)
+
+    def step(x):
+        opt.zero_grad()
+        (p * x).sum().backward()
+        opt.zero_grad(set_to_none=False)
+        (p * x).sum().backward()
+        opt.step()
+        return p.grad
+
+    seen = gw.compile(step)(np.full(p.shape, 3.0, np.float32))
+    assert np.array_equal(seen.numpy(), np.full(p.shape, 3.0))
 
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------

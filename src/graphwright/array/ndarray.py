@@ -144,8 +144,27 @@ class NDArray:
         """The one element as a Python number."""
         return self.to_numpy("float32" if self.dtype is bfloat16 else None).item()
 
+    def text(self, prefix: str = "") -> str | None:
+        """The first and last elements as numpy prints them; None for a mapped array whose bytes nobody has asked for.
+
+        Args:
+            prefix: what stands before it on the first line, for the indent of the others.
+        """
+        if not self.storage.touched:
+            return None
+        return np.array2string(
+            self.to_numpy(bits=True),
+            separator=", ",
+            threshold=50,
+            precision=4,
+            prefix=prefix,
+            formatter={"int_kind": _bfloat16_text} if self.dtype is bfloat16 else None,
+        )
+
     def __repr__(self) -> str:
-        return f"NDArray({self.spec}, {self.device})"
+        body = self.text("NDArray(")
+        facts = f"{self.spec}, {self.device}"
+        return f"NDArray({facts}, not read from its file)" if body is None else f"NDArray({body}, {facts})"
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
@@ -171,3 +190,8 @@ def from_numpy(host: np.ndarray, *, bits: DType | None = None) -> NDArray:
     flat = np.lib.stride_tricks.as_strided(host, ((high - low) // host.itemsize,), (host.itemsize,))
     storage = Storage(flat, high - low, CPU, readonly=not host.flags.writeable)
     return NDArray(storage, kind, host.shape, strides)
+
+
+def _bfloat16_text(bits: np.integer) -> str:
+    """A bfloat16 by its bit pattern, widened only where it is shown."""
+    return f"{(np.uint32(bits) << 16).view(np.float32):.4g}"

@@ -28,6 +28,11 @@ def unary_sample(low: float, high: float) -> Callable:
     return lambda rng: ([rng.uniform(low, high, (3, 5))], {})
 
 
+def away_from_zero(rng: np.random.Generator) -> tuple[list, dict]:
+    """An operand of both signs, where a difference quotient does not step over the kink at 0."""
+    return [rng.uniform(0.1, 2, (3, 5)) * rng.choice((-1.0, 1.0), (3, 5))], {}
+
+
 def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> tuple[list, dict]:
     """Two operands that broadcast."""
     return [rng.uniform(low, high, (3, 1, 4)), rng.uniform(low, high, (5, 4))], {}
@@ -48,7 +53,7 @@ class Neg:
 class Abs:
     """|x|; gradient sign(x), 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), unary_sample(0.1, 2)
+    arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), away_from_zero
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -59,7 +64,7 @@ class Abs:
 class Sign:
     """-1, 0 or 1; gradient 0."""
 
-    arity, infer, traits, sample = 1, same, UNARY, unary_sample(0.1, 2)
+    arity, infer, traits, sample = 1, same, UNARY, away_from_zero
     vjp, why = None, {"vjp": "the gradient is zero everywhere it exists"}
 
 
@@ -179,7 +184,7 @@ class Silu:
 class Relu:
     """max(x, 0); gradient 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.1, 2)
+    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), away_from_zero
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

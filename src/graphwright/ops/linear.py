@@ -75,7 +75,8 @@ class Matmul:
             ((2, 3, 4), (4,)),
             ((4,), (4,)),
             ((2, 3, 4), (4, 5)),
-        ][rng.integers(7)]
+            ((4,), (2, 4, 3)),
+        ][rng.integers(8)]
         return [rng.normal(size=s) for s in shapes], {}
 
 

@@ -52,7 +52,9 @@ class CrossEntropy:
 
     @staticmethod
     def sample(rng):
-        return [rng.normal(size=(2, 3, 5)) * 3, rng.integers(0, 5, (2, 3))], {}
+        targets = rng.integers(0, 5, (2, 3))
+        targets[1, 0] = -100
+        return [rng.normal(size=(2, 3, 5)) * 3, targets], {}
 
 
 @op("cross_entropy_backward")
@@ -89,5 +91,6 @@ class CrossEntropyBackward:
     def sample(rng):
         import numpy as np
 
-        scores = rng.normal(size=(4, 5))
-        return [scores, rng.integers(0, 5, 4), np.log(np.exp(scores).sum(-1)), rng.normal(size=4)], {}
+        scores, targets = rng.normal(size=(2, 3, 5)), rng.integers(0, 5, (2, 3))
+        targets[0, 1] = -100
+        return [scores, targets, np.log(np.exp(scores).sum(-1)), rng.normal(size=(2, 3))], {}
