@@ -29,7 +29,7 @@ lint:  ## ruff's rules and format
 
 types:  ## pyright
 	@scripts/environment.sh all,dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 cov:  ## branch coverage
 	@scripts/environment.sh all,dev

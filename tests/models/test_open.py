@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def test_truncated_file(copy: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
-def test_dtypes_that_cannot_be_asked_for(options: dict[str, str], made: Callable[[str], Made]) -> None:
+def test_dtypes_that_cannot_be_asked_for(options: dict[str, Any], made: Callable[[str], Made]) -> None:
     with pytest.raises(UsageError):
         gw.open(made("llama").path, **options)
 

@@ -85,7 +85,7 @@ def test_a_newer_schema_is_named(saved):
     forged(saved, lambda body: body.update(schema=99))
     with pytest.raises(ProgramFileError, match="newer graphwright") as caught:
         load(saved)
-    assert "pip install" in caught.value.fix
+    assert "pip install" in str(caught.value.fix)
 
 
 def places(value, path=()):

@@ -6,6 +6,7 @@ Invariant: a DType is a value; there is one instance per name, so `is` and `==` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ BY_TAG: dict[str, DType] = {d.safetensors: d for d in DTYPES.values()}
 _BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if d is not bfloat16}
 
 
-def dtype(value: object) -> DType:
+def dtype(value: Any) -> DType:
     """The DType named by a DType, a name (`"bfloat16"`, `"bool_"`) or a numpy dtype.
 
     Raises: DTypeError for anything else.
@@ -83,7 +84,7 @@ def dtype(value: object) -> DType:
     if isinstance(value, str) and (found := DTYPES.get(value.removesuffix("_"))) is not None:
         return found
     try:
-        return _BY_NUMPY[np.dtype(value)]  # type: ignore[arg-type]  # numpy says itself what it takes
+        return _BY_NUMPY[np.dtype(value)]
     except (TypeError, KeyError):
         raise DTypeError("unknown dtype", expected=", ".join(DTYPES), got=repr(value)) from None
 

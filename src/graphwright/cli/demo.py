@@ -141,7 +141,7 @@ class _Story:
         ms = (perf_counter() - started) * 1e3
         self.p = self.model.program
         facts = self.model.inspect()
-        touched = sum(v.data.storage.touched for v in self.p.weights.values() if v.data.storage.readonly)  # type: ignore[union-attr]  # arrays
+        touched = sum(v.data.storage.touched for v in self.p.weights.values() if v.data.storage.readonly)
         c.facts = {
             "ms": round(ms, 1),
             "parameters": facts.parameters,
@@ -223,7 +223,7 @@ class _Story:
     def skip(self, c: Chapter) -> None:
         import numpy as np
 
-        width = self.p.spec(SKIP[0]).shape[-1]
+        width = self.model.dims.hidden
         with self.p.edit("skip from block 0 to block 2", tool="graphwright demo") as e:
             e.link(*SKIP, np.zeros((width, width), np.float32), name="layers.2.skip")
         same = np.array_equal(self.model.logits(self._ids()), self.logits)
@@ -303,9 +303,9 @@ class _Story:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _ids(self) -> Any:
-        import numpy as np
+        from graphwright.models.generation.prompt import prompt_ids
 
-        return np.asarray(self.model.tokenizer.encode(self.held_out[:200]), np.int64)  # type: ignore[union-attr]  # bundled has one
+        return prompt_ids(self.model, self.held_out[:200])
 
     def _score(self) -> float:
         with bar(self.silent) as report:

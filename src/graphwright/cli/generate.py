@@ -52,7 +52,6 @@ def generate(
         stop=tuple(stop or ()),
         stream=None if as_json else stream,
     )
-    assert not isinstance(result, list)
     if as_json:
         emit_json({**asdict(result), "tokens_per_s": result.tokens_per_s})
         return

@@ -88,8 +88,7 @@ class Inspection:
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Facts of a program as it is now, edits included."""
     rows = tuple(
-        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).bind({}).shape, p.spec(n).nbytes)  # type: ignore[arg-type]  # bound
-        for n in p.params()
+        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params()
     )
     return Inspection(
         family=family,
@@ -144,7 +143,7 @@ def kv_bytes_per_token(p: Program) -> int:
     for node in (n for n in p.of_kind("sdpa") if n in needed):
         for v in p.operands(node)[1:3]:
             spec = p.spec(v)
-            total += spec.shape[1] * spec.shape[3] * spec.dtype.itemsize  # type: ignore[operator]  # heads and width are numbers
+            total += Spec((spec.shape[1], spec.shape[3]), spec.dtype).nbytes  # heads and width are numbers
     return total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -29,6 +29,28 @@ if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
     from graphwright.progress import Report
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `Model.generate` besides `n`; its signature has their defaults."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stream: Callable[[str], object] | None
+    logprobs: int
+    cache: Cache | None
+    repetition_penalty: float
+    presence: float
+    frequency: float
+    processors: Sequence[Any]
+    use_model_defaults: bool
+    first_stream: int
+    allow_stale: bool
+    cancel: Callable[[], bool] | None
 
 
 class Model:
@@ -163,6 +185,14 @@ class Model:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
         cache.refill()
 
+    @overload
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+    @overload  # `Any` stands for the single one that an `n` of 1 gives
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: int, **options: Unpack[GenerateOptions]
+    ) -> list[Generation] | Any: ...
     def generate(
         self,
         prompt: Any,

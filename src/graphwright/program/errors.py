@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from graphwright.errors import GraphwrightError, UsageError
+from typing import TYPE_CHECKING, Unpack
+
+from graphwright.errors import Facts, GraphwrightError, UsageError
+
+if TYPE_CHECKING:
+    from graphwright.program.validate import Mismatch
 
 
 class UnknownNode(UsageError, KeyError):
@@ -36,8 +41,8 @@ class ForeignNode(UsageError):
 class InvalidProgram(UsageError):
     """The program is open for repair and cannot run; `findings` says why, one `Mismatch` each."""
 
-    def __init__(self, what: str = "", *, findings: tuple[object, ...] = (), **facts: object) -> None:
-        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+    def __init__(self, what: str = "", *, findings: tuple[Mismatch, ...] = (), **facts: Unpack[Facts]) -> None:
+        super().__init__(what, **facts)
         self.findings = findings
 
 

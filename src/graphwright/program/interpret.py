@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import NDArray, empty
-from graphwright.autograd import Tensor, active_recorder
+from graphwright.autograd import Tensor, Variable, active_recorder
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import call
@@ -25,7 +25,7 @@ def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, i
     """The results of one node on arrays or tensors. Raises: ComputeError or UsageError with its path and origin."""
     if not ins and p.is_junction(node):
         spec = p.spec(node).bind(dims)
-        zero = empty(spec.shape, spec.dtype)  # type: ignore[arg-type]  # bound
+        zero = empty(spec.sizes, spec.dtype)
         return (call("full_like", zero, value=0.0),)
     try:
         result = call(op, *ins, **p.attrs(node))
@@ -93,10 +93,11 @@ def tensors(
     return values
 
 
-def _apart(tensor: Tensor, written: Sequence[Tensor]) -> Tensor:
+def _apart(tensor: Tensor, written: Sequence[Variable]) -> Tensor:
     """A tensor whose value stays when the given variables are written to."""
-    memory = {id(w.data.storage) for w in written}  # type: ignore[union-attr]  # variables hold arrays
-    return tensor.clone() if id(tensor.data.storage) in memory else tensor  # type: ignore[union-attr]
+    assert isinstance(tensor.data, NDArray)  # nothing is traced here
+    memory = {id(w.data.storage) for w in written}
+    return tensor.clone() if id(tensor.data.storage) in memory else tensor
 
 
 def as_host(array: NDArray) -> np.ndarray:

@@ -239,7 +239,7 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
         promise.digest: (files.weights, key)
         for key, v in p.weights.items()
         if (promise := p.weights.promises.get(v.data)) is not None
-    }  # type: ignore[arg-type]
+    }
     for digest in forms.array(data.pop("arrays")):
         if files.history is not None:
             keys.setdefault(forms.text(digest), (files.history, digest))

@@ -439,7 +439,7 @@ class Program:
             return self.history.blame(self._names.get(ref), ref)
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
 
-    def on_edit(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
+    def on_edit(self, listener: Callable[[Entry], object]) -> Callable[[], None]:
         """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it.
 
         `entry.edits` is what was done, `entry.cone` the nodes that inference looked at. The commit stands whatever the
@@ -528,7 +528,7 @@ class Program:
         try:
             self._reorder(lambda: self.order_labels.add_edge(src, dst))
         except CycleError as error:
-            names = [self.path(n) for n in error.path]  # type: ignore[arg-type]  # the order holds node handles
+            names = [self.path(n) for n in error.path]
             raise CycleError(
                 "an edge would close a cycle",
                 path=error.path,
@@ -574,7 +574,7 @@ class Program:
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
         if port is None:
-            port = self.graph.node(dst, "next_port")
+            port = int(self.graph.node(dst, "next_port"))
         fits = self._admit_edge(src.node, dst)
         edge = self.graveyard.revive(self.graph, handle)
         if edge is None:

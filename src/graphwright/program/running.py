@@ -200,7 +200,7 @@ def run(
         elif op == INPUT:
             results = (arrays[p.path(node)],)
         else:
-            ins = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in edges]
+            ins: list[Any] = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in edges]
             if op == WRITE:
                 writes.append((p.key(p.operands(node)[0].node), ins[1]))
                 results = ()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -341,7 +341,7 @@ class Transaction:
             self.carry(value, held)
             value = Value(held)
         if port is None and p.is_junction(target):
-            port = p.graph.node(target, "next_port")
+            port = int(p.graph.node(target, "next_port"))
         elif port is None and p.op(target) in SOURCES:
             raise NotAJunction("a source reads nothing", where=p.path(target), got=p.op(target))
         elif port is None:
@@ -421,11 +421,11 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 
 def _caller() -> str | None:
     """file:line of the first frame outside this package and the standard library's contextlib."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
     ):
-        frame = frame.f_back  # type: ignore[assignment]  # ends with None at the outermost frame
+        frame = frame.f_back
     return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

@@ -71,9 +71,7 @@ class Weights(Mapping[str, Variable]):
 
     def array(self, key: str) -> NDArray:
         """The value under a key."""
-        data = self[key].data
-        assert isinstance(data, NDArray)
-        return data
+        return self[key].data
 
     def set(self, key: str, array: NDArray) -> NDArray:
         """Put another array under a key; returns the one that was there."""
@@ -130,7 +128,7 @@ class VariableTwins:
         if id(variable) not in self._made:
             variable.shared = True
             kind = Parameter if isinstance(variable, Parameter) else Variable
-            twin = kind(variable.data, variable.requires_grad, variable.name)  # type: ignore[arg-type]  # arrays
+            twin = kind(variable.data, variable.requires_grad, variable.name)
             twin.shared = True
             self._made[id(variable)] = (variable, twin)
         return self._made[id(variable)][1]

@@ -50,7 +50,7 @@ class ExportPlan:
 
 def export_plan(model: Model) -> ExportPlan:
     """What an export would do; reads no payload, writes nothing."""
-    found = tuple(deviations(model))
+    found = deviations(model)
     p = model.program
     why: list[dict[str, Any]] = []
     if found:
@@ -67,7 +67,7 @@ def export_plan(model: Model) -> ExportPlan:
     read = p.reachable(p.outputs()) if found else set(p.params())
     size = sum(p.spec(n).nbytes for n in p.params() if n in read)
     rung = possible[0] if possible else None
-    return ExportPlan(rung, found, tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
+    return ExportPlan(rung, tuple(found), tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
 
 
 def choose_rung(plan: ExportPlan, rung: int | str) -> int:
@@ -75,8 +75,8 @@ def choose_rung(plan: ExportPlan, rung: int | str) -> int:
     if rung not in ("auto", 1, 2, 3, 4, 5, "1", "2", "3", "4", "5"):
         raise UsageError("unknown rung", expected="auto or 1 to 5", got=rung)
     wanted = plan.rung if rung == "auto" else int(rung)
-    if wanted in plan.possible:
-        return wanted  # type: ignore[return-value]  # a possible one is a number
+    if wanted is not None and wanted in plan.possible:
+        return wanted
     why = next((n["reason"] for n in plan.not_better if n["rung"] == (wanted or 5)), "not built in this version")
     raise RungImpossible(
         "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
