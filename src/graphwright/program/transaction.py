@@ -139,6 +139,7 @@ class Transaction:
         p.history.collect_trained(self)
         # what was broken before may be anywhere: then everything is looked at
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
+        p.sort_weights([edit for pair in self.done for edit in pair[:2]])
         try:
             p.straighten()
             for node in alive:
@@ -158,11 +159,13 @@ class Transaction:
     def _roll_back(self, mark: int, labels: int, loose: frozenset[EdgeId]) -> None:
         p = self.program
         p.graveyard.mode = "roll back"
+        undone = [edit for pair in self.done[mark:] for edit in pair[:2]]
         while len(self.done) > mark:
             inverse = self.done.pop()[1]
             inverse.apply(p)
             if isinstance(inverse, SetWeight):
                 p.history.note(p.weights[inverse.key])
+        p.sort_weights(undone)
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
         p.loose.clear()
