@@ -83,6 +83,8 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (CycleError, lambda e: e.connect("j", "j"), "j -> j", None),
         (CycleError, lambda e: e.rewire(e.program.in_edges("h")[0], "r"), "r -> h", None),
         (UsageError, lambda e: e.set_attr("r", alpha=1), "r", None),
+        (UsageError, lambda e: e.set_attr("w"), "w", "name=value"),
+        (UsageError, lambda e: e.set_attr("r"), "r", "name=value"),
         (UsageError, lambda e: e.set_attr("w", colour=1), "w", None),
         (UsageError, lambda e: e.set_attr("w", trainable=object()), None, None),
         (UsageError, lambda e: e.remove("r"), "r", "set_outputs"),
@@ -264,6 +266,21 @@ def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
         for state in states[1:]:
             p.redo()
             assert fingerprint(p) == state
+
+
+def test_attributes_as_they_were_make_no_entry():
+    p = tiny()
+    before, counts = fingerprint(p), counters(p)
+    with p.edit("nothing") as e:
+        e.set_attr("w", trainable=True)
+    assert (fingerprint(p), counters(p)) == (before, counts)
+    with p.edit("something") as e:
+        e.set_attr("w", trainable=False)
+        e.rename("w", "w", key="u")
+    assert [r["edit"] for r in p.journal[-1].edits] == ["SetAttr", "SetAttr"]
+    assert list(p.weights) == ["u"]
+    p.undo()
+    assert fingerprint(p) == before
 
 
 # -- verbs ----------------------------------------------------------------------------------------------------------

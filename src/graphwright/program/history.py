@@ -185,6 +185,7 @@ class History:
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
             undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
+            p.sort_weights((*undo.inverse, *undo.forward))
         finally:
             p.graveyard.mode = "edit"
         for node, specs in undo.specs.items():

@@ -602,6 +602,15 @@ class Program:
         self.graph.set_edge(edge, src_port=src.port)
         self._structure.touch(dst)
 
+    def sort_weights(self, edits: Sequence[object]) -> None:
+        """After edits that put nodes in or out: list the weights by creation of the first node that stands for each."""
+        if not any(getattr(edit, "op", None) in STORED for edit in edits):
+            return
+        ranks: dict[str, int] = {}
+        for node in (n for kind in STORED for n in self.of_kind(kind)):
+            ranks[self.key(node)] = min(ranks.get(self.key(node), self.seq(node)), self.seq(node))
+        self.weights.sort(ranks)
+
     def update_node(self, node: NodeId, **columns: Any) -> None:
         """Change columns of a node: attrs, specs or name."""
         if "name" in columns:

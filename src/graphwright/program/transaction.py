@@ -33,6 +33,7 @@ from graphwright.program.edits import (
     SetWeight,
 )
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
+from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
@@ -138,6 +139,7 @@ class Transaction:
         p.history.collect_trained(self)
         # what was broken before may be anywhere: then everything is looked at
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
+        p.sort_weights([edit for pair in self.done for edit in pair[:2]])
         try:
             p.straighten()
             for node in alive:
@@ -157,11 +159,13 @@ class Transaction:
     def _roll_back(self, mark: int, labels: int, loose: frozenset[EdgeId]) -> None:
         p = self.program
         p.graveyard.mode = "roll back"
+        undone = [edit for pair in self.done[mark:] for edit in pair[:2]]
         while len(self.done) > mark:
             inverse = self.done.pop()[1]
             inverse.apply(p)
             if isinstance(inverse, SetWeight):
                 p.history.note(p.weights[inverse.key])
+        p.sort_weights(undone)
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
         p.loose.clear()
@@ -284,14 +288,26 @@ class Transaction:
             self.do(RemoveNode(node))
 
     def set_attr(self, ref: Ref, **attrs: Any) -> None:
-        """Change attributes of a node."""
+        """Change attributes of a node; those that are as they were make no edit. Raises: UsageError without any."""
         node = self.program.node(ref)
-        self.do(SetAttr(node, {**self.program.attrs(node), **attrs}))
+        before = self.program.attrs(node)
+        after = {**before, **attrs}
+        if not attrs:
+            known = ", ".join(f"{name}={value!r}" for name, value in before.items())
+            raise UsageError(
+                "no attribute is given",
+                where=self.program.path(node),
+                expected=f"some of {known}" if known else "a node that has attributes",
+                fix="e.set_attr(node, name=value)",
+            )
+        if repr(encode_attrs(after)) != repr(encode_attrs(before)):
+            self.do(SetAttr(node, after))
 
     def rename(self, ref: Ref, name: str, *, key: str | None = None) -> None:
         """Give a node another name; its checkpoint key stays, unless another `key` is given."""
         node = self.program.node(ref)
-        self.do(Rename(node, name))
+        if key is None or name != self.program.path(node):
+            self.do(Rename(node, name))
         if key is not None:
             self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
 

@@ -82,8 +82,12 @@ class Weights(Mapping[str, Variable]):
 
     def rekey(self, old: str, new: str) -> None:
         """Let a variable be stored under another key."""
-        self._variables[new] = self._variables.pop(old)
+        self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
         self._digests.pop(old, None)
+
+    def sort(self, ranks: Mapping[str, int]) -> None:
+        """List the keys in this order."""
+        self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
         """The digest, or `SOURCE` for a weight that lies untouched in an opened file; reads no file."""
