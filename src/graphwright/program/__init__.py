@@ -19,6 +19,7 @@ from graphwright.program.errors import (
     ProgramFileError,
     ReplayConflict,
     SpecMismatch,
+    UnknownEdge,
     UnknownNode,
 )
 from graphwright.program.interpret import Run, check_feeds, evaluate, run
@@ -63,6 +64,7 @@ __all__ = [
     "StaleSelection",
     "TraceRecorder",
     "Transaction",
+    "UnknownEdge",
     "UnknownNode",
     "Value",
     "Weights",
