@@ -3,7 +3,7 @@
 >>> import graphwright as gw
 >>> model = gw.open("bundled")
 >>> with model.program.edit("drop a branch") as e:
-...     e.cut(model.program.in_edges("layers.1.out")[1])
+...     e.cut("layers.1.mlp.down -> layers.1.out")
 >>> model.program.undo()
 """
 
@@ -103,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+    return sorted({*__all__, *_MODULES})

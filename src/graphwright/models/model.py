@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -287,6 +288,9 @@ class Model:
 
         return save_model(self, directory, history=history, overwrite=overwrite)
 
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"
+
     def __repr__(self) -> str:
         p = self.program
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
@@ -295,5 +299,9 @@ class Model:
 def need_tokenizer(model: Model) -> Tokenizer:
     """The tokenizer. Raises: UsageError if there is none."""
     if model.tokenizer is None:
-        raise UsageError("the model has no tokenizer", where=str(model.directory), fix="give token ids instead of text")
+        raise UsageError(
+            "the model has no tokenizer",
+            where=str(model.directory),
+            fix="put its tokenizer.json beside config.json; from Python, token ids do too",
+        )
     return model.tokenizer

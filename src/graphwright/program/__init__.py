@@ -21,6 +21,7 @@ from graphwright.program.errors import (
     ReplayConflict,
     SpecMismatch,
     StaleRun,
+    UnknownEdge,
     UnknownNode,
 )
 from graphwright.program.feeds import check_feeds
@@ -69,6 +70,7 @@ __all__ = [
     "StaleSelection",
     "TraceRecorder",
     "Transaction",
+    "UnknownEdge",
     "UnknownNode",
     "Value",
     "Weights",

@@ -14,6 +14,10 @@ class UnknownNode(UsageError, KeyError):
     """No node of this name or handle."""
 
 
+class UnknownEdge(UsageError, KeyError):
+    """No edge between these nodes, or several."""
+
+
 class NameTaken(UsageError):
     """A node of this name exists."""
 

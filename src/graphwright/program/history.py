@@ -155,7 +155,7 @@ class History:
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
-            what = f"fewer edits are there to {verb}" if stack else f"there is nothing to {verb}"
+            what = f"there are fewer edits to {verb}" if stack else f"there is nothing to {verb}"
             raise NotUndoable(what, where=self.program.name, expected=n, got=len(stack))
         for entry in stack[len(stack) - n :]:
             _check_kept(entry)

@@ -61,6 +61,12 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
     folder = Path(directory)
+    if not (folder / "program.json").is_file():
+        raise ProgramFileError(
+            "this is no saved program: there is no program.json",
+            where=folder,
+            fix="graphwright.open opens Hugging Face directories and saved models",
+        )
     try:
         return _load(folder, check, verify)
     except InvalidProgram:

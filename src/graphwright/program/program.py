@@ -14,7 +14,7 @@ from graphwright.autograd import Parameter
 from graphwright.errors import CycleError, UsageError
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
-from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
+from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, STORED, WRITE
@@ -226,6 +226,32 @@ class Program:
                 key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port")),
             )
         )
+
+    def edge(self, ref: EdgeId | str) -> EdgeId:
+        """The handle of an edge given by handle, or by its ends: `edge("layers.1.mlp.down -> layers.1.out")`.
+
+        Raises: UnknownEdge naming what enters the target, also if several edges have these ends; UnknownNode.
+        """
+        if isinstance(ref, EdgeId):
+            return ref
+        if not isinstance(ref, str) or "->" not in ref:
+            raise UnknownEdge(
+                "not an edge of this program",
+                got=repr(ref),
+                expected='an EdgeId, or "source -> target" with their names',
+            )
+        source, target = (self.node(name.strip()) for name in ref.split("->", 1))
+        edges = self.in_edges(target)
+        found = [e for e in edges if self.graph.source(e) == source]
+        if len(found) != 1:
+            enters = ", ".join(dict.fromkeys(self.path(self.graph.source(e)) for e in edges))
+            raise UnknownEdge(
+                f"{len(found)} edges have these ends" if found else "there is no such edge",
+                where=ref,
+                expected=None if found else f"from {enters}" if enters else "another target: nothing enters this one",
+                fix=f"pick one of program.in_edges({self.path(target)!r})" if found else None,
+            )
+        return found[0]
 
     def edge_value(self, edge: EdgeId) -> Value:
         """What an edge carries."""

@@ -373,19 +373,25 @@ class Transaction:
                 )
         return self._edge(value, target, port)
 
-    def cut(self, edge: EdgeId) -> None:
-        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit."""
+    def cut(self, edge: EdgeId | str) -> None:
+        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit.
+
+        Args:
+            edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
+        """
+        edge = self.program.edge(edge)
         dst = self.program.graph.target(edge)
         self.do(RemoveEdge(edge))
         self.touched[dst] = None
 
-    def rewire(self, edge: EdgeId, src: Ref) -> None:
+    def rewire(self, edge: EdgeId | str, src: Ref) -> None:
         """Let an edge start at another value; handle and port stay. Raises: CycleError with the path."""
-        self.do(Rewire(edge, self.program.value(src)))
+        self.do(Rewire(self.program.edge(edge), self.program.value(src)))
 
-    def insert(self, edge: EdgeId, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
+    def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
         """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port, and leaves the new node."""
         p = self.program
+        edge = p.edge(edge)
         source = p.edge_value(edge)
         if name is None:
             name = p.free_name(f"{p.path(p.graph.target(edge))}.{op}")

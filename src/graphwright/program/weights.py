@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -52,7 +53,15 @@ class Weights(Mapping[str, Variable]):
         try:
             return self._variables[key]
         except KeyError:
-            raise UnknownNode("no weight of this key", where=key, fix="program.weights lists them") from None
+            near = get_close_matches(str(key), self._variables, 3, 0.5)
+            raise UnknownNode(
+                "no weight of this key",
+                where=key,
+                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) has them all",
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
