@@ -130,8 +130,7 @@ def fingerprints(p: Program) -> dict[str, str]:
             continue
         state = blake2b(p.node_digest(node), digest_size=16)
         if p.op(node) in STORED:
-            key = p.key(node)
-            state.update(b"source" if p.weights.array(key).storage.readonly else p.weights.digest(key).encode())
+            state.update(p.weights.reference(p.key(node)).encode())
         for before in p.operands(node):
             state.update(known[before.node])
         known[node] = state.digest()

@@ -43,6 +43,7 @@ from graphwright.models.receipt import SCHEMA, Receipt
 from graphwright.models.rungs import RUNGS, ExportPlan, choose_rung, export_plan
 from graphwright.models.sampling import NonFinite
 from graphwright.models.write import rounded, write_model
+from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _refuse_non_finite(model: Model) -> None:
     """Pass on what the source had; refuse NaN and infinities that an edit or training made. Raises: ExportError."""
     p = model.program
     for key, count, first in non_finite(p):
-        if p.weights.array(key).storage.readonly:
+        if p.weights.reference_of(p.weights.array(key)) == SOURCE:
             continue
         had = _source_non_finite(model, p.weights[key].name)
         if count > had:

@@ -15,6 +15,7 @@ from graphwright.autograd import Variable
 from graphwright.files import atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
         assert isinstance(array, NDArray)
         wanted = named(dtype) if dtype != "keep" and array.dtype.is_float else None
         origin = variable.name  # its key in the file, whatever it was renamed to
-        if source is not None and origin in source and array.storage.readonly and wanted in (None, array.dtype):
+        if source is not None and origin in source and _untouched(model, variable) and wanted in (None, array.dtype):
             yield TensorData.stored(source, origin, key)
             continue
         stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
@@ -78,14 +79,14 @@ def _passed_on(model: Model, values: Mapping[str, Variable], dtype: str) -> dict
     known = set(model.keys.values())
     found: dict[str, Variable | None] = {key: None for key in source if key not in known and key not in values}
     embedding = values.get(model.keys.get(EMBEDDING, ""))
-    if embedding is not None and not (dtype == "keep" and _untouched(embedding)):
+    if embedding is not None and not (dtype == "keep" and _untouched(model, embedding)):
         heads = [k for k in found if k.endswith(TIED_HEAD) and tuple(source.info(k).shape) == embedding.shape]
         found.update(dict.fromkeys(heads, embedding))
     return found
 
 
-def _untouched(variable: Variable) -> bool:
-    return isinstance(variable.data, NDArray) and variable.data.storage.readonly
+def _untouched(model: Model, variable: Variable) -> bool:
+    return isinstance(variable.data, NDArray) and model.program.weights.reference_of(variable.data) == SOURCE
 
 
 class _Bytes:
