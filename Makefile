@@ -6,7 +6,7 @@ NAME ?=
 BIN := $(VENV)/bin
 export VENV PYTHON
 
-.PHONY: help demo test lint types cov bench lock clean
+.PHONY: help demo test lint types cov bench lock chromium clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,7 +41,10 @@ bench:  ## figures beside peers; NAME=edits for one
 	$(BIN)/python -m benchmarks $(NAME)
 
 lock:  ## rewrite constraints.txt from this environment
-	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//; /@ file/d' | sort -t= -k1,1 | awk '/^torch==/ {print; next} {rest = rest $$0 "\n"} END {printf "%s", rest}' > constraints.txt
+	@scripts/lock.sh
+
+chromium:  ## a system Chromium for the browser tests, where a package manager may install one
+	@scripts/chromium.sh
 
 clean:  ## remove everything generated
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .coverage* $(OUT)

@@ -7,8 +7,9 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 
-from graphwright.array import int64
+from graphwright.array import float32, int64
 from graphwright.autograd import (
     GradShapeRequired,
     GraphFreed,
@@ -151,6 +152,62 @@ def test_gradients_accumulate_in_place() -> None:
     assert x.grad is first
     assert x.grad.data is memory
     assert x.grad.tolist() == [5.0, 7.0]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    start, batches = rng.normal(size=(3, 5)), rng.normal(size=(100, 7, 5))
+    w = Parameter(tensor(start).to(kind).data)
+    theirs = torch.tensor(start).to(getattr(torch, kind)).requires_grad_()
+    expected = torch.zeros(3, 5)  # the oracle sums torch's own 16-bit gradients in float32
+    memory = None
+    for batch in batches:
+        x = tensor(batch).to(kind)
+        (call("linear", x, w) * call("linear", x, w)).sum().backward()  # w is read twice: its fan-in is summed too
+        t = torch.tensor(batch).to(theirs.dtype)
+        a, b = (theirs.detach().requires_grad_() for _ in range(2))
+        (torch.nn.functional.linear(t, a) * torch.nn.functional.linear(t, b)).sum().backward()
+        expected += b.grad.float() + a.grad.float()
+        assert w.grad is not None
+        assert memory in (None, w.grad.data)
+        memory = w.grad.data
+    assert (w.dtype.name, w.grad_dtype, w.grad.dtype) == (kind, float32, float32)
+    np.testing.assert_allclose(w.grad.numpy(), expected.numpy(), rtol=1e-6)
+    low = torch.zeros(3, 5, dtype=theirs.dtype)
+    for _ in range(300):
+        low += 1
+    for _ in range(300):
+        w.sum().backward()
+    np.testing.assert_allclose(w.grad.numpy(), (expected + 300).numpy(), rtol=1e-5)
+    assert low.max() == (256 if kind == "bfloat16" else 300)  # what the sum in the parameter's dtype would be
+
+
+def test_two_micro_batches_are_one_batch_for_a_16_bit_parameter() -> None:
+    rng = np.random.default_rng(5)
+    x = tensor(rng.normal(size=(8, 5))).to("bfloat16")
+    whole, parts = (Parameter(tensor(np.ones((3, 5))).to("bfloat16").data) for _ in range(2))
+    call("linear", x, whole).sum().backward()
+    for half in (x[:4], x[4:]):
+        call("linear", half, parts).sum().backward()
+    np.testing.assert_allclose(parts.grad.numpy(), whole.grad.numpy(), rtol=2**-7, atol=2**-7)
+
+
+def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() -> None:
+    w = Parameter(tensor(np.ones(2)).to("bfloat16").data)
+    w.grad = tensor([256.0, 256.0]).to("bfloat16")
+    w.sum().backward()
+    assert w.grad.dtype is float32
+    assert w.grad.tolist() == [257.0, 257.0]
+
+
+def test_only_backward_widens() -> None:
+    w = Parameter(tensor(np.ones(2)).to("bfloat16").data)
+    plain = tensor(np.ones(2)).to("bfloat16").detach()
+    plain.requires_grad = True
+    (w * plain).sum().backward()
+    assert plain.grad.dtype.name == "bfloat16"  # as in torch: only what is trained has a float32 gradient
+    assert grad((w * w).sum(), w)[0].dtype.name == "bfloat16"  # `grad` gives the spec of the input
 
 
 def test_two_losses_on_one_trunk_are_their_sum() -> None:

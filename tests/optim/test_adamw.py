@@ -142,6 +142,33 @@ def test_zero_grad():
     assert [p.grad for p in params] == [None] * 3
 
 
+def test_zero_grad_in_place_keeps_the_memory():
+    params = ours()
+    give(params[:2], values(1)[:2])
+    params[0].grad.data.to_numpy()[:] = np.nan
+    held = [p.grad.data for p in params[:2]]
+    AdamW(params).zero_grad(set_to_none=False)
+    assert [p.grad.data for p in params[:2]] == held
+    assert not any(p.grad.numpy().any() for p in params[:2])
+    assert params[2].grad is None
+
+
+def test_zero_grad_in_place_is_traced():
+    p = ours()[0]
+    opt = AdamW([p], weight_decay=0.0)
+
+    def step(x):
+        opt.zero_grad()
+        (p * x).sum().backward()
+        opt.zero_grad(set_to_none=False)
+        (p * x).sum().backward()
+        opt.step()
+        return p.grad
+
+    seen = gw.compile(step)(np.full(p.shape, 3.0, np.float32))
+    assert np.array_equal(seen.numpy(), np.full(p.shape, 3.0))
+
+
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 def low(value: np.ndarray) -> Parameter:
     return Parameter(empty(value.shape, bfloat16).copy_from(from_numpy(value)), name="low")

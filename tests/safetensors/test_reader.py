@@ -155,7 +155,7 @@ def resident_pages(path: Path) -> int:
     return sum(page & 1 for page in pages)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mincore and posix_fadvise are missing")
+@pytest.mark.linux  # mincore and posix_fadvise
 def test_looking_touches_no_page_of_the_payload(tmp_path):
     size = 64 << 20
     path = tmp_path / "model.safetensors"

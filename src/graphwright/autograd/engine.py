@@ -118,6 +118,7 @@ class _Pass:
         self.queue: list[tuple[int, TapeNode]] = []
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self.create_graph = create_graph
+        self.sums_for_leaves = wanted is None
         self.at: dict[tuple[TapeNode, int], list[int]] = {}
         for i, t in enumerate(wanted or ()):
             if t.node is not None:
@@ -127,6 +128,8 @@ class _Pass:
     def send(self, edge: Any, grad: Tensor) -> None:
         """Add a gradient to a leaf or to one result of a node."""
         if isinstance(edge, Tensor):
+            if self.sums_for_leaves:
+                grad = grad.to(edge.grad_dtype)
             known = self.leaves.get(id(edge))
             self.leaves[id(edge)] = (edge, grad if known is None else known[1] + grad)
             return
@@ -256,6 +259,8 @@ def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
     recorder = active.get()
     if recorder is not None:
         recorder.received(leaf)
+    if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by hand in the parameter's own 16 bits
+        leaf.grad = leaf.grad.to(g.dtype)
     if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
         compute(get("add"), [leaf.grad.data, g.data], {}, [leaf.grad.data])
         return

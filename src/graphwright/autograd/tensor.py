@@ -77,6 +77,11 @@ class Tensor:
         """True while tracing: it has a spec and no value."""
         return isinstance(self.data, Symbol)
 
+    @property
+    def grad_dtype(self) -> DType:
+        """Dtype in which `backward` sums the gradient of a leaf."""
+        return self.data.dtype
+
     # -- leaving tensor land -----------------------------------------------------------------------------------------
     def _array(self, wanted: str) -> NDArray:
         if isinstance(self.data, Symbol) or (isinstance(self, Variable) and active.get() is not None):
@@ -317,8 +322,9 @@ class Tensor:
     def __repr__(self) -> str:
         if isinstance(self.data, Symbol):
             return f"Tensor({self.spec}, traced)"
-        wide = "float32" if self.dtype.name == "bfloat16" else None
-        body = np.array2string(self.data.to_numpy(wide), separator=", ", threshold=50, precision=4)
+        body = self.data.text("Tensor(")
+        if body is None:
+            body = f"{self.spec}, not read from its file"
         extra = "" if self.dtype in (float32,) else f", dtype={self.dtype.name}"
         return f"Tensor({body}{extra}{', requires_grad=True' if self.requires_grad else ''})"
 
@@ -363,12 +369,17 @@ class Variable(Tensor):
 
 
 class Parameter(Variable):
-    """A variable that is trained."""
+    """A variable that is trained; the gradient of a 16-bit one is summed and kept in float32."""
 
     __slots__ = ()
 
     def __init__(self, data: NDArray, requires_grad: bool = True, name: str = "") -> None:
         super().__init__(data, requires_grad, name)
+
+    @property
+    def grad_dtype(self) -> DType:
+        """As above: in 8 bits of significand, a sum of 300 ones is 256."""
+        return float32 if self.data.dtype.is_low else self.data.dtype
 
 
 def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: Any) -> None:

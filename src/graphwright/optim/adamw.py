@@ -118,10 +118,17 @@ class AdamW:
     def lr(self, value: float) -> None:
         self._lr.assign(Tensor(_scalar(value)))
 
-    def zero_grad(self) -> None:
-        """Forget gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients; with `set_to_none=False` those there are become zeros, in their own memory."""
         for p, _ in self.groups():
-            p.grad = None
+            if set_to_none or p.grad is None:
+                p.grad = None
+                continue
+            zeros = call("full_like", p.grad, value=0.0)
+            if isinstance(p.grad.data, NDArray):
+                p.grad.data.copy_from(zeros.data)
+            else:
+                p.grad = zeros
 
     def moments(self, p: Parameter) -> Moments:
         """State of a parameter, zero at first and after a change of its shape."""

@@ -132,7 +132,6 @@ def rectangles(made: Layout) -> dict[str, list[int]]:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a system Chromium")
 @pytest.mark.parametrize(
     ("program", "opened"),
     [
@@ -149,7 +148,6 @@ def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, ope
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a system Chromium")
 def test_a_click_opens_and_closes_and_hovering_tells(tmp_path: Path) -> None:
     program = models.llama(3)
     script = """
