@@ -18,14 +18,14 @@ SOURCE = "source"
 
 
 class Promise(NamedTuple):
-    """What a saved program says of an array in its files, whose bytes are checked when they are first touched.
+    """What is known of an array in a program's own files without reading it.
 
     Attributes:
-        digest: its `array_digest`.
-        source: whether it was counted by reference when it was saved.
+        digest: its `array_digest`, which a saved program tells and its bytes are checked against; None in a checkpoint.
+        source: whether it counts by reference.
     """
 
-    digest: str
+    digest: str | None
     source: bool
 
 
@@ -102,17 +102,24 @@ class Weights(Mapping[str, Variable]):
         """The digest, or `SOURCE` for a weight that lies untouched in an opened file; reads no file."""
         return self.reference_of(self.array(key)) or self.digest(key)
 
+    def refer(self, array: NDArray) -> None:
+        """Let `SOURCE` stand for an array that lies in the file this program was opened from."""
+        self.promises[array] = Promise(None, True)
+
     def reference_of(self, array: NDArray) -> str | None:
-        """What stands for an array in a file: its promised digest, or `SOURCE`; None for one in memory."""
-        if not array.storage.readonly:
-            return None
+        """What stands for an array in this program's files: its promised digest, or `SOURCE`; None for any other.
+
+        An array that another program brought along from its own file is another: its bytes count.
+        """
         promise = self.promises.get(array)
-        return SOURCE if promise is None or promise.source else promise.digest
+        if promise is None:
+            return None
+        return SOURCE if promise.source else promise.digest
 
     def digest(self, key: str) -> str:
         """BLAKE2b-128 over dtype, shape and bytes; computed once per value."""
         array = self.array(key)
-        if array.storage.readonly and (promise := self.promises.get(array)) is not None:
+        if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             assert array.storage.memory is not None  # touching it checks the promise
             return promise.digest
         known = self._digests.get(key)

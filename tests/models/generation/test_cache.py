@@ -74,6 +74,17 @@ def test_frequencies_that_follow_the_length_are_those_of_the_whole_prompt(
     assert relative(m.prefill(m.new_cache(47, batch=2), IDS, chunk=7), theirs) < 5e-6
 
 
+def test_model_that_no_longer_reads_its_ids_still_generates(model: gw.Model) -> None:
+    p = model.program
+    with p.edit("cut both branches") as e:
+        for edge in p.in_edges("layers.2.out"):
+            e.cut(edge)
+    assert not model.logits(IDS).any()
+    assert not model.logits(IDS, np.ones_like(IDS)).any()
+    assert not model.prefill(model.new_cache(9, batch=2), IDS[:, :9]).any()
+    assert model.generate(IDS[0, :9], 3).ids == [0, 0, 0]
+
+
 def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
     cache = model.new_cache(47)
     last = cache.step(IDS[:1]).to_numpy("float32")
