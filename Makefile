@@ -18,23 +18,28 @@ demo:  ## open, edit, train and export the bundled model; writes graphwright-dem
 
 test:  ## lint, then all tests
 	@scripts/environment.sh all,dev
-	@$(BIN)/ruff check --quiet src tests benchmarks examples
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/graphwright warmup --quiet
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
 lint:  ## ruff's rules and format
 	@scripts/environment.sh all,dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types:  ## pyright
 	@scripts/environment.sh all,dev
 	$(BIN)/pyright
 
-cov:  ## branch coverage
+cov:  ## branch coverage per folder, compiled kernels run as Python; takes half an hour
 	@scripts/environment.sh all,dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -p no:xdist
-	$(BIN)/coverage report --skip-covered
+	@rm -f .coverage .coverage.*
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -n 2 --dist loadgroup --timeout 900
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+	@$(BIN)/coverage json --quiet -o .coverage.json
+	@$(BIN)/python scripts/coverage_by_folder.py .coverage.json
 
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
