@@ -29,6 +29,7 @@ from graphwright.array import (
     from_numpy,
     int64,
 )
+from graphwright.autograd import Parameter
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
@@ -138,8 +139,23 @@ def test_item_and_repr() -> None:
     assert from_numpy(np.array([[7]])).item() == 7
     low = call("cast", from_numpy(np.array(1.5)), dtype=bfloat16)
     assert low.item() == 1.5
-    assert repr(low) == "NDArray(bf16[], cpu)"
     assert low.nbytes == 2
+    assert repr(low) == "NDArray(1.5, bf16[], cpu)"
+    assert repr(from_numpy(np.eye(2, dtype="f4"))) == "NDArray([[1., 0.],\n         [0., 1.]], f32[2, 2], cpu)"
+    wide = call("cast", from_numpy(np.arange(1e6, dtype="f4").reshape(1000, 1000) / 8), dtype=bfloat16)
+    assert repr(wide).splitlines()[0] == "NDArray([[0, 0.125, 0.25, ..., 124.5, 125, 125],"
+    assert repr(wide).endswith(", bf16[1000, 1000], cpu)")
+    assert repr(empty((0, 3), int64)) == "NDArray([], i64[0, 3], cpu)"
+
+
+def test_a_repr_reads_no_file() -> None:
+    def touch() -> memoryview:
+        raise AssertionError("read")
+
+    array = NDArray(Storage.mapped(touch, 24, CPU), float32, (2, 3))
+    assert repr(array) == "NDArray(f32[2, 3], cpu, not read from its file)"
+    assert repr(Parameter(array)) == "Tensor(f32[2, 3], not read from its file, requires_grad=True)"
+    assert not array.storage.touched
 
 
 def test_devices() -> None:

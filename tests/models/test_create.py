@@ -11,7 +11,7 @@ import transformers
 import graphwright as gw
 from graphwright.models import ConfigError, UnsupportedArchitecture
 from graphwright.models.create import config_from, create
-from graphwright.models.write import write_model
+from graphwright.models.export.write import write_model
 
 FIELDS = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES}
 

@@ -118,6 +118,26 @@ def test_tied_file_may_carry_the_head_too(made: Callable[[str], Made], copy: Cal
     np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("llama-tied").path).logits(IDS))
 
 
+def test_a_tied_file_with_another_head_is_found(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+    path = copy("llama-tied")
+    assert gw.open(path).validate().ok
+    rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert gw.open(path).validate().ok
+    rewrite(path, lambda t: t["lm_head.weight"][3:5].neg_())
+    m = gw.open(path)
+    (finding,) = m.validate().mismatches
+    assert (finding.kind, finding.where) == ("tied_mismatch", "lm_head.weight")
+    assert finding.got == "2 rows with other bits, the first is 3"
+    transformers = pytest.importorskip("transformers")
+    stock = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        theirs = stock(torch.as_tensor(IDS)).logits.numpy()
+    np.testing.assert_array_equal(m.logits(IDS), gw.open(made("llama-tied").path).logits(IDS))
+    assert not np.allclose(m.logits(IDS), theirs, atol=1e-4)  # as the finding says
+    edit_config(path, tie_word_embeddings=False)
+    np.testing.assert_allclose(gw.open(path).logits(IDS), theirs, atol=1e-4)
+
+
 def test_untied_file_without_head_is_refused(copy: Callable[[str], Path]) -> None:
     path = copy("llama-tied")
     edit_config(path, tie_word_embeddings=False)
@@ -230,7 +250,7 @@ def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     from graphwright.models import architectures
-    from graphwright.models.config import Config
+    from graphwright.models.architectures.config import Config
 
     family = architectures()["llama"]
     header, at = {}, 0

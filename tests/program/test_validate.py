@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from program_samples import random_program, tiny
+from program_samples import fingerprint, random_program, tiny
 
 from graphwright.array import Spec, float32
-from graphwright.program import Builder, InvalidProgram, SpecMismatch
+from graphwright.errors import CycleError
+from graphwright.program import Builder, InvalidProgram, SpecMismatch, load
 from graphwright.program.edits import RemoveEdge
 from graphwright.program.kinds import SOURCES
+from graphwright.program.rewrite import rewrite
 
 
 @given(st.integers(0, 300))
@@ -93,3 +95,123 @@ def test_ports_weights_names_and_outputs():
     }
     with pytest.raises(InvalidProgram, match="do not fit"):
         report.check("tiny")
+
+
+def test_words_name_only_what_is_known():
+    p = tiny()
+    with p.edit("break", check=False) as e:
+        e.do(RemoveEdge(p.in_edges("h")[1]))
+    assert str(p.validate()).splitlines()[1] == "  h: a port has no edge (expected an edge at port 1)"
+    with p.edit("and a cycle", check=False) as e:
+        e.connect("r", "j")
+    assert str(p.validate()).splitlines()[2] == "  j: nodes depend on each other (got j -> r -> j)"
+    assert "None" not in str(p.validate())
+
+
+# -- cycles ---------------------------------------------------------------------------------------------------------
+def test_a_cycle_enters_is_found_and_mended():
+    p = tiny()
+    whole = fingerprint(p)
+    with pytest.raises(CycleError), p.edit("refused") as e:
+        e.connect("r", "j")
+    with p.edit("cycle and mismatch", check=False) as e:
+        closing = e.connect("r", "j")
+        e.set_weight("w", np.zeros((2, 5), "f4"))
+    assert not p.valid
+    assert {(m.kind, m.where) for m in p.validate().mismatches} == {("cycle", "j"), ("spec", "h")}
+    x = np.zeros((1, 3), "f4")
+    uses = [lambda: p.run(x=x), lambda: p.compile(x=(1, 3)), lambda: p(x=x)]
+    for use in (*uses, lambda: p.extract([p.node("r")]), lambda: rewrite(p, "derived", {})):
+        with pytest.raises(InvalidProgram) as caught:
+            use()
+        assert caught.value.findings == p.validate().mismatches
+    with pytest.raises(CycleError, match="r -> j"), p.edit("elsewhere") as e:
+        e.add("neg", "x")
+    assert "j" in p.to_svg()
+    with p.edit("mend") as e:
+        e.cut(closing)
+        e.set_weight("w", np.ones((2, 3), "f4"))
+    assert p.valid
+    assert p.validate().ok
+    broken = p.at(0)
+    assert (broken.valid, broken.loose) == (False, {closing})
+    p.undo(2)
+    assert fingerprint(p) == whole
+    p.redo()
+    assert (p.valid, p.loose) == (False, {closing})
+
+
+def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere():
+    """The rest of the cycle goes: the order must turn round, and undo must turn it back."""
+    b = Builder()
+    x = b.input("x", (2,))
+    first = b.junction(x, name="first")
+    second = b.junction(b.tanh(first, name="t"), name="second")
+    b.output(second, "y")
+    p = b.build()
+    before = fingerprint(p)
+    with p.edit("close", check=False) as e:
+        back = e.connect("second", "first")
+    with p.edit("open elsewhere") as e:
+        e.cut(p.in_edges("second")[0])
+    assert (p.valid, p.loose) == (True, set())
+    assert p.order_labels.key(p.node("second")) < p.order_labels.key(p.node("first"))
+    assert p.validate().ok
+    p.undo()
+    assert (p.valid, p.loose) == (False, {back})
+    p.undo()
+    assert fingerprint(p) == before
+
+
+def test_self_loops_and_rewires_close_cycles_too():
+    p = tiny()
+    before = fingerprint(p)
+    with p.edit("loops", check=False) as e:
+        own = e.connect("j", "j")
+        e.rewire(p.in_edges("h")[0], "r")
+    assert len(p.loose) == 2
+    with p.edit("half", check=False) as e:
+        e.cut(own)
+    assert not p.valid
+    with p.edit("whole") as e:
+        e.rewire(p.in_edges("h")[0], "x")
+    assert p.validate().ok
+    p.undo(3)
+    assert fingerprint(p) == before
+
+
+def test_a_failed_edit_and_an_inner_one_put_loose_edges_back():
+    p = tiny()
+    with p.edit("close", check=False) as e:
+        closing = e.connect("r", "j")
+    before = fingerprint(p)
+
+    def fail(why: str) -> None:
+        with p.edit(why, check=False) as e:
+            e.cut(closing)
+            e.connect("j", "j")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail("alone")
+    assert (p.loose, fingerprint(p)) == ({closing}, before)
+    with p.edit("inner fails", check=False) as e:
+        e.rename("r", "last")
+        with pytest.raises(ZeroDivisionError):
+            fail("inner")
+        assert p.loose == {closing}
+    assert (p.valid, p.loose) == (False, {closing})
+
+
+def test_a_cycle_goes_through_files(tmp_path):
+    p = tiny()
+    with p.edit("close", check=False) as e:
+        closing = e.connect("r", "j")
+    p.save(tmp_path / "broken")
+    with pytest.raises(InvalidProgram):
+        load(tmp_path / "broken")
+    q = load(tmp_path / "broken", check=False)
+    assert (q.valid, q.loose, q.validate()) == (False, {closing}, p.validate())
+    with q.edit("mend") as e:
+        e.cut(closing)
+    assert q.hash() == tiny().hash()

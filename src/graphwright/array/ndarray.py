@@ -143,8 +143,29 @@ class NDArray:
         """The one element as a Python number."""
         return self.to_numpy("float32" if self.dtype is bfloat16 else None).item()
 
+    def text(self, prefix: str = "") -> str | None:
+        """The first and last elements as numpy prints them; None for a mapped array whose bytes nobody has asked for.
+
+        Args:
+            prefix: what stands before it on the first line, for the indent of the others.
+        """
+        if not self.storage.touched:
+            return None
+        # bfloat16 is widened only where it is shown
+        show = {"int_kind": lambda bits: f"{(np.uint32(bits) << 16).view(np.float32):.4g}"}
+        return np.array2string(
+            self.to_numpy(bits=True),
+            separator=", ",
+            threshold=50,
+            precision=4,
+            prefix=prefix,
+            formatter=show if self.dtype is bfloat16 else None,  # type: ignore[arg-type]  # numpy's stub wants all keys
+        )
+
     def __repr__(self) -> str:
-        return f"NDArray({self.spec}, {self.device})"
+        body = self.text("NDArray(")
+        facts = f"{self.spec}, {self.device}"
+        return f"NDArray({facts}, not read from its file)" if body is None else f"NDArray({body}, {facts})"
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:

@@ -322,8 +322,9 @@ class Tensor:
     def __repr__(self) -> str:
         if isinstance(self.data, Symbol):
             return f"Tensor({self.spec}, traced)"
-        wide = "float32" if self.dtype.name == "bfloat16" else None
-        body = np.array2string(self.data.to_numpy(wide), separator=", ", threshold=50, precision=4)
+        body = self.data.text("Tensor(")
+        if body is None:
+            body = f"{self.spec}, not read from its file"
         extra = "" if self.dtype in (float32,) else f", dtype={self.dtype.name}"
         return f"Tensor({body}{extra}{', requires_grad=True' if self.requires_grad else ''})"
 

@@ -85,7 +85,7 @@ def demo(
     elif show:
         say(f"\n{facts['seconds']:.0f} s in all. Look at {out}/report.html, then try:")
         say(
-            f"  graphwright inspect {out}/exported\n  graphwright verify {out}/exported\n"
+            f"  graphwright inspect {out}/edited\n  graphwright verify {out}/exported --trust-code\n"
             f"  graphwright diff bundled {out}/edited"
         )
     return 0 if facts["ok"] else FAILED

@@ -46,7 +46,7 @@ def train(
     """AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, run again to resume."""
     from graphwright.files import UnreadableFile
     from graphwright.models import open
-    from graphwright.models.config import Config
+    from graphwright.models.architectures.config import Config
     from graphwright.models.create import create
     from graphwright.models.train import Recipe, Trainer
 

@@ -20,14 +20,17 @@ def register(app: typer.Typer) -> None:
 def verify(
     directory: Annotated[str, typer.Argument(metavar="DIR")],
     against: Annotated[Path | None, typer.Option(help="The directory that it was exported from.")] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run the modeling code that a rung 5 export carries.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
     from graphwright.models import resolve
-    from graphwright.models.verify import verify as check
+    from graphwright.models.export.verify import verify as check
 
-    found = check(resolve(directory), against)
+    found = check(resolve(directory), against, trust_code=trust_code)
     if as_json:
         emit_json(found.to_json())
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphwright.array import BY_TAG, Spec
 from graphwright.graph import NodeId
-from graphwright.models.config import Config
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get
 from graphwright.program import Program

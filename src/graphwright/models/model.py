@@ -10,24 +10,24 @@ import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.models.architecture import Architecture
-from graphwright.models.cache import Cache
-from graphwright.models.config import Config
-from graphwright.models.generate import Generation, decode, generate
+from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.architectures.config import Config
+from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.generate import Generation, decode, generate
+from graphwright.models.generation.padding import with_padding
+from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
+from graphwright.models.generation.sampling import Sampling
 from graphwright.models.health import check_finite
 from graphwright.models.inspect import Inspection, inspect_program
-from graphwright.models.padding import with_padding
 from graphwright.models.perplexity import BitsPerByte, bits_per_byte
-from graphwright.models.prompt import check_ids, check_mask, vocabulary
-from graphwright.models.sampling import Sampling
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
-from graphwright.program import Program
+from graphwright.program import AssemblyReport, Program
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.models.export import ExportPlan
-    from graphwright.models.receipt import Receipt
+    from graphwright.models.export.export import ExportPlan
+    from graphwright.models.export.receipt import Receipt
     from graphwright.progress import Report
 
 
@@ -148,7 +148,7 @@ class Model:
     def decode(
         self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
-        """Choose and append up to `steps` tokens, one by one; see `models.generate.decode`.
+        """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
         Args:
             cache: one sequence with at least one token.
@@ -187,7 +187,7 @@ class Model:
         allow_stale: bool = False,
         cancel: Callable[[], bool] | None = None,
     ) -> Generation | list[Generation]:
-        """Continue a text (or ids); see `graphwright.models.generate`. A list of `n` results if n > 1."""
+        """Continue a text (or ids); see `graphwright.models.generation.generate`. A list of `n` results if n > 1."""
         given = {
             "temperature": temperature,
             "top_k": top_k,
@@ -228,6 +228,12 @@ class Model:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
+    def validate(self) -> AssemblyReport:
+        """Does everything fit, the program and the files it came from; see `graphwright.models.assembly.validate`."""
+        from graphwright.models.assembly import validate
+
+        return validate(self)
+
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""
         return iter(self.program.parameters())
@@ -235,13 +241,13 @@ class Model:
     # -- leaving -----------------------------------------------------------------------------------------------------
     def export_plan(self) -> ExportPlan:
         """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""
-        from graphwright.models.export import export_plan
+        from graphwright.models.export.export import export_plan
 
         return export_plan(self)
 
     def export(self, directory: Any, **options: Any) -> Receipt:
-        """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export`."""
-        from graphwright.models.export import export
+        """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export.export`."""
+        from graphwright.models.export.export import export
 
         return export(self, directory, **options)
 

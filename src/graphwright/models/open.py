@@ -12,8 +12,8 @@ from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, empty
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.models.architecture import Architecture, find
-from graphwright.models.config import Config
+from graphwright.models.architectures.architecture import Architecture, find
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ModelNotFound, TensorMismatch, UnsupportedDType
 from graphwright.models.model import Model
 from graphwright.models.saved import is_saved, open_saved

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeGuard
 
 from graphwright.errors import MissingExtra
 from graphwright.files import JsonError, UnreadableFile, read_json
-from graphwright.models.config import Config
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
 
 _LIMIT = 256 << 20

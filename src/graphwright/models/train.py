@@ -17,8 +17,8 @@ from graphwright.array import BY_TAG, NDArray, from_numpy, random
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import atomic_directory, read_json
+from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.model import Model, need_tokenizer
-from graphwright.models.sampling import NonFinite
 from graphwright.nn import functional
 from graphwright.optim import AdamW, amp, clip_grad_norm_, warmup_cosine
 from graphwright.plan import compile

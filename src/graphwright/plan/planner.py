@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from graphwright.array import CPU, Spec, backend
 from graphwright.errors import UsageError
+from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
 from graphwright.plan.layout import place, place_naive
@@ -50,7 +49,7 @@ def make_plan(
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
-    with _uncollected():
+    with uncollected():
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
         if rewrites == "exact":
             rewrite(draft)
@@ -81,18 +80,6 @@ def make_plan(
         options=Options(freeze, rewrites, layout, tuple(watch)),
         ms=(perf_counter() - started) * 1e3,
     )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: planning makes tens of thousands of rows and no cycle; each pass walks them all."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:

@@ -402,6 +402,14 @@ def payload_json(p: Program, array: NDArray) -> dict[str, Any]:
     return {"spec": array.spec.to_json(), **name}
 
 
+def payload(edit: Edit) -> NDArray | None:
+    """The array that an edit puts in, if it puts one in."""
+    if isinstance(edit, AddNode):
+        data = None if edit.variable is None else edit.variable.data
+        return data if isinstance(data, NDArray) else None
+    return edit.array if isinstance(edit, SetWeight) else None
+
+
 def made_by(edit: Edit) -> NodeId | EdgeId | None:
     """The handle that an edit issues, if it issues one."""
     return edit.node if isinstance(edit, AddNode) else edit.edge if isinstance(edit, AddEdge) else None

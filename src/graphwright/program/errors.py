@@ -65,13 +65,20 @@ class ReplayConflict(UsageError):
     """A journal entry does not fit the program it is replayed on."""
 
 
+def _line(error: GraphwrightError) -> str:
+    known = [
+        f"{name} {value}" for name, value in (("expected", error.expected), ("got", error.got)) if value is not None
+    ]
+    return f"{error.where}: {error.what}" + (f" ({', '.join(known)})" if known else "")
+
+
 class SpecMismatch(UsageError):
     """Shapes or dtypes do not fit along edges; `mismatches` lists every one."""
 
     def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
         self.mismatches = mismatches
         first, one = mismatches[0], len(mismatches) == 1
-        places = "\n".join(f"    {m.where}: {m.what} (expected {m.expected}, got {m.got})" for m in mismatches)
+        places = "\n".join(f"    {_line(m)}" for m in mismatches)
         super().__init__(
             first.what if one else f"{len(mismatches)} places do not fit\n{places}",
             where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),

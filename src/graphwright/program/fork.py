@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
-from graphwright.graph import Chain, OnlineOrder
+from graphwright.graph import Chain
 from graphwright.program.edits import AddNode, Edit
 from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Entry, Journal
@@ -83,11 +83,11 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
     with p.graph.locked():
         twin = Program(name)
-        twin.graph = p.graph.copy()
+        twin.set_order(p.graph.copy(), {n: p.order_labels.key(n) for n in p.nodes()})
         twin.graph.describe = twin.history.describe
-        twin.order_labels = OnlineOrder.from_labels(twin.graph, {n: p.order_labels.key(n) for n in p.nodes()})
         twin.weights = p.weights.fork(twins)
         twin.version, twin.valid, twin._seq = p.version, p.valid, p._seq
+        twin.history_bytes = p.history_bytes
         twin.journal = Journal(Chain(base=p.journal.hash))
         twin._names, twin._outputs = dict(p._names), dict(p._outputs)
         twin._kinds = {kind: dict(nodes) for kind, nodes in p._kinds.items()}

@@ -10,9 +10,10 @@ from graphwright.array import NDArray
 from graphwright.autograd import Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.edits import AddNode, SetWeight, made_by
+from graphwright.program.edits import SetWeight, made_by, payload
 from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Entry, Undo
+from graphwright.program.spill import Spill
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -30,6 +31,7 @@ class History:
         marks: name -> seq of the last entry at the time; -1 before the first.
         open: the edit that is open.
         listeners: called with each entry.
+        spill: keeps what undo holds in memory below `program.history_bytes`.
     """
 
     def __init__(self, program: Program) -> None:
@@ -39,6 +41,7 @@ class History:
         self.marks: dict[str, int] = {}
         self.open: Transaction | None = None
         self.listeners: list[Callable[[Entry], None]] = []
+        self.spill = Spill(program)
         self._held: list[tuple[Variable, NDArray, bool]] = []
         self._expected: dict[int, NDArray] = {}
         self._lock: Any = None
@@ -130,6 +133,8 @@ class History:
             if variable.data is array:  # one that the edit set stays shared: the journal holds it too
                 variable.shared = shared
         self._held, self._expected = [], {}
+        if entry is not None:
+            self.spill.entered(entry.undo)
         self._lock.__exit__(None, None, None)
         if entry is not None:
             self._tell(entry)
@@ -186,6 +191,7 @@ class History:
             if node in p.graph:
                 p.update_node(node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
+        p.find_loose()
         other.append(stack.pop())
         facts = {"undoes" if back else "redoes": entry.seq}
         made = p.journal.append(
@@ -203,6 +209,7 @@ class History:
             **facts,
         )
         p.version += 1
+        self.spill.entered(undo)
         return made
 
     # -- marks ------------------------------------------------------------------------------------------
@@ -271,10 +278,8 @@ def _check_kept(entry: Entry) -> Undo:
             "what would undo this entry was not kept", where=where, fix="edit(keep_undo=True), and save(history='full')"
         )
     for edit in (*entry.undo.inverse, *entry.undo.forward):
-        array = edit.array if isinstance(edit, SetWeight) else None
-        if isinstance(edit, AddNode) and edit.variable is not None:
-            array = edit.variable.data
-        if isinstance(array, NDArray) and not array.storage.touched:
+        array = payload(edit)
+        if array is not None and not array.storage.touched:
             try:
                 array.storage.memory  # noqa: B018  # opens the file: it must still be the one that was read
             except GraphwrightError as error:

@@ -6,6 +6,7 @@ This is the slow, plain meaning of a program; a plan must agree with it bit for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,20 @@ class Run:
     Attributes:
         program, version: what ran.
         values: arrays by value; every node's, or those asked for.
+        keep: which those are: `all`, `outputs` or `some`.
+        seconds: how long the run took.
     """
 
-    def __init__(self, program: Program, values: dict[Value, NDArray]) -> None:
+    def __init__(self, program: Program, values: dict[Value, NDArray], keep: str = "all", seconds: float = 0.0) -> None:
         self.program, self.version, self.values = program, program.version, values
+        self.keep, self.seconds = keep, seconds
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values kept, each block of memory once; weights that they read are not counted."""
+        own = {id(v.data.storage) for v in self.program.weights.values() if isinstance(v.data, NDArray)}
+        blocks = {id(a.storage): a.storage.nbytes for a in self.values.values() if id(a.storage) not in own}
+        return sum(blocks.values())
 
     def value(self, ref: Ref) -> NDArray:
         """The array of a node or value. Raises: UsageError if it was not kept."""
@@ -89,6 +100,12 @@ class Run:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.program.output_names())
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({self.program.name!r} version {self.version}, keep={self.keep!r}: {len(self.values)} values, "
+            f"{self.nbytes:,} bytes, {1e3 * self.seconds:.3g} ms, outputs {', '.join(self) or 'none'})"
+        )
 
 
 def run(
@@ -108,6 +125,7 @@ def run(
         patch: arrays to put in place of a node's first result, a value, or what one edge carries.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
+    start = perf_counter()
     refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     arrays = {name: t.data for name, t in checked.items()}
@@ -144,7 +162,8 @@ def run(
     if keep != "all":
         kept = wanted | set(p.outputs())
         values = {v: a for v, a in values.items() if v in kept}
-    return Run(p, values)
+    mode = "all" if keep == "all" else "some" if wanted else "outputs"
+    return Run(p, values, mode, perf_counter() - start)
 
 
 def _node(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:

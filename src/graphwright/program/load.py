@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
-from graphwright.errors import GraphwrightError
+from graphwright.errors import CycleError, GraphwrightError
 from graphwright.files import StrPath, parse_json
-from graphwright.graph import ColumnSpec, Graph, OnlineOrder, chain
+from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program import forms
 from graphwright.program.errors import InvalidProgram, ProgramFileError
 from graphwright.program.hashing import encode_attrs
@@ -92,7 +93,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    if not p.valid or check:
+    if not p.valid or p.loose or check:
         report = validate(p)
         if check:
             report.check(p.name)
@@ -143,14 +144,19 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         "op": ColumnSpec(object, decode=forms.text),
         "name": ColumnSpec(object, decode=forms.text),
     }
-    p.graph = Graph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
-    p.graph.describe = p.history.describe
-    nodes = p.nodes()
+    graph = Graph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
+    graph.describe = p.history.describe
+    nodes = tuple(graph.nodes())
     keys = [
         (forms.integer(label, -(1 << 62)), forms.integer(created))
         for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
     ]
-    p.order_labels = OnlineOrder.from_labels(p.graph, dict(zip(nodes, keys, strict=True)))
+    p.set_order(graph, dict(zip(nodes, keys, strict=True)))
+    loose = set(p.loose)
+    with suppress(CycleError):
+        p.straighten()
+    if p.loose != loose:
+        raise ProgramFileError("the order contradicts edges that close no cycle", got=f"{len(loose - p.loose)} edges")
     for node in nodes:
         p._structure.touch(node)
         if p.path(node) in p._names or not is_name(p.path(node)):

@@ -18,6 +18,7 @@ from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownN
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
+from graphwright.program.loose import Forward, backward
 from graphwright.program.weights import Weights
 
 if TYPE_CHECKING:
@@ -61,10 +62,12 @@ class Program:
     Attributes:
         graph: nodes and edges; read it freely, change it through `edit` only.
         weights: variables by checkpoint key.
+        history_bytes: of arrays that undo keeps in memory; beyond it the oldest lie in a temporary file, none is lost.
         version: rises with every committed edit; a plan belongs to one version.
         derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
+        loose: edges that close a cycle, let in by an edit with `check=False`; they are left out of the order.
         readonly: True for a past state given by `at`; fork it to go on from there.
     """
 
@@ -77,10 +80,12 @@ class Program:
 
         self.name = name
         self.graph = Graph(node_columns=NODE_COLUMNS, edge_columns=EDGE_COLUMNS, block=8)
-        self.order_labels: OnlineOrder[NodeId] = OnlineOrder(self.graph)
+        self.loose: set[EdgeId] = set()
+        self.order_labels: OnlineOrder[NodeId] = OnlineOrder(Forward(self.graph, self.loose))
         self.weights = Weights()
         self.version = 0
         self.journal: Journal = Journal()
+        self.history_bytes = 4 << 30
         self.valid = True
         self.readonly = False
         self._names: dict[str, NodeId] = {}
@@ -392,9 +397,9 @@ class Program:
             why: what the journal says.
             author: `human`, `gate`, `evolution` or `pass`.
             tool: name of the program that edits, if one does.
-            check: False admits a broken state (`program.valid` is False then), so that it can be repaired.
+            check: False admits a broken state, a cycle too (`program.valid` is False then), so that it can be repaired.
             keep_undo: False keeps nothing to undo it with: `undo` stops there.
-        Raises: on exit PortEmpty or SpecMismatch; with any error the program is as before, bit for bit.
+        Raises: on exit PortEmpty, SpecMismatch or CycleError; with any error the program is as before, bit for bit.
         """
         from graphwright.program.transaction import Transaction
 
@@ -469,6 +474,43 @@ class Program:
             if record and self.history.open is not None:
                 self.history.open.relabelled.append(record)
 
+    def set_order(self, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]) -> None:
+        """Take another graph and the saved keys of its nodes; edges against them are loose."""
+        self.graph, self.loose = (
+            graph,
+            {e for e in graph.edges() for src, dst in [graph.endpoints(e)] if labels[src] >= labels[dst]},
+        )
+        self.order_labels = OnlineOrder.from_labels(Forward(graph, self.loose), labels)
+
+    def find_loose(self) -> None:
+        """After labels were restored: see which edges go against the order."""
+        self.loose.clear()
+        if not self.valid:
+            self.loose |= backward(self.graph, self.order_labels)
+
+    def straighten(self) -> None:
+        """Put loose edges into the order that close no cycle any more. Raises: CycleError if some are left."""
+        left: CycleError | None = None
+        for edge in sorted(self.loose):
+            self.loose.discard(edge)
+            try:
+                self._order_edge(*self.graph.endpoints(edge))
+            except CycleError as error:
+                self.loose.add(edge)
+                left = left or error
+        if left is not None:
+            raise left
+
+    def _admit_edge(self, src: NodeId, dst: NodeId) -> bool:
+        """Make room in the order for an edge, or say False if it closes a cycle and the open edit lets it."""
+        try:
+            self._order_edge(src, dst)
+        except CycleError:
+            if self.history.open is None or self.history.open.check:
+                raise
+            return False
+        return True
+
     def _order_edge(self, src: NodeId, dst: NodeId) -> None:
         """Make room in the order for an edge. Raises: CycleError naming the path, nothing changed."""
         try:
@@ -521,10 +563,12 @@ class Program:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
         if port is None:
             port = self.graph.node(dst, "next_port")
-        self._order_edge(src.node, dst)
+        fits = self._admit_edge(src.node, dst)
         edge = self.graveyard.revive(self.graph, handle)
         if edge is None:
             edge = self.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
+        if not fits:
+            self.loose.add(edge)
         if port >= self.graph.node(dst, "next_port"):
             self.graph.set_node(dst, next_port=port + 1)
         self._structure.touch(dst)
@@ -534,13 +578,15 @@ class Program:
         """Take an edge out; its handle can be revived."""
         dst = self.graph.target(edge)
         self.graveyard.bury(edge, self.graph.remove_edge(edge))
+        self.loose.discard(edge)
         self._structure.touch(dst)
 
     def move_edge(self, edge: EdgeId, src: Value) -> None:
         """Let an edge start at another value. Raises: CycleError, nothing changed."""
         dst = self.graph.target(edge)
-        self._order_edge(src.node, dst)
+        fits = self._admit_edge(src.node, dst)
         self.graveyard.rewire(self.graph, edge, src.node)
+        (self.loose.discard if fits else self.loose.add)(edge)
         self.graph.set_edge(edge, src_port=src.port)
         self._structure.touch(dst)
 

@@ -10,6 +10,7 @@ from graphwright.graph import NodeId
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STORED, WRITE
 from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
@@ -149,8 +150,9 @@ def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
     """A selection as a program: what entered it are inputs, what left it outputs, named by the nodes' paths.
 
     Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared.
-    Raises: NotConvex.
+    Raises: NotConvex; InvalidProgram if `p` was left broken.
     """
+    refuse_broken(p)
     enters, leaves = boundary(p, nodes)
     enters = [v for v in enters if p.op(v.node) not in STORED]
     inside = set(nodes) | {v.node for n in nodes for v in p.operands(n) if p.op(v.node) in STORED}

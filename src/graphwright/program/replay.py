@@ -18,7 +18,7 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError
 from graphwright.files import StrPath
 from graphwright.graph import EdgeId, chain
-from graphwright.program import forms
+from graphwright.program import edits, forms
 from graphwright.program.edits import (
     AddEdge,
     AddNode,
@@ -152,25 +152,19 @@ class _Arrays:
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
         """The array of edit `i` of an entry. Raises: ReplayConflict if nobody has it."""
-        own = _array(entry.undo.forward[i]) if entry.undo is not None else None
+        own = edits.payload(entry.undo.forward[i]) if entry.undo is not None else None
         digest = named.get("blake2b")
         if own is not None and (digest is None or array_digest(own) == digest):
             return own
         if digest not in self._known and not self._searched:
             self._searched = True
             for undo in (e.undo for e in self._entries if e.undo is not None):
-                arrays = [a for a in map(_array, (*undo.inverse, *undo.forward)) if a is not None]
+                arrays = [a for a in map(edits.payload, (*undo.inverse, *undo.forward)) if a is not None]
                 self._known = {**{array_digest(a): a for a in arrays}, **self._known}
         if digest not in self._known:
             what = "the values of this weight are not in the history"
             raise ReplayConflict(what, got=str(dict(named)), fix="save(history='full'), or replay(..., payloads=...)")
         return self._known[digest]
-
-
-def _array(edit: Edit) -> NDArray | None:
-    if isinstance(edit, AddNode):
-        return None if edit.variable is None else edit.variable.data  # type: ignore[return-value]  # holds an array
-    return edit.array if isinstance(edit, SetWeight) else None
 
 
 def from_json(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from graphwright.graph import NodeId
 from graphwright.program.kinds import STORED, WRITE
 from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
 
 Emit = Callable[[Program, NodeId, list[Value]], "Value | None"]
 
@@ -27,8 +28,9 @@ def rewrite(
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
             None to copy the node as it is.
         start: called with the empty program, to add inputs and states first.
-    Returns: the program and the map from old values to new ones.
+    Returns: the program and the map from old values to new ones. Raises: InvalidProgram.
     """
+    refuse_broken(p)
     new = Program(name)
     if start is not None:
         start(new)

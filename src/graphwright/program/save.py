@@ -20,11 +20,11 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, flat_bytes
+from graphwright.files import StrPath, atomic_directory
 from graphwright.graph import chain
 from graphwright.program.forms import handle_form
 from graphwright.program.packing import Packer
-from graphwright.program.weights import SOURCE
+from graphwright.program.weights import SOURCE, digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
@@ -128,17 +128,10 @@ def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> Ten
 
     def data() -> Any:
         host = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
-        digests[key] = digest_of(array, host)
+        digests[key] = digest_of(array.spec, host)
         return host
 
     return TensorData(name, array.dtype.safetensors, array.shape, data)
-
-
-def digest_of(array: NDArray, content: Any) -> str:
-    """`array_digest` of an array whose bytes are at hand."""
-    state = blake2b(repr(array.spec).encode(), digest_size=16)
-    state.update(flat_bytes(content))
-    return state.hexdigest()
 
 
 def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from graphwright.array.dtype import BY_TAG
 from graphwright.program import forms
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.program import Program
-from graphwright.program.save import digest_of, header_digest
-from graphwright.program.weights import Promise
+from graphwright.program.save import header_digest
+from graphwright.program.weights import Promise, digest_of
 from graphwright.safetensors import Checkpoint
 
 
@@ -43,7 +43,7 @@ class TensorFiles:
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
-            if digest_of(array, content) != digest:
+            if digest_of(array.spec, content) != digest:
                 raise ProgramFileError(
                     "the bytes of this tensor are damaged", where=f"{checkpoint.path}: {key}", expected=digest
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -141,7 +143,7 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
     Args:
         fn: takes tensors, returns a tensor, a tuple or a dict of tensors, or None (a step that only writes state).
         examples: tensors, arrays or numbers; only shape and dtype matter.
-        names: input names; by default those of the function's parameters.
+        names: input names; by default those of the parameters of the function, or of a module's `forward`.
     Returns: a Program; its inputs are the examples in order, its outputs `out`, `out_1`, ... or the dict's keys.
     Raises: TraceError where the code asks a symbol for a number.
     """
@@ -154,11 +156,12 @@ def record(
     names: tuple[str, ...] | None = None,
 ) -> tuple[Program, TraceRecorder, Any]:
     """As `trace`, from specs; returns the program, the recorder and what `fn` returned."""
-    program = Program(getattr(fn, "__name__", "traced"))
+    program = Program(getattr(fn, "__name__", type(fn).__name__))
     recorder = TraceRecorder(program)
     labels = names if names is not None else _parameter_names(fn, len(specs))
     feeds = []
     for label, spec in zip(labels, specs, strict=True):
+        program.check_name(label)
         node = program.add_source(INPUT, label, spec, {})
         feeds.append(Tensor(Symbol(spec, Value(node), recorder)))
     token = active_recorder.set(recorder)
@@ -184,14 +187,14 @@ def _named(result: Any) -> dict[str, Tensor]:
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
-    import inspect
-
+    forward = getattr(fn, "forward", None)  # a module's own parameters say more than its __call__(*args)
     try:
         known = [
             n
-            for n, q in inspect.signature(fn).parameters.items()
+            for n, q in inspect.signature(forward if callable(forward) else fn).parameters.items()
             if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):
         known = []
-    return tuple(known[i] if i < len(known) else f"x{i}" for i in range(count))
+    spare = (name for i in itertools.count() if (name := f"x{i}") not in known[:count])
+    return tuple(known[i] if i < len(known) else next(spare) for i in range(count))

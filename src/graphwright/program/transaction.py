@@ -66,7 +66,8 @@ class Transaction:
         self.warnings: list[str] = []
         self.specs_before: dict[NodeId, tuple[Spec, ...]] = {}
         self.relabelled: list[Relabelled[NodeId]] = []
-        self._savepoints: list[tuple[int, int, dict[NodeId, None]]] = []
+        self.loose_before: frozenset[EdgeId] = frozenset()
+        self._savepoints: list[tuple[int, int, dict[NodeId, None], frozenset[EdgeId]]] = []
 
     # -- the five steps ----------------------------------------------------------------------------------------------
     def do(self, edit: Edit) -> None:
@@ -94,12 +95,12 @@ class Transaction:
             raise UsageError("an edit is entered once", where=self.why, fix="open another with program.edit(...)")
         if outer is None or outer.owner != thread:
             p.history.begin(self)
-            self.owner, self.valid_before = thread, p.valid
+            self.owner, self.valid_before, self.loose_before = thread, p.valid, frozenset(p.loose)
             return self
         # nested: a savepoint of the outer transaction, what was trained so far before it
         self.owner = thread
         p.history.collect_trained(outer)
-        outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched)))
+        outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched), frozenset(p.loose)))
         return outer
 
     def __exit__(
@@ -109,10 +110,10 @@ class Transaction:
         current = p.history.open
         assert current is not None, "an edit is left once"
         if current is not self:
-            mark, labels, touched = current._savepoints.pop()
+            mark, labels, touched, loose = current._savepoints.pop()
             if kind is not None:
                 p.history.drop_trained()
-                current._roll_back(mark, labels)
+                current._roll_back(mark, labels, loose)
                 current.touched = touched
             return
         if kind is not None:
@@ -127,17 +128,18 @@ class Transaction:
         p.history.end(entry)
 
     def _give_up(self) -> None:
-        self._roll_back(0, 0)
+        self._roll_back(0, 0, self.loose_before)
         self.program.valid = self.valid_before
         self.program.history.end(None, failed=True)
 
     def _settle(self) -> None:
-        """Check ports and bring specs up to date. Raises: PortEmpty, SpecMismatch."""
+        """Check order and ports, and bring specs up to date. Raises: CycleError, PortEmpty, SpecMismatch."""
         p = self.program
         p.history.collect_trained(self)
         # what was broken before may be anywhere: then everything is looked at
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
         try:
+            p.straighten()
             for node in alive:
                 check_ports(p, node)
             self.cone = infer(p, alive, self.specs_before)
@@ -152,7 +154,7 @@ class Transaction:
             if p.is_junction(node) and not p.graph.in_degree(node):
                 self.warnings.append(f"{p.path(node)} has no edge left and is zero")
 
-    def _roll_back(self, mark: int, labels: int) -> None:
+    def _roll_back(self, mark: int, labels: int, loose: frozenset[EdgeId]) -> None:
         p = self.program
         p.graveyard.mode = "roll back"
         while len(self.done) > mark:
@@ -162,6 +164,8 @@ class Transaction:
                 p.history.note(p.weights[inverse.key])
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
+        p.loose.clear()
+        p.loose |= loose
         p.graveyard.mode = "edit"
         for node, specs in self.specs_before.items():  # what is left of the edit is inferred again when it ends
             if node in p.graph:

@@ -5,7 +5,7 @@ Each node is inferred from what its operands *claim* to be, so that one fault is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ class Mismatch:
     """One thing that does not fit.
 
     Attributes:
-        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`.
-        where: path of the node, or name of the output.
+        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`; of a model also `tied_mismatch`.
+        where: path of the node, name of the output, or key in the file.
         what: one sentence.
         axis: the first dimension that differs, where that is what is wrong.
         expected, got: as text.
@@ -43,8 +43,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         axis = "" if self.axis is None else f", axis {self.axis}"
-        facts = f" (expected {self.expected}, got {self.got})" if self.expected or self.got else ""
-        return f"{self.where}{axis}: {self.what}{facts}"
+        known = [f"{name} {value}" for name, value in (("expected", self.expected), ("got", self.got)) if value]
+        return f"{self.where}{axis}: {self.what}" + (f" ({', '.join(known)})" if known else "")
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are known."""
@@ -120,7 +120,7 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
     try:
         check_ports(p, node)
     except GraphwrightError as error:
-        yield Mismatch("port", path, error.what, got=str(error.where))
+        yield Mismatch("port", path, error.what, expected=f"an edge at {str(error.where).rpartition(', ')[2]}")
         return
     try:
         fresh = infer_node(p, node)
@@ -164,13 +164,31 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
     for component in strongly_connected_components(p.graph):
         if len(component) > 1 or p.graph.has_edge(*component, *component):
             tangled |= set(component)
-            names = sorted(p.path(n) for n in component)
-            yield Mismatch("cycle", names[0], "nodes depend on each other", got=", ".join(names[:10]))
+            names = [p.path(n) for n in _cycle(p, component)]
+            shown = [*names[:10], "..."] if len(names) > 10 else names
+            yield Mismatch("cycle", names[0], "nodes depend on each other", got=" -> ".join([*shown, names[0]]))
     key = p.order_labels.key
     for edge in p.graph.edges():
         src, dst = p.graph.endpoints(edge)
         if src not in tangled and key(src) >= key(dst):
             yield Mismatch("order", p.path(edge), "comes later in the order than what reads it")
+
+
+def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
+    """A shortest cycle through the end of a loose edge in a component, or through its oldest node."""
+    inside = set(component)
+    ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.loose)) if src in inside and dst in inside]
+    start = ends[0] if ends else min(inside, key=p.seq)
+    came: dict[NodeId, NodeId] = {}
+    queue = [start]
+    for before in queue:
+        fresh = [n for n in p.graph.successors(before) if n in inside and n not in came]
+        came.update(dict.fromkeys(fresh, before))
+        queue += fresh
+    path = [start]
+    while (node := came[path[-1]]) != start:
+        path.append(node)
+    return [start, *path[:0:-1]]
 
 
 def _outputs(p: Program) -> Iterator[Mismatch]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Variable
+from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 
 SOURCE = "source"
@@ -29,8 +30,13 @@ class Promise(NamedTuple):
 
 def array_digest(array: NDArray) -> str:
     """BLAKE2b-128 over spec and bytes."""
-    state = blake2b(repr(array.spec).encode(), digest_size=16)
-    state.update(array.to_numpy(bits=True).data if array.contiguous and array.size else array.tobytes())
+    return digest_of(array.spec, array.to_numpy(bits=True) if array.contiguous and array.size else array.tobytes())
+
+
+def digest_of(spec: Spec, content: Any) -> str:
+    """`array_digest` of an array whose bytes are at hand, as a buffer."""
+    state = blake2b(repr(spec).encode(), digest_size=16)
+    state.update(flat_bytes(content))
     return state.hexdigest()
 
 

@@ -1,0 +1,153 @@
+"""Writing a model directory: every tensor under its checkpoint key, untouched ones as the bytes they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
+from graphwright.array import dtype as named
+from graphwright.autograd import Variable
+from graphwright.files import atomic_write
+from graphwright.models.errors import ExportError
+from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.program import Program
+from graphwright.program.weights import SOURCE
+from graphwright.safetensors import TensorData, write_checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+EMBEDDING, TIED_HEAD = "embed.weight", "lm_head.weight"
+_COMPANIONS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "*.model",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+"""Files that belong to a model and are copied as they are."""
+
+
+def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
+    """The tensors of a model in the order of its file; those that still map it unchanged as references into it.
+
+    Args:
+        model: what to write.
+        dtype: `keep` stores each tensor in the dtype that its file has, else a dtype name for all floating ones.
+        only: keys to write; by default all that the graph reads, and what the file carries besides.
+    Raises: ExportError for a value that the dtype cannot hold.
+    """
+    p, source = model.program, model.checkpoint
+    values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
+    order = list(source.keys()) if source is not None else []
+    besides = _passed_on(model, values, dtype)
+    every = [*[k for k in order if k in values or k in besides], *[k for k in values if k not in order]]
+    for key in every if only is None else [k for k in every if k in only]:
+        variable = values[key] if key in values else besides[key]
+        if variable is None:  # the graph does not read it
+            assert source is not None
+            yield TensorData.stored(source, key)
+            continue
+        array = variable.data
+        assert isinstance(array, NDArray)
+        wanted = named(dtype) if dtype != "keep" and array.dtype.is_float else None
+        origin = variable.name  # its key in the file, whatever it was renamed to
+        if source is not None and origin in source and _untouched(p, variable) and wanted in (None, array.dtype):
+            yield TensorData.stored(source, origin, key)
+            continue
+        stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
+        target = wanted or stored or array.dtype
+        yield TensorData(key, target.safetensors, array.shape, _Bytes(key, array, target))
+
+
+def _passed_on(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
+    """Keys of the file that no node holds: with the embedding for a copy of the tied head, else with None."""
+    source = model.checkpoint
+    if source is None:
+        return {}
+    known = set(model.keys.values())
+    found: dict[str, Variable | None] = {key: None for key in source if key not in known and key not in values}
+    embedding = values.get(model.keys.get(EMBEDDING, ""))
+    if embedding is not None and not (dtype == "keep" and _untouched(model.program, embedding)):
+        heads = [k for k in found if k.endswith(TIED_HEAD) and tuple(source.info(k).shape) == embedding.shape]
+        found.update(dict.fromkeys(heads, embedding))
+    return found
+
+
+def _untouched(p: Program, variable: Variable) -> bool:
+    return isinstance(variable.data, NDArray) and p.weights.reference_of(variable.data) == SOURCE
+
+
+class _Bytes:
+    """Row-major bytes of an array in a dtype, made when their turn to be written has come."""
+
+    def __init__(self, key: str, array: NDArray, target: DType) -> None:
+        self.key, self.array, self.target = key, array, target
+
+    def __call__(self) -> np.ndarray:
+        array = self.array
+        if array.dtype is not self.target:
+            array = rounded(self.key, array, self.target)
+        return np.ascontiguousarray(array.to_numpy(bits=True))
+
+
+def rounded(key: str, array: NDArray, target: DType) -> NDArray:
+    """An array in another dtype, rounded to nearest even. Raises: ExportError if a finite value overflows."""
+    result = empty(array.shape, target).copy_from(array)
+    if target.is_float and array.dtype.is_float:
+        before, after = (a.to_numpy("float32" if a.dtype is bfloat16 else None) for a in (array, result))
+        lost = np.isfinite(before) & ~np.isfinite(after)
+        if lost.any():
+            raise ExportError(
+                f"a value does not fit {target.name}",
+                where=key,
+                got=float(before[lost][0]),
+                fix="another dtype, or scale the weight down",
+            )
+    return result
+
+
+def write_model(
+    model: Model,
+    directory: Path,
+    *,
+    dtype: str = "keep",
+    max_shard_size: int | str = "5GB",
+    config: bytes | None = None,
+    only: Container[str] | None = None,
+) -> None:
+    """Write config, weights, tokenizer and companions into an existing directory.
+
+    Args:
+        model: what to write.
+        directory: exists, and holds no checkpoint.
+        dtype, max_shard_size: see `export`.
+        config: bytes of config.json; those that were read by default.
+        only: keys of the tensors to write.
+    """
+    atomic_write(directory / "config.json", model.config.raw if config is None else config)
+    write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
+    travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
+    copied = companion_files(model.directory) if travels else []  # a config alone may lie anywhere
+    for file in copied:
+        shutil.copyfile(file, directory / file.name)
+    if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
+        atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
+
+
+def companion_files(directory: Path) -> list[Path]:
+    """Files of a model directory that travel with it unchanged: tokenizer, generation config, licence."""
+    found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file()}
+    return sorted(f for f in found if f.suffix != ".safetensors")
