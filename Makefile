@@ -6,7 +6,7 @@ NAME ?=
 BIN := $(VENV)/bin
 export VENV PYTHON
 
-.PHONY: help demo test lint types cov bench lock chromium clean
+.PHONY: help demo test lint types cov docs bench lock chromium clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,6 +40,10 @@ cov:  ## branch coverage per folder, compiled kernels run as Python; takes half 
 	@$(BIN)/coverage report
 	@$(BIN)/coverage json --quiet -o .coverage.json
 	@$(BIN)/python scripts/coverage_by_folder.py .coverage.json
+
+docs:  ## the site, in site/; fails on a link that leads nowhere
+	@scripts/environment.sh docs
+	@scripts/site.sh
 
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
