@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -104,3 +105,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
+
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice
