@@ -131,16 +131,21 @@ def write(name: str, figures: list[Figure]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
+PEAK = """
+import json, re
+def peak_mib():  # of this process alone; ru_maxrss begins with the parent's size
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
+out = {}
+"""
+
+
 def peak_rss_mib(script: str) -> dict[str, Any]:
-    """Run a script in a process of its own; it prints one JSON object; its peak resident MiB is added."""
-    wrapper = (
-        script
-        + "\nimport resource as _r\nout['peak_mib'] = _r.getrusage(_r.RUSAGE_SELF).ru_maxrss / 1024\n"
-        + "print(_j.dumps(out))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", "import json as _j\nout = {}\n" + wrapper], capture_output=True, text=True, check=False
-    )
+    """Run a script in a process of its own; what it puts into `out` comes back, with its peak resident MiB.
+
+    The script may call `peak_mib()` itself, to take what came before the measurement off.
+    """
+    code = f"{PEAK}{script}\nout['peak_mib'] = peak_mib()\nprint(json.dumps(out))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return json.loads(done.stdout.strip().splitlines()[-1])

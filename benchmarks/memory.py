@@ -5,9 +5,7 @@ from __future__ import annotations
 from benchmarks.harness import Figure, peak_rss_mib
 
 COMMON = """
-import numpy as np, resource
 from graphwright.models.bundled import CONFIG
-def rss(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 """
 OURS = (
     COMMON
@@ -18,7 +16,7 @@ from graphwright.models.create import config_from, create
 from graphwright.models.train import Recipe, Trainer
 model = create(config_from(CONFIG))
 trainer = Trainer(model, pydoc_split()[0], Recipe(steps=3, batch=16, window=256))
-out["before_mib"] = rss()
+out["before_mib"] = peak_mib()
 trainer.run()
 plan = trainer._compiled.plan(*[trainer.batch(0)[0], trainer._positions, trainer.batch(0)[1]])
 out["arena_mib"] = plan.arena_bytes / 2**20
@@ -33,7 +31,7 @@ fields = {k: v for k, v in CONFIG.items() if k not in ("architectures", "model_t
 model = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**fields), attn_implementation="IMPL")
 opt = torch.optim.AdamW(model.parameters(), fused=True)
 ids = torch.randint(0, 256, (16, 257))
-out["before_mib"] = rss()
+out["before_mib"] = peak_mib()
 for _ in range(3):
     opt.zero_grad()
     logits = model(ids[:, :-1], use_cache=False).logits

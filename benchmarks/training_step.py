@@ -46,6 +46,16 @@ def torch_step(twin: torch.nn.Module, lr: float, trainer: Trainer):
 
 
 def run() -> list[Figure]:
+    threads = torch.get_num_threads()
+    try:
+        return [measure(n) for n in sorted({1, threads}, reverse=True)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(threads: int) -> Figure:
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
     text, _ = pydoc_split()
     recipe = Recipe(steps=10_000, batch=16, window=256, lr=1e-4, warmup=0, floor=1.0)
     model = create(config_from(CONFIG))
@@ -64,8 +74,8 @@ def run() -> list[Figure]:
     tokens = recipe.batch * recipe.window
     figure = Figure(
         "Training step, 1.6 M parameters, 16 x 256 bytes",
-        f"f32, {torch.get_num_threads()} threads, forward to fused AdamW; first losses agree to {spread:.1e}",
+        f"f32, {threads} thread{'s' * (threads > 1)}, forward to fused AdamW; first losses agree to {spread:.1e}",
     )
     notes = {name: f"{tokens / np.median(t):,.0f} byte/s" for name, t in taken.items()}
     add_rounds(figure, taken, "ms", notes)
-    return [figure]
+    return figure

@@ -12,8 +12,8 @@ import numpy as np
 
 import graphwright as gw
 from graphwright.models.corpus import pydoc_split
+from graphwright.models.export.verify import verify
 from graphwright.models.train import Recipe, Trainer
-from graphwright.models.verify import verify
 
 
 def add_gated_skip(p: gw.Program, source: str, target: str, name: str) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         for label, value in receipt.summary():
             print(f"{label:<24}{value}")
         if not args.quick:
-            found = verify(out)
+            found = verify(out, trust_code=True)  # written a moment ago, by us
             for kind, lines in (("holds", found.checked), ("unchecked", found.unchecked), ("differs", found.problems)):
                 for line in lines:
                     print(f"{kind:<24}{line}")

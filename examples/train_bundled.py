@@ -21,8 +21,8 @@ from graphwright.files import atomic_directory, sha256_file
 from graphwright.models.bundled import CONFIG, RECIPE
 from graphwright.models.corpus import pydoc_split, text_sha256
 from graphwright.models.create import config_from, create
+from graphwright.models.export.write import write_model
 from graphwright.models.train import Trainer
-from graphwright.models.write import write_model
 from graphwright.progress import Progress as Step
 
 CARD = """---

@@ -10,8 +10,9 @@ if ! command -v "$python" >/dev/null 2>&1; then
   echo "Python 3.11 or newer is needed, and there is no '$python'; set PYTHON=/path/to/python3" >&2
   exit 2
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "Python 3.11 or newer is needed; '$python' is $("$python" -V 2>&1). Set PYTHON=/path/to/python3.11" >&2
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  version=$("$python" -V 2>&1) || version="a command that does not run"
+  echo "Python 3.11 or newer is needed; '$python' is $version. Set PYTHON=/path/to/python3.11" >&2
   exit 2
 fi
 if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then

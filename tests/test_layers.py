@@ -34,7 +34,9 @@ ONLY_IN = {
     "rich": {"cli"},
     "pickle": set(),
 }
-ALONE = {"models/clean_check.py"}  # a script of its own process: it imports torch there, and nothing of the package
+ALONE = {
+    "models/export/clean_check.py"
+}  # a script of its own process: it imports torch there, and nothing of the package
 VERSION_ONLY = {"graphwright"}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import graphwright as gw
 
@@ -43,7 +45,7 @@ def describe(name: str, value: object) -> list[str]:
     return [name]
 
 
-def signature(fn: object) -> str:
+def signature(fn: Callable[..., Any]) -> str:
     try:
         return str(inspect.signature(fn, eval_str=False))
     except (TypeError, ValueError):

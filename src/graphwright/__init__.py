@@ -3,12 +3,13 @@
 >>> import graphwright as gw
 >>> model = gw.open("bundled")
 >>> with model.program.edit("drop a branch") as e:
-...     e.cut(model.program.in_edges("layers.1.out")[1])
+...     e.cut("layers.1.mlp.down -> layers.1.out")
 >>> model.program.undo()
 """
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -103,4 +104,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+    return sorted({*__all__, *_MODULES})
+
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

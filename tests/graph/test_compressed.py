@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from .test_analysis import random_graph
-
-sparse = pytest.importorskip("scipy.sparse")
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphwright.ops import OPS
 
-DRAWS = 3
+DRAWS = 6
 
 
 def draws(name: str, count: int = DRAWS) -> list[tuple[list[np.ndarray], dict[str, Any]]]:

@@ -171,11 +171,11 @@ class Graph:
 
     def next_node(self) -> NodeId:
         """The handle that the next `add_node` gives. O(1)."""
-        return self._node_table.next_handle()  # type: ignore[return-value]  # a node table gives NodeIds
+        return as_node(self._node_table.next_handle())
 
     def next_edge(self) -> EdgeId:
         """The handle that the next `add_edge` gives. O(1)."""
-        return self._edge_table.next_handle()  # type: ignore[return-value]  # an edge table gives EdgeIds
+        return as_edge(self._edge_table.next_handle())
 
     # -- restores ----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:

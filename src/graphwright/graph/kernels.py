@@ -13,7 +13,7 @@ from numba import njit
 
 Array = Any
 # _nrt=False: these loops own no array, and counting references to ten of them costs 20 times the work (measured).
-_compiled: Any = njit(cache=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]  # not in its stubs
+_compiled: Any = njit(cache=True, error_model="numpy", _nrt=False)  # pyright: ignore[reportCallIssue]  # not in its stubs
 
 
 @_compiled

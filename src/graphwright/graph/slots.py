@@ -135,10 +135,10 @@ class SlotTable:
             self.reserve(self.size + 1)
         return self.size
 
-    def next_handle(self) -> NodeId | EdgeId:
-        """The handle that the next `issue` gives."""
+    def next_handle(self) -> int:
+        """The packed handle that the next `issue` gives."""
         slot = self.peek()
-        return self.kind(slot, self.high_cells[slot])
+        return self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
 
     def issue(self, slot: int) -> int:
         """Occupy the slot that `peek` gave; returns the packed handle."""

@@ -79,10 +79,10 @@ class ColumnView(NDArrayOperatorsMixin):
 
     It behaves as an array of these rows; comparisons give a `Mask`. `view[...]` takes a handle, an array of handles, a
     mask, or `:` for all rows, to read and to write. Writing is an edit: it takes the lock and raises the version.
+    As `==` gives a mask, a view is not hashable.
     """
 
     __slots__ = ("_graph", "_table", "name")
-    __hash__ = None  # type: ignore[assignment]  # == gives a mask
 
     def __init__(self, graph: Graph, table: SlotTable, name: str) -> None:
         table.column(name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.models.architecture import Architecture, Key, architectures, register
-from graphwright.models.cache import Cache
+from graphwright.models.architectures.architecture import Architecture, Key, architectures, register
 from graphwright.models.errors import (
     CacheFull,
     ConfigError,
@@ -18,11 +17,12 @@ from graphwright.models.errors import (
     UnsupportedDType,
     VerificationFailed,
 )
-from graphwright.models.generate import Generation
+from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.generate import Generation
+from graphwright.models.generation.sampling import NonFinite, Sampling
 from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model
 from graphwright.models.open import open, resolve
-from graphwright.models.sampling import NonFinite, Sampling
 
 __all__ = [
     "Architecture",

@@ -48,7 +48,7 @@ def compare_models(left: str | Path | Model, right: str | Path | Model, *, text:
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:
-        from graphwright.models.measure import drift
+        from graphwright.models.export.measure import drift
         from graphwright.models.model import need_tokenizer
 
         ids = np.asarray(need_tokenizer(a).encode(text), np.int64)

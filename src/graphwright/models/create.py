@@ -9,8 +9,8 @@ import numpy as np
 
 from graphwright.array import NDArray, dtype, from_numpy, random
 from graphwright.autograd import Parameter
-from graphwright.models.architecture import find
-from graphwright.models.config import Config
+from graphwright.models.architectures.architecture import find
+from graphwright.models.architectures.config import Config
 from graphwright.models.model import Model
 from graphwright.models.tokenizer import ByteTokenizer
 from graphwright.program import Builder

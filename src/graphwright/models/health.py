@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.array import NDArray, bfloat16
-from graphwright.models.sampling import NonFinite
+from graphwright.models.generation.sampling import NonFinite
 from graphwright.program import Program
 from graphwright.program.kinds import STORED
 

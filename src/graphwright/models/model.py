@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.models.architecture import Architecture
-from graphwright.models.cache import Cache
-from graphwright.models.config import Config
-from graphwright.models.generate import Generation, decode, generate
+from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.architectures.config import Config
+from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.generate import Generation, decode, generate
+from graphwright.models.generation.padding import with_padding
+from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
+from graphwright.models.generation.sampling import Sampling
 from graphwright.models.health import check_finite
 from graphwright.models.inspect import Inspection, inspect_program
-from graphwright.models.padding import with_padding
 from graphwright.models.perplexity import BitsPerByte, bits_per_byte
-from graphwright.models.prompt import check_ids, check_mask, vocabulary
-from graphwright.models.sampling import Sampling
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
 from graphwright.program import AssemblyReport, Program
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.models.export import ExportPlan
-    from graphwright.models.receipt import Receipt
+    from graphwright.models.export.export import ExportPlan
+    from graphwright.models.export.receipt import Receipt
     from graphwright.progress import Report
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `Model.generate` besides `n`; its signature has their defaults."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stream: Callable[[str], object] | None
+    logprobs: int
+    cache: Cache | None
+    repetition_penalty: float
+    presence: float
+    frequency: float
+    processors: Sequence[Any]
+    use_model_defaults: bool
+    first_stream: int
+    allow_stale: bool
+    cancel: Callable[[], bool] | None
 
 
 class Model:
@@ -148,7 +171,7 @@ class Model:
     def decode(
         self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
-        """Choose and append up to `steps` tokens, one by one; see `models.generate.decode`.
+        """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
         Args:
             cache: one sequence with at least one token.
@@ -163,6 +186,14 @@ class Model:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
         cache.refill()
 
+    @overload
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+    @overload  # `Any` stands for the single one that an `n` of 1 gives
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: int, **options: Unpack[GenerateOptions]
+    ) -> list[Generation] | Any: ...
     def generate(
         self,
         prompt: Any,
@@ -187,7 +218,7 @@ class Model:
         allow_stale: bool = False,
         cancel: Callable[[], bool] | None = None,
     ) -> Generation | list[Generation]:
-        """Continue a text (or ids); see `graphwright.models.generate`. A list of `n` results if n > 1."""
+        """Continue a text (or ids); see `graphwright.models.generation.generate`. A list of `n` results if n > 1."""
         given = {
             "temperature": temperature,
             "top_k": top_k,
@@ -241,13 +272,13 @@ class Model:
     # -- leaving -----------------------------------------------------------------------------------------------------
     def export_plan(self) -> ExportPlan:
         """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""
-        from graphwright.models.export import export_plan
+        from graphwright.models.export.export import export_plan
 
         return export_plan(self)
 
     def export(self, directory: Any, **options: Any) -> Receipt:
-        """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export`."""
-        from graphwright.models.export import export
+        """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export.export`."""
+        from graphwright.models.export.export import export
 
         return export(self, directory, **options)
 
@@ -257,6 +288,9 @@ class Model:
 
         return save_model(self, directory, history=history, overwrite=overwrite)
 
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"
+
     def __repr__(self) -> str:
         p = self.program
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
@@ -265,5 +299,9 @@ class Model:
 def need_tokenizer(model: Model) -> Tokenizer:
     """The tokenizer. Raises: UsageError if there is none."""
     if model.tokenizer is None:
-        raise UsageError("the model has no tokenizer", where=str(model.directory), fix="give token ids instead of text")
+        raise UsageError(
+            "the model has no tokenizer",
+            where=str(model.directory),
+            fix="put its tokenizer.json beside config.json; from Python, token ids do too",
+        )
     return model.tokenizer

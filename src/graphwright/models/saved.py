@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
-from graphwright.models.architecture import find
-from graphwright.models.config import Config
+from graphwright.models.architectures.architecture import find
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError
+from graphwright.models.export.write import companion_files
 from graphwright.models.tokenizer import byte_tokenizer_json, find_tokenizer
-from graphwright.models.write import companion_files
 from graphwright.program.load import load
 
 if TYPE_CHECKING:

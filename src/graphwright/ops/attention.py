@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from graphwright.array.dtype import bool_, float32, float64, int64
@@ -23,10 +25,12 @@ class RopeTable:
     arity, attrs = 2, {"scale": 1.0}
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
 
+    @staticmethod
     def infer(positions, frequencies, scale):
         table = Spec((*positions.shape, _Frequencies.check(positions, frequencies).shape[0]), frequencies.dtype)
         return table, table
 
+    @staticmethod
     def sample(rng):
         return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
 
@@ -53,9 +57,11 @@ class RopeDynamic:
 
     arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
 
+    @staticmethod
     def infer(positions, frequencies, theta, factor, original):
         return _Frequencies.check(positions, frequencies)
 
+    @staticmethod
     def sample(rng):
         base = (10000.0 ** (-np.arange(0, 8, 2) / 8)).astype("float32")
         return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
@@ -67,9 +73,11 @@ class RopeLonger:
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
 
+    @staticmethod
     def infer(positions, short, long, original):
         return _Frequencies.check(positions, short, long)
 
+    @staticmethod
     def sample(rng):
         return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {
             "original": 20
@@ -86,6 +94,7 @@ class Rope:
 
     arity, saves, traits = 3, Saves(inputs=(1, 2)), Traits(amp="inner")
 
+    @staticmethod
     def infer(x, cos, sin):
         one_dtype(x, cos, sin)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
@@ -94,12 +103,15 @@ class Rope:
             raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
         return x
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return call("rope", g, ins[1], -ins[2]), None, None
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         angle = rng.uniform(-3, 3, (2, 4, 2))
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
@@ -115,8 +127,9 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
-    if q.shape[1] % k.shape[1]:
-        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{k.shape[1]}", got=q.shape[1])
+    heads, groups = q.shape[1], k.shape[1]
+    if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
+        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=heads)
     if len(extra) != len(optional):
         raise ShapeError("operands do not match `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
@@ -126,7 +139,7 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
 
 
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
-    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])  # type: ignore[operator]  # bound
+    return 2 * prod(q.sizes[:3]) * k.sizes[2] * (q.sizes[3] + v.sizes[3])
 
 
 _ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}
@@ -144,17 +157,21 @@ class Sdpa:
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
     traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
 
+    @staticmethod
     def infer(q, k, v, *extra, scale, causal, window, optional):
         _check(q, k, v, extra, optional, window)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         grads = call("sdpa_backward", *ins, outs[0], g, **attrs)
         return (*grads, *(None for _ in ins[3:]))
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
@@ -167,6 +184,7 @@ class SdpaBackward:
     arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
 
+    @staticmethod
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
         _check(q, k, v, tuple(extra), optional, window)
@@ -177,9 +195,11 @@ class SdpaBackward:
             )
         return q, k, v
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(5 * _flops(*ins[:3]) // 2, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
+    @staticmethod
     def sample(rng):
         (q, k, v), attrs = Sdpa.sample(rng)
         return [q, k, v, rng.normal(size=(2, 4, 4, 5)), rng.normal(size=(2, 4, 4, 5))], attrs

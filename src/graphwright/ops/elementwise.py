@@ -28,6 +28,11 @@ def unary_sample(low: float, high: float) -> Callable:
     return lambda rng: ([rng.uniform(low, high, (3, 5))], {})
 
 
+def away_from_zero(rng: np.random.Generator) -> tuple[list, dict]:
+    """An operand of both signs, where a difference quotient does not step over the kink at 0."""
+    return [rng.uniform(0.1, 2, (3, 5)) * rng.choice((-1.0, 1.0), (3, 5))], {}
+
+
 def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> tuple[list, dict]:
     """Two operands that broadcast."""
     return [rng.uniform(low, high, (3, 1, 4)), rng.uniform(low, high, (5, 4))], {}
@@ -39,6 +44,7 @@ class Neg:
 
     arity, infer, traits, sample = 1, same, UNARY, unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (-g,)
 
@@ -47,8 +53,9 @@ class Neg:
 class Abs:
     """|x|; gradient sign(x), 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), unary_sample(0.1, 2)
+    arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), away_from_zero
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("sign", ins[0]),)
 
@@ -57,7 +64,7 @@ class Abs:
 class Sign:
     """-1, 0 or 1; gradient 0."""
 
-    arity, infer, traits, sample = 1, same, UNARY, unary_sample(0.1, 2)
+    arity, infer, traits, sample = 1, same, UNARY, away_from_zero
     vjp, why = None, {"vjp": "the gradient is zero everywhere it exists"}
 
 
@@ -67,6 +74,7 @@ class Exp:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * outs[0],)
 
@@ -77,6 +85,7 @@ class Log:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g / ins[0],)
 
@@ -87,6 +96,7 @@ class Sqrt:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g / (outs[0] + outs[0]),)
 
@@ -97,6 +107,7 @@ class Rsqrt:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.2, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         y = outs[0]
         return (g * (y * y * y) * -0.5,)
@@ -108,6 +119,7 @@ class Sin:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("cos", ins[0]),)
 
@@ -118,6 +130,7 @@ class Cos:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (-(g * call("sin", ins[0])),)
 
@@ -128,6 +141,7 @@ class Tanh:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-3, 3)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * (1.0 - outs[0] * outs[0]),)
 
@@ -138,6 +152,7 @@ class Erf:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-2, 2)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
 
@@ -148,6 +163,7 @@ class Sigmoid:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-4, 4)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * (outs[0] * (1.0 - outs[0])),)
 
@@ -158,6 +174,7 @@ class Silu:
 
     arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-4, 4)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         s = call("sigmoid", ins[0])
         return (g * (s * (1.0 + ins[0] * (1.0 - s))),)
@@ -167,8 +184,9 @@ class Silu:
 class Relu:
     """max(x, 0); gradient 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.1, 2)
+    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), away_from_zero
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)
         return (call("where", call("lt", call("full_like", outs[0], value=0.0), outs[0]), g, zero),)
@@ -180,6 +198,7 @@ class Gelu:
 
     arity, attrs, infer, traits, saves = 1, {"approximate": "none"}, floating, UNARY, Saves(inputs=(0,))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x = ins[0]
         if attrs["approximate"] == "none":
@@ -189,6 +208,7 @@ class Gelu:
         t = call("tanh", k * (x + 0.044715 * (x * x * x)))
         return (g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * k * (1.0 + 0.134145 * (x * x))),)
 
+    @staticmethod
     def sample(rng):
         return [rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"}
 
@@ -199,6 +219,7 @@ class Add:
 
     arity, infer, traits, sample = 2, broadcast, _binary((0, -0.0), (1, -0.0)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g, g
 
@@ -209,6 +230,7 @@ class Sub:
 
     arity, infer, traits, sample = 2, broadcast, _binary((1, 0.0)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g, -g if needs[1] else None
 
@@ -220,6 +242,7 @@ class Mul:
     arity, infer, saves, sample = 2, broadcast, Saves(inputs=(0, 1)), binary_sample
     traits = _binary((0, 1.0), (1, 1.0))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return g * ins[1] if needs[0] else None, g * ins[0] if needs[1] else None
 
@@ -230,15 +253,18 @@ class Div:
 
     arity, traits, saves = 2, _binary((1, 1.0)), Saves(inputs=(0, 1))
 
+    @staticmethod
     def infer(a, b):
         spec = broadcast(a, b)
         return spec if spec.dtype.is_float else Spec(spec.shape, float32)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         by_b = g / b
         return by_b if needs[0] else None, -(by_b * (a / b)) if needs[1] else None
 
+    @staticmethod
     def sample(rng):
         return binary_sample(rng, 0.5, 2)
 
@@ -249,6 +275,7 @@ class Minimum:
 
     arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return _extremum(g, ins[1], ins[0], needs)
 
@@ -259,6 +286,7 @@ class Maximum:
 
     arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return _extremum(g, ins[0], ins[1], needs)
 
@@ -297,12 +325,14 @@ class Where:
 
     arity, saves, traits = 3, Saves(inputs=(0,)), Traits(elementwise=True, amp="promote", fixed=(0,))
 
+    @staticmethod
     def infer(c, a, b):
         if c.dtype.kind != "bool":
             raise DTypeError("the condition must be bool", got=c)
         one_dtype(a, b)
         return Spec(broadcast_shapes(c.shape, a.shape, b.shape), a.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)  # not 0 · g: an inf in the branch not taken must not reach the other
         return (
@@ -311,6 +341,7 @@ class Where:
             call("where", ins[0], zero, g) if needs[2] else None,
         )
 
+    @staticmethod
     def sample(rng):
         return [rng.random((3, 4)) < 0.5, rng.normal(size=(3, 4)), rng.normal(size=(4,))], {}
 
@@ -321,12 +352,15 @@ class Cast:
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True, convert=True)
 
+    @staticmethod
     def infer(x, dtype: DType):
         return Spec(x.shape, dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("cast", g, dtype=ins[0].dtype),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4))], {"dtype": dtype("float64")}
 
@@ -337,6 +371,7 @@ class Copy:
 
     arity, infer, traits, sample = 1, same, Traits(elementwise=True, convert=True), unary_sample(-1, 1)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g,)
 
@@ -348,6 +383,7 @@ class FullLike:
     arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
 
+    @staticmethod
     def sample(rng):
         return [rng.uniform(-1, 1, (3, 5))], {"value": 1.5}
 
@@ -359,6 +395,7 @@ class Junction:
     arity = (0, None)
     traits = Traits(nary=True, inplace=((0, 0),), amp="promote")
 
+    @staticmethod
     def infer(*ins, **attrs):
         if not ins:
             raise ShapeError("a junction without edges has the spec it had before", fix="e.add(..., like=node)")
@@ -374,8 +411,10 @@ class Junction:
                 )
         return ins[0]
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return tuple(g if need else None for need in needs)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4)) for _ in range(3)], {}

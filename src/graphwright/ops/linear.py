@@ -25,6 +25,7 @@ class Matmul:
 
     arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(amp="low")
 
+    @staticmethod
     def infer(a, b):
         one_dtype(a, b)
         floating(a)
@@ -36,6 +37,7 @@ class Matmul:
         columns = b.shape[-1:] if len(b.shape) > 1 else ()
         return Spec((*batch, *rows, *columns), a.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         if len(a.shape) == 1 and len(b.shape) == 1:
@@ -59,9 +61,11 @@ class Matmul:
                 db = call("reshape", db, shape=db.shape[:-1])
         return da, db
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         shapes = [
             ((2, 3, 4), (2, 4, 5)),
@@ -71,7 +75,8 @@ class Matmul:
             ((2, 3, 4), (4,)),
             ((4,), (4,)),
             ((2, 3, 4), (4, 5)),
-        ][rng.integers(7)]
+            ((4,), (2, 4, 3)),
+        ][rng.integers(8)]
         return [rng.normal(size=s) for s in shapes], {}
 
 
@@ -81,6 +86,7 @@ class Linear:
 
     arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low")
 
+    @staticmethod
     def infer(x, w, b=None):
         one_dtype(x, w, *([] if b is None else [b]))
         floating(x)
@@ -91,6 +97,7 @@ class Linear:
             raise ShapeError("the bias has another size", where="axis out", expected=w.shape[:1], got=b)
         return Spec((*x.shape[:-1], w.shape[0]), x.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w = ins[:2]
         dx = call("matmul", g, w) if needs[0] else None
@@ -103,9 +110,11 @@ class Linear:
         db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[2] else None
         return dx, dw, db
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         x = rng.normal(size=[(2, 3, 4), (5, 4), (4,)][rng.integers(3)])
         return [x, rng.normal(size=(3, 4)), rng.normal(size=(3,))][: rng.integers(2, 4)], {}

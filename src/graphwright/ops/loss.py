@@ -22,6 +22,7 @@ class CrossEntropy:
     saves = Saves(inputs=(0, 1), outputs=(1,))
     traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1,))
 
+    @staticmethod
     def infer(scores, targets, ignore_index):
         floating(scores)
         if targets.dtype.name != "int64":
@@ -33,6 +34,7 @@ class CrossEntropy:
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
         return row, row
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         loss_grad, lse_grad = g
         grad = None
@@ -44,11 +46,15 @@ class CrossEntropy:
             grad = soft if grad is None else grad + soft
         return grad, None
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(6 * ins[0].size, ins[0].nbytes + ins[1].nbytes, outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
-        return [rng.normal(size=(2, 3, 5)) * 3, rng.integers(0, 5, (2, 3))], {}
+        targets = rng.integers(0, 5, (2, 3))
+        targets[1, 0] = -100
+        return [rng.normal(size=(2, 3, 5)) * 3, targets], {}
 
 
 @op("cross_entropy_backward")
@@ -59,9 +65,11 @@ class CrossEntropyBackward:
     saves = Saves(inputs=(0, 1, 2, 3))
     traits = Traits(contiguous=(0, 1, 2, 3))
 
+    @staticmethod
     def infer(scores, targets, lse, g, ignore_index):
         return scores
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         # out = grad·kept·(p - onehot) with p = exp(scores - lse): lse is an operand of its own here
         scores, targets, lse, grad = ins
@@ -79,8 +87,10 @@ class CrossEntropyBackward:
             d_grad = call("sum", unit * g, axes=(-1,), keepdims=False)
         return d_scores, None, d_lse, d_grad
 
+    @staticmethod
     def sample(rng):
         import numpy as np
 
-        scores = rng.normal(size=(4, 5))
-        return [scores, rng.integers(0, 5, 4), np.log(np.exp(scores).sum(-1)), rng.normal(size=4)], {}
+        scores, targets = rng.normal(size=(2, 3, 5)), rng.integers(0, 5, (2, 3))
+        targets[0, 1] = -100
+        return [scores, targets, np.log(np.exp(scores).sum(-1)), rng.normal(size=(2, 3))], {}

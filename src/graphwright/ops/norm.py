@@ -17,6 +17,7 @@ class RmsNorm:
 
     arity, attrs, saves, traits = 2, {"eps": 1e-6}, Saves(inputs=(0, 1)), Traits(amp="inner")
 
+    @staticmethod
     def infer(x, w, eps):
         one_dtype(x, w)
         floating(x)
@@ -24,6 +25,7 @@ class RmsNorm:
             raise ShapeError("the weight must have the size of the last axis", expected=x.shape[-1:], got=w)
         return x
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w = ins
         dtype = x.dtype
@@ -40,9 +42,11 @@ class RmsNorm:
             dx, dw = (None if t is None else call("cast", t, dtype=dtype) for t in (dx, dw))
         return dx, dw
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(5 * outs[0].size, ins[0].nbytes + ins[1].nbytes, outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5}
 
@@ -53,12 +57,15 @@ class Softmax:
 
     arity, infer, saves, traits = 1, floating, Saves(outputs=(0,)), Traits(amp="f32")
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         y = outs[0]
         return (y * (g - call("sum", g * y, axes=(-1,), keepdims=True)),)
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(5 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
 
+    @staticmethod
     def sample(rng):
-        return [rng.normal(size=(3, 5))], {}
+        return [rng.normal(size=(2, 3, 5))], {}

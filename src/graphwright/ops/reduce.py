@@ -41,10 +41,12 @@ class Sum:
     arity, attrs, sample, cost = 1, {"axes": ..., "keepdims": False}, _sample, _cost
     traits = Traits(amp="f32")
 
+    @staticmethod
     def infer(x, axes, keepdims):
         reduced = _reduced(x, axes, keepdims)
         return reduced if x.dtype.is_float else Spec(reduced.shape, int64)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (_restore(g, ins[0], attrs),)
 
@@ -56,9 +58,11 @@ class Mean:
     arity, attrs, sample, cost = 1, {"axes": ..., "keepdims": False}, _sample, _cost
     traits = Traits(amp="f32")
 
+    @staticmethod
     def infer(x, axes, keepdims):
         return _reduced(floating(x), axes, keepdims)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x = ins[0]
         n = 1
@@ -74,12 +78,14 @@ class Amax:
     arity, attrs, sample, cost = 1, {"axes": ..., "keepdims": False}, _sample, _cost
     saves = Saves(inputs=(0,), outputs=(0,))
 
+    @staticmethod
     def infer(x, axes, keepdims):
         reduced = _reduced(x, axes, keepdims)
         if any(x.shape[a] == 0 for a in axes_of(axes, len(x.shape))):
             raise ShapeError("the maximum of no entries", got=x)
         return reduced
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x = ins[0]
         hit = call("cast", call("eq", x, _restore(outs[0], x, attrs)), dtype=x.dtype)
@@ -94,11 +100,13 @@ class Argmax:
     arity, attrs, cost = 1, {"axis": -1}, _cost
     vjp, why = None, {"vjp": "the result is an index"}
 
+    @staticmethod
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] == 0:
             raise ShapeError("the maximum of no entries", where=f"axis {at}", got=x)
         return Spec((*x.shape[:at], *x.shape[at + 1 :]), int64)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4))], {"axis": int(rng.integers(-2, 2))}

@@ -1,14 +1,14 @@
 """The rule tables: what an op is stands in one row of each, and nowhere else.
 
-An op is written as a class whose attributes are the cells; `@op(name)` checks them and enters a frozen row. A cell may
-be None only with a reason in `why`. `test_ops_total.py` proves that the tables are total.
+An op is written as a class whose attributes are the cells, its functions static methods; `@op(name)` checks them and
+enters a frozen row. A cell may be None only with a reason in `why`. `test_ops_total.py` proves that there is no hole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from graphwright.array.layout import Layout
 from graphwright.array.spec import Spec
@@ -16,6 +16,7 @@ from graphwright.errors import GraphwrightError, UsageError
 
 Attrs = Mapping[str, Any]
 Infer = Callable[..., "Spec | tuple[Spec, ...]"]
+Row = TypeVar("Row", bound=type)
 
 
 class UnknownOp(UsageError, KeyError):
@@ -138,10 +139,10 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str) -> Callable[[type], type]:
+def op(name: str) -> Callable[[Row], Row]:
     """Register the class below as the row of an op. Raises: UsageError for a name taken or a cell left out."""
 
-    def enter(row: type) -> type:
+    def enter(row: Row) -> Row:
         if name in OPS:
             raise UsageError("this op is registered already", where=name)
         cells = {cell: getattr(row, cell) for cell in Op.__slots__ if hasattr(row, cell)}

@@ -18,7 +18,8 @@ def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
     for dim in [d for d in have if isinstance(d, str) and d in want]:  # names on both sides cancel
         have.remove(dim)
         want.remove(dim)
-    if any(isinstance(d, str) for d in have + want) or prod(have) != prod(want):  # type: ignore[arg-type]  # ints here
+    left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
+    if left.symbolic or right.symbolic or left.size != right.size:
         raise ShapeError("another number of elements", expected=x, got=shape)
 
 
@@ -28,16 +29,20 @@ class Reshape:
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
 
+    @staticmethod
     def infer(x, shape):
         _fits(x, shape)
         return Spec(tuple(shape), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         return lay.reshape(layout, attrs["shape"])
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("reshape", g, shape=ins[0].shape),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(4, 6))], {"shape": (2, 3, 4)}
 
@@ -48,20 +53,24 @@ class Unflatten:
 
     arity, attrs, cost = 1, {"axis": ..., "sizes": ...}, free_cost
 
+    @staticmethod
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
             raise ShapeError("the axis does not split so", where=f"axis {at}", expected=x.shape[at], got=sizes)
         return Spec((*x.shape[:at], *sizes, *x.shape[at + 1 :]), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         at = axis_of(attrs["axis"], len(layout.shape))
         return lay.reshape(layout, (*layout.shape[:at], *attrs["sizes"], *layout.shape[at + 1 :]))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(ins[0].shape))
         return (call("flatten", g, start=at, end=at + len(attrs["sizes"]) - 1),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 6))], {"axis": 1, "sizes": (2, 3)}
 
@@ -72,24 +81,28 @@ class Flatten:
 
     arity, attrs, cost = 1, {"start": ..., "end": ...}, free_cost
 
+    @staticmethod
     def infer(x, start, end):
         a, b = axis_of(start, len(x.shape)), axis_of(end, len(x.shape))
         joined = x.shape[a : b + 1]
-        named = [d for d in joined if isinstance(d, str)]
-        if a > b or (named and prod(d for d in joined if isinstance(d, int)) != 1) or len(named) > 1:
+        named, known = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
+        if a > b or (named and prod(known) != 1) or len(named) > 1:
             raise ShapeError("these axes do not join into one known size", expected="start <= end, sizes known", got=x)
-        size = named[0] if named else prod(joined)  # type: ignore[arg-type]  # ints here
+        size = named[0] if named else prod(known)
         return Spec((*x.shape[:a], size, *x.shape[b + 1 :]), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         a, b = (axis_of(attrs[k], len(layout.shape)) for k in ("start", "end"))
         joined = prod(layout.shape[a : b + 1])
         return lay.reshape(layout, (*layout.shape[:a], joined, *layout.shape[b + 1 :]))
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = (axis_of(attrs[k], len(ins[0].shape)) for k in ("start", "end"))
         return (call("unflatten", g, axis=a, sizes=ins[0].shape[a : b + 1]),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 2, 2))], {"start": 1, "end": 2}
 
@@ -100,20 +113,24 @@ class Permute:
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
 
+    @staticmethod
     def infer(x, axes):
         if sorted(axes) != list(range(len(x.shape))):
             raise ShapeError("not an order of the axes", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
         return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         return lay.permute(layout, attrs["axes"])
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         inverse = [0] * len(attrs["axes"])
         for to, came in enumerate(attrs["axes"]):
             inverse[came] = to
         return (call("permute", g, axes=tuple(inverse)),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3, 4))], {"axes": (2, 0, 1)}
 
@@ -124,18 +141,22 @@ class Expand:
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
 
+    @staticmethod
     def infer(x, shape):
         lead = len(shape) - len(x.shape)
         if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
             raise ShapeError("does not broadcast to this shape", expected=shape, got=x)
         return Spec(tuple(shape), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         return lay.expand(layout, attrs["shape"])
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g,)  # of the broadcast shape: the engine reduces it
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 1))], {"shape": (2, 3, 4)}
 
@@ -146,6 +167,7 @@ class Slice:
 
     arity, attrs, cost = 1, {"axis": ..., "start": ..., "size": ..., "step": 1}, free_cost
 
+    @staticmethod
     def infer(x, axis, start, size, step):
         at = axis_of(axis, len(x.shape))
         full = x.shape[at]
@@ -155,14 +177,17 @@ class Slice:
             )
         return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         at = axis_of(attrs["axis"], len(layout.shape))
         return lay.narrow(layout, at, attrs["start"], attrs["size"], attrs["step"])
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(ins[0].shape))
         return (call("pad_slice", g, axis=at, start=attrs["start"], step=attrs["step"], size=ins[0].shape[at]),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 7))], {"axis": 1, "start": 1, "size": 3, "step": 2}
 
@@ -173,21 +198,25 @@ class Last:
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
 
+    @staticmethod
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] == 0:
             raise ShapeError("an empty axis has no last entry", where=f"axis {at}", got=x)
         return Spec((*x.shape[:at], 1, *x.shape[at + 1 :]), x.dtype)
 
+    @staticmethod
     def view(layout, attrs):
         at = axis_of(attrs["axis"], len(layout.shape))
         return lay.narrow(layout, at, layout.shape[at] - 1, 1)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(g.shape))
         size = ins[0].shape[at]
         return (call("pad_slice", g, axis=at, start=size - 1, step=1, size=size),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
@@ -199,10 +228,12 @@ class Size:
     arity, attrs, cost = 1, {"axis": ...}, free_cost
     vjp, why = None, {"vjp": "a size is an integer"}
 
+    @staticmethod
     def infer(x, axis):
         axis_of(axis, len(x.shape))
         return Spec((), int64)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
@@ -213,16 +244,19 @@ class PadSlice:
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
 
+    @staticmethod
     def infer(x, axis, start, step, size):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] and start + (x.shape[at] - 1) * step >= size:
             raise ShapeError("does not fit into the padded axis", where=f"axis {at}", expected=size, got=x)
         return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(g.shape))
         return (call("slice", g, axis=at, start=attrs["start"], step=attrs["step"], size=ins[0].shape[at]),)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3))], {"axis": 1, "start": 1, "step": 2, "size": 7}
 
@@ -233,6 +267,7 @@ class Concat:
 
     arity, attrs, traits = (1, None), {"axis": ...}, Traits(amp="promote")
 
+    @staticmethod
     def infer(*ins, axis):
         one_dtype(*ins)
         at = axis_of(axis, len(ins[0].shape))
@@ -243,6 +278,7 @@ class Concat:
             )
         return Spec((*ins[0].shape[:at], sum(i.shape[at] for i in ins), *ins[0].shape[at + 1 :]), ins[0].dtype)
 
+    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(g.shape))
         grads, start = [], 0
@@ -252,5 +288,6 @@ class Concat:
             start += size
         return tuple(grads)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, n)) for n in (3, 1, 2)], {"axis": 1}

@@ -19,6 +19,7 @@ class KvAppend:
     arity, vjp, why = 3, None, _WHY
     traits = Traits(inplace=((0, 0),), update=True, fixed=(2,))
 
+    @staticmethod
     def infer(cache, rows, start):
         if cache.dtype is not rows.dtype or start != Spec((), int64):
             raise DTypeError("cache and rows share a dtype, start is an int64 scalar", got=f"{cache}, {rows}, {start}")
@@ -26,9 +27,11 @@ class KvAppend:
             raise ShapeError("rows do not fit the cache", expected=cache, got=rows)
         return cache
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(0, ins[1].nbytes, ins[1].nbytes)
 
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {}
 
@@ -45,6 +48,7 @@ class AdamW:
     attrs = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     traits = Traits(inplace=((0, 0), (1, 2), (2, 3)), contiguous=(1,), update=True)
 
+    @staticmethod
     def infer(param, grad, m, v, step, lr, **hyper):
         for name, spec in (("grad", grad), ("m", m), ("v", v)):
             if spec != param:
@@ -53,9 +57,11 @@ class AdamW:
             raise ShapeError("step and lr are scalars of one dtype", got=f"{step}, {lr}")
         return param, m, v
 
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(12 * ins[0].size, 4 * ins[0].nbytes, 3 * ins[0].nbytes)
 
+    @staticmethod
     def sample(rng):
         shape = (3, 4)
         moments = [rng.normal(size=shape), rng.random(shape)]

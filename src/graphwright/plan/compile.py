@@ -11,6 +11,7 @@ from typing import Any
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
+from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.workspace import Workspace
@@ -135,7 +136,8 @@ class CompiledFunction:
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
-            entry = self._entries[key] = _Entry(*record(self.fn, specs))
+            with uncollected():
+                entry = self._entries[key] = _Entry(*record(self.fn, specs))
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
         self._entries.move_to_end(key)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from graphwright.array import CPU, Spec, backend
 from graphwright.errors import UsageError
+from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
 from graphwright.plan.layout import place, place_naive
@@ -50,7 +49,7 @@ def make_plan(
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
-    with _uncollected():
+    with uncollected():
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
         if rewrites == "exact":
             rewrite(draft)
@@ -83,18 +82,6 @@ def make_plan(
     )
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: planning makes tens of thousands of rows and no cycle; each pass walks them all."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
     """Numbers for named sizes. Raises: FeedError."""
     dims: dict[str, int] = {}
@@ -104,7 +91,7 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         given = inputs.get(name)
         if given is None:
             wrong.append(f"{name}: missing, expected {spec}")
-        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.shape, dims):  # type: ignore[arg-type]  # sizes known
+        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
         raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)

@@ -15,6 +15,7 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
+from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
@@ -175,11 +176,10 @@ class Workspace:
         changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
-            self._fold()
-            self._bind_calls()
-        elif any(array.storage.version != version for array, version in self._folded):
-            self._fold()
-            self._bind_calls()
+        if changed or any(array.storage.version != version for array, version in self._folded):
+            with uncollected():
+                self._fold()
+                self._bind_calls()
 
     @staticmethod
     def _array(variable: Variable) -> NDArray:

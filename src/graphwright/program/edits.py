@@ -135,7 +135,7 @@ class AddNode:
             "seq": self.seq,
         }
         if self.variable is not None:
-            record["payload"] = payload_json(p, self.variable.data)  # type: ignore[arg-type]  # variables hold arrays
+            record["payload"] = payload_json(p, self.variable.data)
         return record
 
 

@@ -41,7 +41,7 @@ class History:
         self.redoable: list[Entry] = []
         self.marks: dict[str, int] = {}
         self.open: Transaction | None = None
-        self.listeners: list[Callable[[Entry], None]] = []
+        self.listeners: list[Callable[[Entry], object]] = []
         self.spill = Spill(program)
         self._held: list[tuple[Variable, NDArray, bool]] = []
         self._expected: dict[int, NDArray] = {}
@@ -64,7 +64,7 @@ class History:
             lock.__exit__(None, None, None)
             raise
         self._lock, self.open = lock, transaction
-        self._held = [(v, v.data, v.shared) for v in p.weights.values()]  # type: ignore[misc]  # variables hold arrays
+        self._held = [(v, v.data, v.shared) for v in p.weights.values()]
         self._expected = {id(v): array for v, array, _ in self._held}
         for variable, _, _ in self._held:
             variable.shared = True
@@ -72,7 +72,7 @@ class History:
     def note(self, variable: Variable) -> None:
         """Told of each value that the edit itself sets, so that it is not taken for training."""
         variable.shared = True
-        self._expected[id(variable)] = variable.data  # type: ignore[assignment]  # variables hold arrays
+        self._expected[id(variable)] = variable.data
 
     def collect_trained(self, transaction: Transaction) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
@@ -81,7 +81,7 @@ class History:
                 expected = self._expected.get(id(variable))
                 if expected is not None and (trained := variable.data) is not expected:
                     variable.data = expected
-                    transaction.do(SetWeight(key, trained))  # type: ignore[arg-type]  # variables hold arrays
+                    transaction.do(SetWeight(key, trained))
 
     def drop_trained(self) -> None:
         """Take back what was trained since the last value that the edit itself set."""
@@ -156,7 +156,7 @@ class History:
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
-            what = f"fewer edits are there to {verb}" if stack else f"there is nothing to {verb}"
+            what = f"there are fewer edits to {verb}" if stack else f"there is nothing to {verb}"
             raise NotUndoable(what, where=self.program.name, expected=n, got=len(stack))
         for entry in stack[len(stack) - n :]:
             _check_kept(entry)

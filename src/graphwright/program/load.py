@@ -61,6 +61,12 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
     folder = Path(directory)
+    if not (folder / "program.json").is_file():
+        raise ProgramFileError(
+            "this is no saved program: there is no program.json",
+            where=folder,
+            fix="graphwright.open opens Hugging Face directories and saved models",
+        )
     try:
         return _load(folder, check, verify)
     except InvalidProgram:
@@ -239,7 +245,7 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
         promise.digest: (files.weights, key)
         for key, v in p.weights.items()
         if (promise := p.weights.promises.get(v.data)) is not None
-    }  # type: ignore[arg-type]
+    }
     for digest in forms.array(data.pop("arrays")):
         if files.history is not None:
             keys.setdefault(forms.text(digest), (files.history, digest))

@@ -5,19 +5,19 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter
 from graphwright.errors import CycleError, UsageError
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
-from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownNode
+from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
-from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
+from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, STORED, WRITE
 from graphwright.program.loose import Forward, backward
 from graphwright.program.weights import Weights
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from graphwright.files import StrPath
     from graphwright.program.diff import ProgramDiff
-    from graphwright.program.interpret import Run
     from graphwright.program.journal import Entry, Journal
+    from graphwright.program.running import Run
     from graphwright.program.selection import Selection
     from graphwright.program.transaction import Transaction
     from graphwright.program.validate import AssemblyReport
@@ -187,6 +187,15 @@ class Program:
         """The program's results, in order of declaration."""
         return tuple(self._outputs.values())
 
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order of declaration."""
+        return tuple(self.path(n) for n in self.inputs())
+
+    def constants(self) -> dict[str, NDArray]:
+        """The arrays of all params and consts by checkpoint key, each once, in order of their nodes."""
+        stored = [n for n in self.order() if self.op(n) in (PARAM, CONST)]
+        return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
+
     def output_names(self) -> tuple[str, ...]:
         """Names of the results, in order of declaration."""
         return tuple(self._outputs)
@@ -218,6 +227,32 @@ class Program:
             )
         )
 
+    def edge(self, ref: EdgeId | str) -> EdgeId:
+        """The handle of an edge given by handle, or by its ends: `edge("layers.1.mlp.down -> layers.1.out")`.
+
+        Raises: UnknownEdge naming what enters the target, also if several edges have these ends; UnknownNode.
+        """
+        if isinstance(ref, EdgeId):
+            return ref
+        if not isinstance(ref, str) or "->" not in ref:
+            raise UnknownEdge(
+                "not an edge of this program",
+                got=repr(ref),
+                expected='an EdgeId, or "source -> target" with their names',
+            )
+        source, target = (self.node(name.strip()) for name in ref.split("->", 1))
+        edges = self.in_edges(target)
+        found = [e for e in edges if self.graph.source(e) == source]
+        if len(found) != 1:
+            enters = ", ".join(dict.fromkeys(self.path(self.graph.source(e)) for e in edges))
+            raise UnknownEdge(
+                f"{len(found)} edges have these ends" if found else "there is no such edge",
+                where=ref,
+                expected=None if found else f"from {enters}" if enters else "another target: nothing enters this one",
+                fix=f"pick one of program.in_edges({self.path(target)!r})" if found else None,
+            )
+        return found[0]
+
     def edge_value(self, edge: EdgeId) -> Value:
         """What an edge carries."""
         return Value(self.graph.source(edge), self.graph.edge(edge, "src_port"))
@@ -247,12 +282,13 @@ class Program:
         """All nodes so that each comes after what it reads; deterministic."""
         return sorted(self.graph.nodes(), key=self.order_labels.key)
 
-    def reachable(self, roots: Sequence[Value | NodeId]) -> set[NodeId]:
-        """The roots and everything they depend on."""
+    def reachable(self, roots: Iterable[Value | NodeId], beyond: Collection[NodeId] = ()) -> set[NodeId]:
+        """The roots and everything they depend on; what only nodes of `beyond` depend on is left out."""
         stack = [r.node if isinstance(r, Value) else r for r in roots]
         seen = set(stack)
         while stack:
-            for before in self.graph.predecessors(stack.pop()):
+            node = stack.pop()
+            for before in self.graph.predecessors(node) if node not in beyond else ():
                 if before not in seen:
                     seen.add(before)
                     stack.append(before)
@@ -358,8 +394,8 @@ class Program:
         patch: Mapping[Any, Any] | None = None,
         **named: Any,
     ) -> Run:
-        """Run node by node, so that every value can be read; see `graphwright.program.interpret.run`."""
-        from graphwright.program.interpret import run
+        """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
+        from graphwright.program.running import run
 
         return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
 
@@ -375,11 +411,13 @@ class Program:
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
-    def grad(self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None) -> Program:
+    def grad(
+        self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None, *, seeded: bool = False
+    ) -> Program:
         """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
         from graphwright.program.differentiate import differentiate
 
-        return differentiate(self, outputs, wrt, sizes or {})
+        return differentiate(self, outputs, wrt, sizes or {}, seeded)
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""
@@ -427,7 +465,7 @@ class Program:
             return self.history.blame(self._names.get(ref), ref)
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
 
-    def on_edit(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
+    def on_edit(self, listener: Callable[[Entry], object]) -> Callable[[], None]:
         """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it.
 
         `entry.edits` is what was done, `entry.cone` the nodes that inference looked at. The commit stands whatever the
@@ -516,7 +554,7 @@ class Program:
         try:
             self._reorder(lambda: self.order_labels.add_edge(src, dst))
         except CycleError as error:
-            names = [self.path(n) for n in error.path]  # type: ignore[arg-type]  # the order holds node handles
+            names = [self.path(n) for n in error.path]
             raise CycleError(
                 "an edge would close a cycle",
                 path=error.path,
@@ -562,7 +600,7 @@ class Program:
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
         if port is None:
-            port = self.graph.node(dst, "next_port")
+            port = int(self.graph.node(dst, "next_port"))
         fits = self._admit_edge(src.node, dst)
         edge = self.graveyard.revive(self.graph, handle)
         if edge is None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -386,7 +386,7 @@ class Transaction:
             self.carry(value, held)
             value = Value(held)
         if port is None and p.is_junction(target):
-            port = p.graph.node(target, "next_port")
+            port = int(p.graph.node(target, "next_port"))
         elif port is None and p.op(target) in SOURCES:
             raise NotAJunction("a source reads nothing", where=p.path(target), got=p.op(target))
         elif port is None:
@@ -402,19 +402,25 @@ class Transaction:
                 )
         return self._edge(value, target, port)
 
-    def cut(self, edge: EdgeId) -> None:
-        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit."""
+    def cut(self, edge: EdgeId | str) -> None:
+        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit.
+
+        Args:
+            edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
+        """
+        edge = self.program.edge(edge)
         dst = self.program.graph.target(edge)
         self.do(RemoveEdge(edge))
         self.touched[dst] = None
 
-    def rewire(self, edge: EdgeId, src: Ref) -> None:
+    def rewire(self, edge: EdgeId | str, src: Ref) -> None:
         """Let an edge start at another value; handle and port stay. Raises: CycleError with the path."""
-        self.do(Rewire(edge, self.program.value(src)))
+        self.do(Rewire(self.program.edge(edge), self.program.value(src)))
 
-    def insert(self, edge: EdgeId, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
+    def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
         """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port, and leaves the new node."""
         p = self.program
+        edge = p.edge(edge)
         source = p.edge_value(edge)
         if name is None:
             name = p.free_name(f"{p.path(p.graph.target(edge))}.{op}")
@@ -466,11 +472,11 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 
 def _caller() -> str | None:
     """file:line of the first frame outside this package and the standard library's contextlib."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
     ):
-        frame = frame.f_back  # type: ignore[assignment]  # ends with None at the outermost frame
+        frame = frame.f_back
     return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

@@ -1,0 +1,144 @@
+"""Architecture: a model family as data, and the registry of those known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from graphwright.errors import UsageError
+from graphwright.models.architectures.config import Config
+from graphwright.models.errors import ConfigError, UnsupportedArchitecture
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One weight of a family.
+
+    Attributes:
+        path: param node's name; `{i}` is the layer.
+        key: name in a checkpoint.
+        dims: sizes as products of dimension names, e.g. `heads*head_dim`.
+        when: dimension name of the flag under which the weight exists; "" for always.
+    """
+
+    path: str
+    key: str
+    dims: tuple[str, ...]
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family of models.
+
+    Attributes:
+        name: short name.
+        classes: Hugging Face classes it describes.
+        model_types: values of `model_type` it describes.
+        read: config -> dimensions and flags, one object whose attributes `keys` and `build` use.
+        keys: its weights.
+        build: (builder, dimensions, params by path) -> None; declares inputs and the output `logits`.
+        prefix: of the keys of the base model; a checkpoint without it is accepted and written back alike.
+        ignored: patterns of tensors that old checkpoints carry and that are derived.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    model_types: tuple[str, ...]
+    read: Callable[[Config], Any]
+    keys: tuple[Key, ...]
+    build: Callable[..., None]
+    prefix: str = "model."
+    ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
+
+    def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
+        """(param path, checkpoint key, shape, dims) of every weight that these dimensions have."""
+        for row in self.keys:
+            if row.when and not getattr(dims, row.when):
+                continue
+            shape = tuple(_product(d, dims) for d in row.dims)
+            for i in range(dims.layers) if "{i}" in row.key else (0,):
+                yield row.path.format(i=i), row.key.format(i=i), shape, row.dims
+
+
+def _product(text: str, dims: Any) -> int:
+    size = 1
+    for name in text.split("*"):
+        size *= getattr(dims, name)
+    return size
+
+
+BUILTIN = ("llama", "mistral", "qwen2", "qwen3")
+"""The families that come with the package, a module each beside this one; importing one registers it."""
+
+_registry: dict[str, Architecture] = {}
+
+
+def register(arch: Architecture) -> Architecture:
+    """Add a family. Raises: UsageError if one of its classes or model types is described already."""
+    _load_builtin()  # so that a second description of a family of ours is noticed here, not at the next opening
+    for name in (*arch.classes, *arch.model_types):
+        other = _registry.get(name)
+        if other is not None and other is not arch:
+            raise UsageError("two architectures describe one class", where=name, expected=other.name, got=arch.name)
+    for name in (*arch.classes, *arch.model_types):
+        _registry[name] = arch
+    return arch
+
+
+def architectures() -> Mapping[str, Architecture]:
+    """All families by class and model type; entry points `graphwright.architectures` are loaded at the first call."""
+    _load_builtin()
+    _load_entry_points()
+    return _registry
+
+
+def find(config: Config) -> Architecture:
+    """The family of a config. Raises: UnsupportedArchitecture naming the nearest ones."""
+    known = architectures()
+    classes = config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise ConfigError(
+            "field 'architectures'", where=str(config.path), expected="a list of class names", got=classes
+        )
+    wanted = classes or [str(config.get("model_type"))]
+    for name in wanted:
+        if name in known:
+            return known[name]
+    near = get_close_matches(wanted[0], known, 3, 0.3)
+    fix = "graphwright.models.register(Architecture(...)); inspect works without"
+    if str(config.get("model_type")).startswith("graphwright-"):
+        fix = "this is an export as code, for transformers; to go on editing, open what model.save wrote"
+    raise UnsupportedArchitecture(
+        "no architecture describes this class",
+        where=str(config.path),
+        got=wanted[0],
+        expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
+        fix=fix,
+    )
+
+
+def _load_builtin() -> None:
+    for name in BUILTIN:
+        import_module(f"graphwright.models.architectures.{name}")
+
+
+_entry_points_loaded = False
+
+
+def _load_entry_points() -> None:
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    import logging
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="graphwright.architectures"):
+        try:
+            register(point.load())
+        except Exception as error:  # a broken plugin must not break the others; it is named
+            logging.getLogger("graphwright.models").warning("architecture plugin %r was skipped: %s", point.name, error)

@@ -1,0 +1,239 @@
+"""The decoder template that Llama-class families share: its dimensions, its weights, and its graph in Builder calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from graphwright.array import DType, float64
+from graphwright.models.architectures.architecture import Key
+from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.rope import Rope, read_rope
+from graphwright.models.errors import ConfigError
+from graphwright.program import Builder, Value
+
+_ACTIVATIONS = {
+    "silu": ("silu", {}),
+    "swish": ("silu", {}),
+    "gelu": ("gelu", {"approximate": "none"}),
+    "gelu_new": ("gelu", {"approximate": "tanh"}),
+    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
+    "relu": ("relu", {}),
+    "tanh": ("tanh", {}),
+    "sigmoid": ("sigmoid", {}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
+
+    Attributes:
+        vocab, hidden, layers, heads, kv_heads, head_dim, mlp: sizes; heads·head_dim may differ from hidden.
+        eps: of every RMSNorm.
+        activation: of the MLP's gate.
+        rope: rotary embedding.
+        windows: per layer the number of keys a query sees, its own included, or None for all before it.
+        q_bias, o_bias, mlp_bias, qk_norm: what the blocks carry.
+        tied: the head is the embedding.
+        positions: longest input the config promises.
+    """
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    eps: float
+    activation: str
+    rope: Rope
+    windows: tuple[int | None, ...]
+    tied: bool
+    positions: int
+    q_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def untied(self) -> bool:
+        """The head has a weight of its own."""
+        return not self.tied
+
+
+def read_decoder(
+    config: Config,
+    *,
+    layer_windows: Callable[[Config, int], tuple[int | None, ...]],
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    vocab: int = 32000,
+    longest: int = 2048,
+    **flags: bool,
+) -> Decoder:
+    """Dimensions from a config; `head_dim`, `kv_heads`, `vocab` and `longest` are the family's for absent fields.
+
+    A field that is null is not absent: heads and head_dim then follow from the other sizes.
+    Raises: ConfigError naming the field.
+    """
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
+    layers = config.size("num_hidden_layers", least=1, most=100_000)
+    silent = heads if kv_heads is None or "num_key_value_heads" in config else kv_heads
+    groups = config.size("num_key_value_heads", silent)
+    if heads % groups:
+        raise ConfigError(
+            "num_attention_heads must be a multiple of num_key_value_heads",
+            where=str(config.path),
+            expected=f"a multiple of {groups}",
+            got=heads,
+        )
+    dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
+    return Decoder(
+        vocab=config.size("vocab_size", vocab),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=dim,
+        mlp=config.size("intermediate_size"),
+        eps=config.number("rms_norm_eps", 1e-6),
+        activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
+        rope=read_rope(config, dim, longest=longest),
+        windows=layer_windows(config, layers),
+        tied=config.flag("tie_word_embeddings", False),
+        positions=config.size("max_position_embeddings", longest),
+        **flags,
+    )
+
+
+def layer_types(
+    config: Config, layers: int, window: int | None, default: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """Windows per layer: `layer_types` of the config wins over the family's rule. Raises: ConfigError."""
+    types = config.get("layer_types")
+    if types is None:
+        return tuple(window if window is not None and default(i) else None for i in range(layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
+        raise ConfigError(
+            "field 'layer_types'", where=str(config.path), expected=f"{layers} of {', '.join(known)}", got=types
+        )
+    if window is None and "sliding_attention" in types:
+        raise ConfigError(
+            "'layer_types' has sliding layers, but no window is set",
+            where=str(config.path),
+            expected="use_sliding_window and sliding_window",
+            got=f"sliding_window {config.get('sliding_window')}",
+        )
+    return tuple(known[t] for t in types)
+
+
+KEYS = (
+    Key("embed.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
+    Key("layers.{i}.attn.norm.weight", "model.layers.{i}.input_layernorm.weight", ("hidden",)),
+    Key("layers.{i}.attn.q.weight", "model.layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
+    Key("layers.{i}.attn.q.bias", "model.layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",), "q_bias"),
+    Key("layers.{i}.attn.k.weight", "model.layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
+    Key("layers.{i}.attn.k.bias", "model.layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    Key("layers.{i}.attn.v.weight", "model.layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
+    Key("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    Key("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
+    Key("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
+    Key("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
+    Key("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
+    Key("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
+    Key("layers.{i}.mlp.gate.weight", "model.layers.{i}.mlp.gate_proj.weight", ("mlp", "hidden")),
+    Key("layers.{i}.mlp.gate.bias", "model.layers.{i}.mlp.gate_proj.bias", ("mlp",), "mlp_bias"),
+    Key("layers.{i}.mlp.up.weight", "model.layers.{i}.mlp.up_proj.weight", ("mlp", "hidden")),
+    Key("layers.{i}.mlp.up.bias", "model.layers.{i}.mlp.up_proj.bias", ("mlp",), "mlp_bias"),
+    Key("layers.{i}.mlp.down.weight", "model.layers.{i}.mlp.down_proj.weight", ("hidden", "mlp")),
+    Key("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
+    Key("norm.weight", "model.norm.weight", ("hidden",)),
+    Key("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
+)
+
+
+class _Block:
+    """Builder calls for one decoder; params are cast to the compute dtype where the file stores another."""
+
+    def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
+        self.b, self.dims, self.params, self.compute = b, dims, params, compute
+        self._cast: dict[str, Value] = {}
+
+    def weight(self, path: str) -> Value:
+        value = self.params[path]
+        if self.b.spec(value).dtype is self.compute:
+            return value
+        if path not in self._cast:
+            self._cast[path] = self.b.cast(value, dtype=self.compute, name=f"{path}.cast")
+        return self._cast[path]
+
+    def linear(self, x: Value, path: str) -> Value:
+        operands = [x, self.weight(f"{path}.weight")]
+        if f"{path}.bias" in self.params:
+            operands.append(self.weight(f"{path}.bias"))
+        return self.b.linear(*operands, name=path)
+
+    def norm(self, x: Value, path: str) -> Value:
+        return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
+
+    def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
+        """[B, T, H·D] as [B, H, T, D], normalised per head first where the family does."""
+        split = self.b.unflatten(x, axis=2, sizes=(count, self.dims.head_dim), name=f"{path}_split")
+        if norm:
+            split = self.norm(split, f"{path}_norm")
+        return self.b.permute(split, axes=(0, 2, 1, 3), name=f"{path}_heads")
+
+    def attention(self, x: Value, path: str, tables: tuple[Value, Value], window: int | None) -> Value:
+        b, d = self.b, self.dims
+        h = self.norm(x, f"{path}.norm")
+        q = self.heads(self.linear(h, f"{path}.q"), d.heads, f"{path}.q", d.qk_norm)
+        k = self.heads(self.linear(h, f"{path}.k"), d.kv_heads, f"{path}.k", d.qk_norm)
+        v = self.heads(self.linear(h, f"{path}.v"), d.kv_heads, f"{path}.v", False)
+        q, k = b.rope(q, *tables, name=f"{path}.rope_q"), b.rope(k, *tables, name=f"{path}.rope_k")
+        o = b.sdpa(q, k, v, scale=d.head_dim**-0.5, window=window, name=f"{path}.sdpa")
+        rows = b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.sdpa_rows")
+        return self.linear(b.flatten(rows, start=2, end=3, name=f"{path}.sdpa_merged"), f"{path}.o")
+
+    def mlp(self, x: Value, path: str) -> Value:
+        b = self.b
+        h = self.norm(x, f"{path}.norm")
+        op, attrs = _ACTIVATIONS[self.dims.activation]
+        act = b.op(op, self.linear(h, f"{path}.gate"), name=f"{path}.act", **attrs)
+        return self.linear(b.mul(act, self.linear(h, f"{path}.up"), name=f"{path}.mul"), f"{path}.down")
+
+
+def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
+    """Inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
+    block = _Block(b, dims, params, compute)
+    ids, positions = b.input("ids", ("B", "T"), "int64"), b.input("positions", ("B", "T"), "int64")
+    x = b.embedding(params["embed.weight"], ids, name="embed")
+    if b.spec(x).dtype is not compute:
+        x = b.cast(x, dtype=compute, name="embed.cast")
+    tables = rope_tables(b, positions, dims.rope, compute)
+    for i, window in enumerate(dims.windows):
+        x = b.junction(x, block.attention(x, f"layers.{i}.attn", tables, window), name=f"layers.{i}.mid")
+        x = b.junction(x, block.mlp(x, f"layers.{i}.mlp"), name=f"layers.{i}.out")
+    x = block.norm(x, "norm")
+    head = "embed.weight" if dims.tied else "lm_head.weight"
+    b.output(b.linear(x, block.weight(head), name="lm_head"), "logits")
+
+
+def rope_tables(b: Builder, positions: Value, rope: Rope, compute: DType) -> tuple[Value, Value]:
+    """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
+    if compute is float64 and rope.wide is not None:
+        rope = rope.wide
+    frequencies = b.const("rope.frequencies", rope.frequencies)
+    if rope.kind == "dynamic":
+        frequencies = b.rope_dynamic(
+            positions, frequencies, theta=rope.theta, factor=rope.factor, original=rope.original, name="rope.scaled"
+        )
+    elif rope.kind == "longrope":
+        long = b.const("rope.long_frequencies", rope.long)
+        frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name="rope.scaled")
+    cos, sin = b.rope_table(positions, frequencies, scale=rope.scale, name="rope.table")
+    if b.spec(cos).dtype is not compute:
+        cos, sin = b.cast(cos, dtype=compute, name="rope.cos"), b.cast(sin, dtype=compute, name="rope.sin")
+    return cos, sin

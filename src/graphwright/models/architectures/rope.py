@@ -1,0 +1,239 @@
+"""Rotary frequencies of every scaling kind, from a config in either spelling. Formulas as in transformers, in float32.
+
+A second set in float64 serves programs that compute in float64; its formulas are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphwright.models.architectures.config import LARGEST, Config
+from graphwright.models.errors import ConfigError
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """What the rotary embedding needs to know.
+
+    Attributes:
+        kind: scaling kind.
+        theta: base wavelength.
+        dim: rotated entries of a head, even.
+        scale: factor on cos and sin.
+        frequencies: float32 [dim/2]; for kinds that depend on the length, those of short inputs.
+        original: length up to which a length-dependent kind keeps them (`max_position_embeddings` for dynamic,
+            `original_max_position_embeddings` for longrope).
+        factor: scaling factor of the dynamic kind.
+        long: float32 [dim/2] of longrope beyond `original`.
+        wide: the same with float64 frequencies.
+    """
+
+    kind: str
+    theta: float
+    dim: int
+    scale: float
+    frequencies: np.ndarray
+    original: int = 0
+    factor: float = 1.0
+    long: np.ndarray | None = None
+    wide: Rope | None = None
+
+
+def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> Rope:
+    """The rotary embedding that a config asks for.
+
+    Reads `rope_parameters`, or `rope_theta` with `rope_scaling` (which replaces them if both are there), `rope_type` or
+    `type`.
+
+    Args:
+        head_dim: entries of a head.
+        theta_default, longest: of the family, where the config has no `rope_theta` or `max_position_embeddings`.
+    Raises: ConfigError naming the field; an unknown kind is never taken for the default.
+    """
+    for name in ("rope_parameters", "rope_scaling"):
+        given = config.get(name) or {}
+        if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
+            raise ConfigError(
+                f"field {name!r}", where=str(config.path), expected="one object for all layers", got=given
+            )
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(
+            "this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS), got=kind
+        )
+    narrow, wide = (
+        _finite(_Reader(config, scaling, head_dim, theta_default, longest, f), kind) for f in (np.float32, np.float64)
+    )
+    return replace(narrow, wide=wide)
+
+
+def _finite(reader: _Reader, kind: str) -> Rope:
+    """One kind's formula. Raises: ConfigError if the numbers of the config are too extreme for it."""
+    try:
+        with np.errstate(all="ignore"):
+            rope: Rope | None = getattr(reader, f"_{kind}")()
+    except (ZeroDivisionError, OverflowError, ValueError):
+        rope = None
+    if rope is None or not all(
+        np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None
+    ):
+        raise ConfigError(
+            "the RoPE fields give no finite frequencies",
+            where=str(reader.config.path),
+            expected="numbers of ordinary size",
+            got={"rope_theta": reader.theta, **reader.scaling},
+        )
+    return rope
+
+
+class _Reader:
+    """One kind's formula per method, in one float type."""
+
+    def __init__(
+        self,
+        config: Config,
+        scaling: Mapping[str, Any],
+        head_dim: int,
+        theta: float,
+        longest: int,
+        kind: type[np.floating],
+    ) -> None:
+        self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, kind
+        self.theta = self._number("rope_theta", theta, least=0, also=True)
+        self.part = self._number("partial_rotary_factor", 1.0, least=0, also=True)
+        self.longest = config.size("max_position_embeddings", longest)
+        whole = scaling["rope_type"] in ("default", "proportional")  # the default of these classes ignores the factor
+        self.dim = head_dim if whole else int(head_dim * self.part)
+        if self.dim % 2 or not 2 <= self.dim <= head_dim:
+            raise ConfigError(
+                "RoPE needs an even number of rotated entries",
+                where=str(config.path),
+                expected=f"an even number in 2..{head_dim}",
+                got=self.dim,
+            )
+
+    def _number(
+        self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
+    ) -> float:
+        """A finite number above `least`; with `also`, the config itself is a second place to look."""
+        value = self.scaling.get(name)
+        if value is None and also:
+            value = self.config.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
+            raise ConfigError(
+                f"RoPE field {name!r}",
+                where=str(self.config.path),
+                expected="a number" if least == -math.inf else f"a number above {least:g}",
+                got=value,
+            )
+        return float(value)
+
+    def _optional(self, name: str) -> float | None:
+        return None if self.scaling.get(name) is None else self._number(name)
+
+    def _original(self) -> int:
+        """The field of the config itself wins over that of the scaling."""
+        inside = self._number("original_max_position_embeddings", self.longest, least=0)
+        return self.config.size("original_max_position_embeddings", int(inside))
+
+    def _powers(self) -> np.ndarray:
+        """θ^(2i/d)."""
+        exponent = np.arange(0, self.dim, 2, dtype=self.float) / self.float(self.dim)
+        return (self.float(self.theta) ** exponent).astype(self.float)
+
+    def _base(self) -> np.ndarray:
+        return (self.float(1.0) / self._powers()).astype(self.float)
+
+    def _default(self) -> Rope:
+        return Rope("default", self.theta, self.dim, 1.0, self._base())
+
+    def _linear(self) -> Rope:
+        return Rope("linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0)))
+
+    def _dynamic(self) -> Rope:
+        if self.dim == 2:
+            raise ConfigError(
+                "dynamic RoPE needs more than two rotated entries", where=str(self.config.path), got=self.dim
+            )
+        return Rope("dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0))
+
+    def _llama3(self) -> Rope:
+        f, factor = self._base(), self._number("factor", least=0)
+        low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
+        if high <= low:
+            raise ConfigError(
+                "RoPE field 'high_freq_factor'", where=str(self.config.path), expected=f"above {low}", got=high
+            )
+        wave = 2 * np.pi / f
+        original = self._original()
+        smooth = (original / wave - low) / (high - low)
+        mixed = (1 - smooth) * (f / factor) + smooth * f
+        scaled = np.where(wave > original / low, f / factor, np.where(wave < original / high, f, mixed))
+        return Rope("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
+
+    def _yarn(self) -> Rope:
+        original = self._original()
+        factor = self._number("factor", self.longest / original, least=0)
+        attention, m, m_all = (self._optional(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
+
+        def magnitude(by: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+        if attention is None:
+            attention = magnitude(m) / magnitude(m_all) if m and m_all else magnitude(1.0)
+
+        def turns(rotations: float) -> float:
+            return self.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = turns(self._number("beta_fast", 32, least=0)), turns(self._number("beta_slow", 1, least=0))
+        if self.scaling.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        high += 0.001 if low == high else 0
+        keep = 1 - np.clip((np.arange(self.dim // 2, dtype=self.float) - low) / (high - low), 0, 1)
+        base = self._powers()
+        mixed = 1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep
+        return Rope("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
+
+    def _longrope(self) -> Rope:
+        original = self._original()
+        factor = self._number("factor", self.longest / original, least=0)
+        attention = self._optional("attention_factor")
+        if attention is None:
+            attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))
+        return Rope(
+            "longrope",
+            self.theta,
+            self.dim,
+            attention,
+            short.astype(self.float),
+            original,
+            long=long.astype(self.float),
+        )
+
+    def _factors(self, name: str) -> np.ndarray:
+        value, count = self.scaling.get(name), self.dim // 2
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value)
+        ):
+            raise ConfigError(
+                f"RoPE field {name!r}", where=str(self.config.path), expected=f"{count} numbers above 0", got=value
+            )
+        return np.asarray(value, self.float)
+
+    def _proportional(self) -> Rope:
+        f = self._base()
+        f[int(self.part * self.head_dim // 2) :] = 0
+        return Rope("proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0)))

@@ -1,0 +1,146 @@
+"""Statements of generated source: an op's text with the names of its operands, weights as attributes of modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Sequence
+
+from graphwright.graph import NodeId
+from graphwright.models.codegen.blocks import LAYER
+from graphwright.models.codegen.text import WIDTH, Names, attributes, line
+from graphwright.ops.emit import EMIT, OPERATORS, POSTFIX, RESULTS, sizes
+from graphwright.program import Program, Value
+from graphwright.program.kinds import CONST, STORED
+
+FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
+"""Ops that read constants in float32, whatever the model is loaded in."""
+
+
+class Statements:
+    """Writes the nodes of a program, those that are needed for its result.
+
+    Attributes:
+        within: the nodes that statements are written for.
+        pinned: dtypes that weights are cast to; weights that are read as they are keep theirs, if it is one of these.
+    """
+
+    def __init__(self, p: Program, needed: Container[NodeId]) -> None:
+        self.p = p
+        self.within = {n for n in p.nodes() if n in needed}
+        self.pinned = {p.spec(n).dtype for n in self.within if p.op(n) == "cast" and self.inline(n)}
+
+    def inline(self, node: NodeId) -> bool:
+        """True for weights, and for casts of them: they are written where they are read."""
+        p = self.p
+        return p.op(node) in STORED or (p.op(node) == "cast" and p.op(p.operands(node)[0].node) in STORED)
+
+    def wanted(self, value: Value, inside: bool = False) -> str:
+        """The name that a value would like: the path, below its layer if that is clear."""
+        op, path = self.p.op(value.node), self.p.path(value)
+        if op in RESULTS:
+            return RESULTS[op][value.port]
+        base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)
+        return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
+
+    def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
+        """A weight as it is read: an attribute of its layer (`base` names it) or of the model."""
+        p = self.p
+        if p.op(node) not in STORED:
+            return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
+        if p.op(node) == CONST:
+            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
+        suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
+        return self._place(p.key(node), base, layer) + suffix
+
+    def _exact(self, node: NodeId) -> bool:
+        """True for a value whose dtype stays when the model is loaded in another one."""
+        readers = {self.p.op(n) for n in self.p.consumers(node)}
+        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
+
+    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
+        """Where the module of a block or of the model has a weight."""
+        start, found, rest = key.partition(f".{layer}.")
+        if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
+            return text
+        root = base("")
+        return attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
+
+    def write(
+        self,
+        nodes: Sequence[NodeId],
+        known: dict[Value, str],
+        names: Names,
+        base: Callable[[str], str],
+        layer: int | None,
+        indent: str,
+        leaves: Container[Value],
+    ) -> list[str]:
+        """Statements of nodes in order; a value read once, by an op that is appended, is not given a name.
+
+        Args:
+            nodes: of one block.
+            known: names of values, those given so far; entered as they are given.
+            names: where new ones are taken from.
+            base: start of a key, "" for the model's -> name of the module that holds it.
+            layer: number of the block, or None.
+            indent: of each statement.
+            leaves: values that others read.
+        """
+        p, lines = self.p, []
+        here = set(nodes)
+        pending: dict[Value, str] = {}
+
+        def give_name(value: Value) -> str:
+            if value not in known:
+                known[value] = names.take(self.wanted(value, inside=layer is not None))
+            return known[value]
+
+        def settle(value: Value) -> str:
+            if value in pending:
+                lines.append(line(indent, give_name(value), pending.pop(value)))
+            return known[value]
+
+        for n in nodes:
+            operands = p.operands(n)
+            appended = bool(operands) and operands[0] in pending
+            texts = [
+                self._weight(v.node, base, layer)
+                if self.inline(v.node)
+                else pending[v]
+                if appended and v == operands[0]
+                else settle(v)
+                for v in operands
+            ]
+            text = self._expression(n, texts)
+            value = Value(n)
+            if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > WIDTH:
+                text = self._expression(n, [settle(operands[0]), *texts[1:]])
+            elif appended:
+                del pending[operands[0]]
+            if self._appendable(n, here) and value not in leaves:
+                pending[value] = text
+                continue
+            results = [Value(n, i) for i in range(len(p.specs(n)))]
+            read = [v in leaves or any(m in self.within for m in p.consumers(v)) for v in results]
+            targets = [give_name(v) if used else "_" for v, used in zip(results, read, strict=True)]
+            lines.append(line(indent, ", ".join(targets), text))
+        return lines
+
+    def _appendable(self, node: NodeId, nodes: Container[NodeId]) -> bool:
+        """True if the text of the only reader begins with the text of this node."""
+        p = self.p
+        edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
+        if len(edges) != 1 or len(p.specs(node)) > 1 or p.op(node) in OPERATORS:
+            return False
+        reader = p.graph.target(edges[0])
+        return reader in nodes and p.op(reader) in POSTFIX
+
+    def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
+        p = self.p
+        if p.op(node) == "junction" and not texts:
+            spec = p.spec(node)
+            dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
+            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
+        text = EMIT[p.op(node)](texts, p.attrs(node))
+        assert text is not None, "check_emittable was asked first"
+        return text

@@ -1,0 +1,213 @@
+"""Pieces of generated source: names that never collide, keys as attributes, tables of shapes and constants, wrapping.
+
+Nothing that a file or a journal says gets into the source as it is: names are reduced to ASCII letters, digits and `_`,
+keys are checked, texts are quoted.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from keyword import iskeyword, kwlist
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import NDArray
+from graphwright.models.errors import RungImpossible
+from graphwright.ops.emit import number
+
+WIDTH = 120
+MAX_CONST = 4096
+"""Numbers of a const that are written into source; more belong into a weight."""
+
+HELPERS = ("attend", "rms_norm", "rope", "rope_table", "rope_dynamic")
+_RESERVED = frozenset(
+    {
+        *dir(builtins),
+        *kwlist,
+        *HELPERS,
+        "torch",
+        "F",
+        "nn",
+        "model",
+        "self",
+        "run",
+        "i",
+        "l",
+        "O",
+        "I",
+        "SHAPES",
+        "CONSTS",
+        "Run",
+        "DynamicCache",
+        "EditedConfig",
+        "EditedForCausalLM",
+    }
+)
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
+
+
+class Names:
+    """Identifiers of one function, each given out once."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {*_RESERVED, *taken}
+
+    def take(self, wanted: str) -> str:
+        """`wanted` as an identifier, with a number behind if it is taken."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:40].strip("_") or "value"
+        base = f"n{base}" if base[0].isdigit() else base
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def check_keys(keys: Mapping[str, str]) -> None:
+    """Keys (each with the path of its param) must be names that modules of torch can have. Raises: RungImpossible."""
+    fix = "e.rename(node, name, key='a.dotted.key') gives it another"
+    for key, path in keys.items():
+        if not _KEY.fullmatch(key):
+            raise RungImpossible("a module of torch cannot have a weight of this key", where=path, got=key, fix=fix)
+        parts = key.split(".")
+        for end in range(1, len(parts)):
+            if ".".join(parts[:end]) in keys:
+                raise RungImpossible("one key is the beginning of another", where=path, got=key, fix=fix)
+
+
+def attributes(start: str, parts: Sequence[str]) -> str | None:
+    """`start.a.b` if all parts are identifiers."""
+    return ".".join((start, *parts)) if all(p.isidentifier() and not iskeyword(p) for p in parts) else None
+
+
+def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Entries of the table of weights; keys that differ in their layer alone are one entry, by layer."""
+    grouped: dict[str, dict[int, tuple[int, ...]]] = {}
+    for key, shape in shapes.items():
+        if found := _NUMBER.search(key):
+            grouped.setdefault(_NUMBER.sub("{}", key, count=1), {})[int(found[0])] = shape
+    rows: dict[str, str] = {}
+    for key, shape in shapes.items():
+        template = _NUMBER.sub("{}", key, count=1)
+        layers = grouped.get(template, {})
+        rows[template if len(layers) > 1 else key] = _by_layer(layers) if len(layers) > 1 else repr(shape)
+    return "".join(_entry(json.dumps(key), text) for key, text in rows.items())
+
+
+def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
+    numbers = sorted(layers)
+    if len(set(layers.values())) == 1:
+        every = numbers == list(range(numbers[0], numbers[-1] + 1))
+        start = f"{numbers[0]}, " if numbers[0] else ""
+        which = f"range({start}{numbers[-1] + 1})" if every else f"({', '.join(map(str, numbers))})"
+        return f"dict.fromkeys({which}, {layers[numbers[0]]})"
+    return "{" + ", ".join(f"{n}: {layers[n]}" for n in numbers) + "}"
+
+
+def const_table(consts: Mapping[str, NDArray]) -> str:
+    """Entries of the table of constants. Raises: RungImpossible for one too long to be read."""
+    rows = []
+    for path, array in consts.items():
+        if array.size > MAX_CONST:
+            raise RungImpossible(
+                "a const of so many numbers is not written into source",
+                where=path,
+                got=array.size,
+                expected=f"<= {MAX_CONST}",
+                fix="a param with trainable=False",
+            )
+        host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
+        rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
+    return "".join(rows)
+
+
+def _nested(host: np.ndarray) -> str:
+    if host.ndim:
+        return f"[{', '.join(_nested(row) for row in host)}]"
+    value = host.item()
+    if host.dtype.kind == "f" and np.isfinite(value):
+        return str(host[()])  # the shortest text that reads back as this number of this dtype
+    return number(value)
+
+
+def _entry(key: str, text: str) -> str:
+    line = f"    {key}: {text},"
+    if len(line) <= WIDTH:
+        return f"{line}\n"
+    found = re.match(r"[a-z.]*.", text)
+    assert found is not None  # texts are brackets or calls
+    opening = found[0]
+    closing = text[-1]
+    inner = wrap(text[len(opening) : -1] + ("," if opening == "{" else ""), WIDTH - 8, break_long_words=False)
+    return "\n".join([f"    {key}: {opening}", *(f"        {part}" for part in inner), f"    {closing},\n"])
+
+
+def line(indent: str, target: str, text: str) -> str:
+    """`target = text`, broken at the arguments of its outermost call or at its plus signs if it is long."""
+    whole = f"{indent}{target} = {text}" if target else f"{indent}{text}"
+    if len(whole) <= WIDTH:
+        return whole
+    head, depth = f"{indent}{target} = ", 0
+    for at, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0 and text.startswith(" + ", at):
+            return "\n".join([f"{head}(", *(f"{indent}    {t}" for t in _terms(text)), f"{indent})"])
+    start, end = text.find("("), text.rfind(")")
+    if start < 0:
+        return whole
+    close = _closing(text, start)
+    inner = f"{indent}    {text[start + 1 : close]}"
+    lines = [inner] if len(inner) <= WIDTH else [f"{indent}    {a}," for a in _split(text[start + 1 : close])]
+    return "\n".join([f"{head}{text[: start + 1]}", *lines, f"{indent}{text[close : end + 1]}{text[end + 1 :]}"])
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for at in range(start, len(text)):
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0:
+            return at
+    raise AssertionError("brackets of emitted text are balanced")
+
+
+def _split(text: str, sign: str = ", ") -> list[str]:
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and text.startswith(sign, at):
+            parts.append(text[start:at])
+            start = at + len(sign)
+    return [*parts, text[start:]]
+
+
+def _terms(text: str) -> list[str]:
+    first, *rest = _split(text, " + ")
+    return [first, *(f"+ {t}" for t in rest)]
+
+
+def docstring_lines(texts: Iterable[str]) -> str:
+    """A list for a docstring; whatever the texts hold, it cannot end the docstring or be an escape."""
+    rows = []
+    for text in texts:
+        printable = "".join(c if c.isprintable() else " " for c in text)
+        plain = " ".join(printable.split()).replace("\\", "/").replace('"', "'")
+        rows += wrap(f"- {plain}", WIDTH, subsequent_indent="  ") or ["-"]
+    return "\n".join(rows)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0 to 3, 5`."""
+    parts: list[list[Any]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)

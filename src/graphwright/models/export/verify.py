@@ -1,0 +1,156 @@
+"""Verifying an export against its receipt: files, headers, a clean load, and the stored probe computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphwright.errors import GraphwrightError
+from graphwright.files import sha256_file
+from graphwright.models.errors import VerificationFailed
+from graphwright.models.export.clean_process import compute_there, transformers_installed
+from graphwright.models.export.measure import file_rows, tensor_digests
+from graphwright.models.export.receipt import Receipt
+
+_TOLERANCE = 1e-3
+"""Relative difference of the probe's logits that another machine's rounding may make."""
+_OWN = ("receipt.json", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found.
+
+    Attributes:
+        problems: what does not hold, each naming the file, key or figure.
+        checked: what was checked and holds.
+        unchecked: what could not be checked, and why.
+    """
+
+    problems: tuple[str, ...]
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 all holds, 1 something differs, 3 something could not be checked."""
+        return 1 if self.problems else 3 if self.unchecked else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"problems": list(self.problems), "checked": list(self.checked), "unchecked": list(self.unchecked)}
+
+
+@dataclass(slots=True)
+class _Findings:
+    problems: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def frozen(self) -> Verification:
+        return Verification(tuple(self.problems), tuple(self.checked), tuple(self.unchecked))
+
+
+def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
+    """Check an exported directory; never raises for what is wrong with it.
+
+    Args:
+        directory: the export.
+        against: the directory that it was made from, to be compared with what the receipt says of it.
+        trust_code: run the modeling code that a rung 5 export carries, once its sha256 is what the receipt says, in a
+            process of its own and without a sandbox. Without it such an export is not loaded, and that is unchecked.
+    """
+    place, found = Path(directory), _Findings()
+    try:
+        receipt = Receipt.read(place)
+        found.checked.append("receipt.json: sha256 of its own text")
+        _compare_files(place, receipt.result, found)
+        if against is not None:
+            _compare_source(Path(against), receipt.source, found)
+        if found.problems:
+            return found.frozen()
+        _probe(place, receipt, trust_code, found)
+    except (GraphwrightError, OSError) as error:
+        found.problems.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a receipt somebody else made up
+        found.problems.append(f"receipt.json: not as this package writes it ({type(error).__name__}: {error})")
+    return found.frozen()
+
+
+def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> None:
+    """Files by sha256, and behind a changed one the tensors that changed."""
+    before = len(found.problems)
+    listed = {row["name"]: row["sha256"] for row in result["files"]}
+    for name, wanted in listed.items():
+        path = place / name
+        if path.name != name:
+            found.problems.append(f"{name!r}: no plain file name")
+        elif not path.is_file():
+            found.problems.append(f"{name}: missing")
+        elif sha256_file(path) != wanted:
+            found.problems.append(f"{name}: changed since the receipt was written")
+        else:
+            found.checked.append(f"{name}: sha256")
+    present = (f.name for f in sorted(place.iterdir()) if not f.name.startswith("."))
+    found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in _OWN]
+    now, then = tensor_digests(place), result.get("tensors", {})
+    if len(found.problems) == before:
+        found.checked.append(f"{len(now)} tensor headers")
+    for key in dict.fromkeys([*then, *now]):
+        if then.get(key) != now.get(key) and then:
+            what = "missing" if key not in now else "not in the receipt" if key not in then else "other bytes"
+            found.problems.append(f"tensor {key}: {what}")
+
+
+def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> None:
+    now = {row["name"]: row["sha256"] for row in file_rows(source)}
+    for row in facts.get("files", []):
+        same = now.get(row["name"]) == row["sha256"]
+        (found.checked if same else found.problems).append(
+            f"source {row['name']}: {'sha256' if same else 'not the file that was exported from'}"
+        )
+    if "files" not in facts:
+        found.unchecked.append("the source: the receipt lists no files of it")
+
+
+def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) -> None:
+    if not receipt.probe:
+        found.unchecked.append("the probe: the receipt has none")
+        return
+    ids = np.asarray(receipt.probe["ids"], np.int64)
+    wanted = np.asarray(receipt.probe["greedy"], np.int64)
+    top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
+    if not transformers_installed():
+        found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
+        return
+    generated = receipt.rung == 5
+    if generated and not trust_code:
+        code = " and ".join(f.name for f in sorted(place.glob("*.py")))
+        found.unchecked.append(
+            f"the probe: to load this directory is to run {code}; read them, then use --trust-code (trust_code=True)"
+        )
+        return
+    try:
+        there = compute_there(place, [ids], trust=generated, tokens=max(len(wanted), 1))
+    except VerificationFailed as error:
+        found.problems.append(str(error))
+        return
+    for name in ("missing_keys", "unexpected_keys"):
+        if there.facts[name]:
+            found.problems.append(f"transformers reports {name.replace('_', ' ')}: {there.facts[name][:4]}")
+    last = there.logits[0][-1]
+    scale = max(1.0, *(abs(logit) for _, logit in top))
+    for token, logit in top:
+        if not abs(float(last[token]) - logit) <= _TOLERANCE * scale:
+            found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
+            return
+    greedy = there.greedy[0]
+    if not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
+        found.problems.append(f"probe: greedy tokens {greedy[:8].tolist()}..., not {wanted[:8].tolist()}...")
+        return
+    found.checked.append(
+        f"probe: top-5 logits and {len(wanted)} greedy tokens, by transformers {there.facts['transformers']}"
+    )

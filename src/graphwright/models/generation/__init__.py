@@ -1,0 +1,1 @@
+"""Generation: the cached program, its cache, the token loop and sampling."""

@@ -1,0 +1,319 @@
+"""Rung 5: generated code computes what the program computes, whatever was edited, in a process without this package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+from edits import cut_attention, cut_mlp, edge, insert, link, matrix, narrow, parallel, random_edits, remove_layer, skip
+
+import graphwright as gw
+from graphwright.models import RungImpossible
+from graphwright.models.codegen.source import check_emittable, generate
+
+LAYERS = 6
+DEEP: dict[str, Any] = {"num_hidden_layers": LAYERS}
+RANDOM = [
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
+    ("mistral", {"sliding_window": 5}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3}),
+    ("qwen3", {"head_dim": 14, "attention_bias": True}),
+    ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+]
+ROPES = ["rope-linear", "rope-dynamic", "rope-llama3", "rope-yarn", "rope-longrope-short", "rope-longrope-long"]
+LOW = {"llama": "bfloat16"}
+CASES = [
+    *(f"random-{seed}" for seed in range(2 * len(RANDOM))),
+    *ROPES,
+    "everything",
+    "no-attention",
+    "window-types",
+    "bf16",
+    "hostile-names",
+    "zero-junction",
+    "other-trunk",
+]
+
+
+def edited(case: str, folder: Path, made):
+    """The model of a case, edited."""
+    if case.startswith("random"):
+        seed = int(case.partition("-")[2])
+        family, fields = RANDOM[seed % len(RANDOM)]
+        m = gw.open(checkpoints.make(folder, family, seed=seed, **DEEP, **fields).path)
+        random_edits(m, seed, LAYERS)
+        return m
+    if case in ROPES:
+        m = gw.open(made(case).path)
+        cut_mlp(m, 1)
+        return m
+    if case == "window-types":  # the full-attention layers that remain must not get caches of the windowed ones
+        m = gw.open(made("qwen2-layer-types").path)
+        cut_attention(m, 0)
+        return m
+    kind = "bfloat16" if case == "bf16" else "float32"
+    m = gw.open(checkpoints.make(folder, "llama", dtype=kind, **DEEP).path)
+    p = m.program
+    if case in ("everything", "bf16"):
+        skip(m, 1, 4)
+        insert(m, 0, "sigmoid")
+        link(m, 2, 5)
+        parallel(m, 3)
+        narrow(m, 2)
+    elif case == "no-attention":
+        for i in range(LAYERS):
+            cut_attention(m, i)
+    elif case == "hostile-names":
+        rename_everything(p)
+    elif case == "zero-junction":
+        with p.edit("nothing left of layer 2") as e:
+            for into in p.in_edges("layers.2.out"):
+                e.cut(into)
+        skip(m, 1, 3)
+    elif case == "other-trunk":  # ops between layers, with constants, sizes of the run, slices and views
+        with p.edit("trunk") as e:
+            n = checkpoints.SIZES["hidden_size"]
+            channels = e.const("per channel", np.linspace(0.5, 1.5, n, dtype=np.float32))
+            x = e.add("mul", "layers.2.out", channels, name="scaled")
+            halves = [e.add("slice", x, axis=-1, start=s, size=n // 2, step=1) for s in (n // 2, 0)]
+            back = e.add("concat", *halves, axis=2)
+            view = e.add("permute", e.add("unflatten", back, axis=2, sizes=(2, n // 2)), axes=(0, 1, 3, 2))
+            flat = e.add("flatten", view, start=2, end=3)
+            mean = e.add("mean", flat, axes=(2,), keepdims=True)
+            for out in p.out_edges("layers.2.out"):
+                if p.graph.target(out) != p.node(x):
+                    e.rewire(out, e.add("sub", flat, mean))
+    return m
+
+
+HOSTILE = [
+    "torch",
+    "F",
+    "run",
+    "self",
+    "x",
+    "i",
+    "layer",
+    "lambda",
+    "rms_norm",
+    "attend",
+    "int",
+    "é",
+    "0",
+    "a b",
+    'q"uote',
+    "brace{i}",
+    "__debug__",
+    "l",
+    "model",
+    "block_a",
+    "ids_",
+    "_",
+    "@forward@",
+    "back\\slash",
+    "🙂",
+]
+
+
+def rename_everything(p) -> None:
+    with p.edit('why """ and @shapes@ \\ {i}\nnew line') as e:
+        ops = [n for n in p.nodes() if p.op(n) not in ("param", "input")]
+        for k, node in enumerate(ops):
+            word, path = HOSTILE[k % len(HOSTILE)], p.path(node)
+            head = ".".join(path.split(".")[:2]) + "." if path.startswith("layers.") else ""
+            e.rename(node, p.free_name(f"{head}{word}"))
+
+
+@pytest.fixture(scope="module")
+def runs(made, tmp_path_factory):
+    """Case -> (model, exported directory, arrays of transformers, facts), all from one clean process."""
+    folder = tmp_path_factory.mktemp("codegen")
+    jobs, models = {}, {}
+    for case in CASES:
+        m = edited(case, folder / f"source-{case}", made)
+        m.export(folder / case, rung=5, check="none")
+        ids = checkpoints.some_ids((2, 23), seed=len(case))
+        mask = np.ones_like(ids)
+        mask[0, :4] = 0
+        jobs[case] = {"directory": str(folder / case), "ids": ids.tolist(), "mask": mask.tolist()}
+        models[case] = (m, folder / case, ids, mask)
+    out = folder / "out"
+    out.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).with_name("clean_jobs.py")
+    command = [sys.executable, "-I", script, folder / "jobs.json", out]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads((out / "facts.json").read_text())
+
+    def get(case):
+        assert "error" not in facts[case], facts[case]["error"]
+        return (*models[case], dict(np.load(out / f"{case}.npz")), facts[case])
+
+    return get
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_computes_what_the_program_computes(runs, case):
+    m, _, ids, mask, found, facts = runs(case)
+    assert facts["class"] == "EditedForCausalLM"
+    assert checkpoints.relative(found["logits"], m.logits(ids)) <= 1e-5
+    seen = mask.astype(bool)
+    assert checkpoints.relative(found["padded"][seen], m.logits(ids, mask=mask)[seen]) <= 1e-5
+    np.testing.assert_array_equal(found["kept"], found["logits"][:, -2:])
+    assert checkpoints.relative(found["low"], found["logits"]) < 0.2  # loads and runs in bfloat16 too
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_are_equal_with_and_without_cache(runs, case):
+    m, _, ids, mask, found, _ = runs(case)
+    for row, prompt in enumerate(ids):
+        ours = m.generate(prompt, 32).ids
+        for cached in (True, False):
+            theirs = found[f"greedy_{cached}"][row].tolist()
+            if case == "rope-dynamic" and not cached:  # cached keys keep the frequencies they were written with
+                continue
+            assert theirs == ours, f"cache {cached}"
+    if case != "rope-dynamic":  # there the frequencies follow the longest row of the batch
+        assert found["greedy_padded"][0].tolist() == m.generate(ids[0][mask[0].astype(bool)], 32).ids
+    assert found["greedy_padded"][1].tolist() == found["greedy_True"][1].tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_save_pretrained_writes_a_model_that_loads(runs, case):
+    _, place, _, _, found, facts = runs(case)
+    np.testing.assert_array_equal(found["again"], found["logits"])
+    code = {f.name for f in place.glob("*.py")}
+    assert code <= set(facts["files"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_flows_into_every_weight(runs, case):
+    m, place, ids, _, found, facts = runs(case)
+    logits = m.logits(ids).astype(np.float64)[:, :-1]
+    top = logits.max(-1, keepdims=True)
+    lse = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
+    nats = (lse - np.take_along_axis(logits, ids[:, 1:, None], 2)[..., 0]).mean()
+    assert found["loss"] == pytest.approx(nats, rel=1e-5)
+    dead = [key for key, g in facts["gradients"].items() if not g]
+    assert not [key for key in dead if not (case == "zero-junction" and ".layers.3." in key)]  # it reads zeros
+    from graphwright.safetensors import Checkpoint
+
+    assert facts["keys"] == sorted(Checkpoint(place).keys())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_generated_files_are_plain_and_clean(runs, case, tmp_path):
+    _, place, *_ = runs(case)
+    for file in place.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        imports = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+        imports += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
+        assert {name.partition(".")[0] for name in imports} <= {"torch", "transformers"}
+        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        assert not called & {"exec", "eval", "compile", "__import__", "open", "globals"}
+    rules = ["--isolated", "--line-length", "120", "--select", "E,F,I,UP,B,RUF,SIM", "--target-version", "py310"]
+    command = [sys.executable, "-m", "ruff", "check", *rules, place]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def text_of(m) -> str:
+    return generate(m.program, "id", ["why"])["modeling_id.py"]
+
+
+def test_24_unequal_layers_take_less_than_350_lines(tmp_path):
+    m = gw.open(checkpoints.make(tmp_path, "llama", num_hidden_layers=24, attention_bias=True, mlp_bias=True).path)
+    for i in range(24):
+        if i % 5 == 1:
+            cut_attention(m, i)
+        elif i % 5 == 2:
+            cut_mlp(m, i)
+        elif i % 5 == 3:
+            insert(m, i)
+        if i % 5 != 2:
+            narrow(m, i)
+    text = text_of(m)
+    assert len(text.splitlines()) < 350
+    assert text.count("\ndef block_") == 4
+
+
+def test_equal_blocks_share_one_function_and_become_a_loop(made):
+    m = gw.open(made("llama").path)
+    text = text_of(m)
+    assert text.count("def block_") == 1
+    assert "for i in range(3):\n            x = block_a(self, i, x, cos, sin, run)" in text
+
+
+def test_a_skip_ends_the_loop(made):
+    m = gw.open(made("llama").path)
+    skip(m, 0, 2)
+    text = text_of(m)
+    assert "for i in" not in text
+    assert "block_b(self, 2, layer_1_out, cos, sin, layer_0_out, run)" in text
+
+
+def test_layers_of_other_widths_share_one_function(made):
+    m = gw.open(made("llama").path)
+    for i in range(3):
+        narrow(m, i)
+    text = text_of(m)
+    assert text.count("def block_") == 1
+    assert '"model.layers.{}.mlp.gate_proj.weight": {0: (71, 48), 1: (69, 48), 2: (67, 48)}' in text
+
+
+def test_numbers_of_removed_layers_leave_a_gap(made, tmp_path):
+    m = gw.open(checkpoints.make(tmp_path, "llama", num_hidden_layers=4).path)
+    remove_layer(m, 1)
+    assert "for i in (0, 2, 3):" in text_of(m)
+
+
+def test_an_op_without_text_is_named(made):
+    m = gw.open(made("llama").path)
+    p = m.program
+    with p.edit("bad") as e:
+        padded = e.add("pad_slice", "layers.1.mlp.down", axis=2, start=0, size=48, name="layers.1.padded")
+        e.rewire(edge(p, "layers.1.mlp.down", "layers.1.out"), padded)
+    with pytest.raises(RungImpossible) as error:
+        check_emittable(p)
+    assert error.value.where == "layers.1.padded"
+    assert error.value.got == "pad_slice"
+    assert m.export_plan().rung is None
+
+
+def test_attention_that_sees_the_future_is_refused(made):
+    m = gw.open(made("llama").path)
+    with m.program.edit("both ways") as e:
+        e.set_attr("layers.1.attn.sdpa", causal=False)
+    with pytest.raises(RungImpossible, match=r"layers\.1\.attn\.sdpa"):
+        check_emittable(m.program)
+
+
+@pytest.mark.parametrize("key", ['w"]; import os #', "a..b", "über", "", "a b", "x.y\n"])
+def test_a_key_that_could_be_code_is_refused(made, key):
+    m = gw.open(made("llama").path)
+    p = m.program
+    with p.edit("key", check=False) as e:
+        weight = e.param("layers.1.side", matrix(48, 48), key=key or None)
+        if not key:
+            e.rename(weight, "layers.1.side.other", key="model")  # a prefix of all others
+        e.connect(e.add("linear", "layers.0.out", weight), "layers.1.out")
+    with pytest.raises(RungImpossible, match=r"layers\.1\.side|model"):
+        check_emittable(p)
+
+
+def test_a_large_const_is_refused(made):
+    m = gw.open(made("llama").path)
+    with m.program.edit("const") as e:
+        table = e.const("table", np.ones((96, 48), np.float32))
+        e.connect(e.add("embedding", table, "ids"), "layers.0.out")
+    with pytest.raises(RungImpossible, match="table"):
+        check_emittable(m.program)

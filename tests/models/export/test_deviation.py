@@ -1,0 +1,108 @@
+"""The template of a family against the program: what deviates, where, and that renaming does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoints import FEATURES
+from edits import EDITS, cut_attention, edge, insert, narrow, remove_layer, scale_weight, skip
+
+import graphwright as gw
+from graphwright.models.export.deviation import deviations
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_an_unedited_model_has_none(made, feature):
+    path = made(feature).path
+    for model in (gw.open(path), gw.open(path, compute="bfloat16"), gw.open(path, dtype="bfloat16")):
+        assert deviations(model) == []
+
+
+def test_weights_are_no_structure(made):
+    m = gw.open(made("llama").path)
+    scale_weight(m, "model.norm.weight")
+    assert deviations(m) == []
+
+
+@pytest.mark.parametrize("pattern", ["**", "layers.1.*", "layers.*.mlp.*", "layers.2.out"])
+def test_renaming_is_none(made, pattern):
+    m = gw.open(made("qwen3-bias").path)
+    p = m.program
+    with p.edit("rename") as e:
+        for i, node in enumerate(p.select(pattern).nodes):
+            if p.op(node) != "input":
+                e.rename(node, f"renamed.{i}")
+    assert deviations(m) == []
+
+
+def test_renaming_beside_a_real_change_tells_the_change_alone(made):
+    m = gw.open(made("llama").path)
+    p = m.program
+    cut_attention(m, 1)
+    with p.edit("rename") as e:
+        e.rename("layers.1.mlp.act", "a.new.name")
+    assert [(d.path, d.kind) for d in deviations(m)] == [("layers.1.mid", "rewired")]
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_every_structural_edit_deviates_where_it_was_made(made, name):
+    m = gw.open(made("llama").path)
+    layer = 0 if name in ("skip", "link") else 1
+    EDITS[name](m, layer)
+    found = deviations(m)
+    assert found
+    assert all(d.rungs == (5,) for d in found)
+    place = "layers.2" if layer == 0 else "layers.1"
+    assert any(d.path.startswith(place) for d in found), found
+    m.program.undo()
+    assert deviations(m) == []
+
+
+def test_kinds(made):
+    m = gw.open(made("llama").path)
+    p = m.program
+    insert(m, 0)
+    narrow(m, 1)
+    skip(m, 0)
+    with p.edit("attrs and op") as e:
+        e.set_attr("layers.2.attn.sdpa", scale=0.5)
+        e.rewire(edge(p, "layers.2.mlp.gate", "layers.2.mlp.act"), "layers.2.mlp.up")
+        e.set_weight("rope.frequencies", lambda f: f * 2)
+    kinds = {(d.path, d.kind) for d in deviations(m)}
+    assert kinds == {
+        ("layers.0.out", "rewired"),
+        ("layers.0.out.tanh", "added"),
+        ("layers.1.mlp.gate.weight", "size"),
+        ("layers.1.mlp.up.weight", "size"),
+        ("layers.1.mlp.down.weight", "size"),
+        ("layers.2.out", "rewired"),
+        ("layers.2.attn.sdpa", "attrs"),
+        ("layers.2.mlp.act", "rewired"),
+        ("rope.frequencies", "attrs"),
+    }
+    details = {d.path: d.detail for d in deviations(m)}
+    assert details["layers.2.attn.sdpa"].startswith("scale 0.5 instead of 0.316")
+    assert details["layers.1.mlp.gate.weight"] == "f32[69, 48] instead of f32[76, 48]"
+
+
+def test_a_removed_layer_names_what_is_gone_and_who_reads_another_value(made):
+    m = gw.open(made("llama").path)
+    remove_layer(m, 1)
+    found = deviations(m)
+    assert all(d.path.startswith("layers.1.") for d in found if d.kind == "removed")
+    assert {d.path for d in found if d.kind == "rewired"} == {"layers.2.attn.norm", "layers.2.mid"}
+
+
+def test_another_output_deviates(made):
+    m = gw.open(made("llama").path)
+    p = m.program
+    with p.edit("softcap") as e:
+        e.set_outputs(logits=e.add("tanh", "lm_head", name="capped"))
+    assert [(d.path, d.kind) for d in deviations(m)] == [("capped", "added"), ("outputs", "rewired")]
+
+
+def test_dead_ends_are_no_deviation(made):
+    m = gw.open(made("llama").path)
+    with m.program.edit("read by nobody") as e:
+        e.add("tanh", e.param("spare", np.ones(3, np.float32)), name="dead")
+    assert {d.path for d in deviations(m)} <= {"spare"}

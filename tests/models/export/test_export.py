@@ -1,0 +1,306 @@
+"""An export appears whole and proved by somebody else, or not at all; figures of two kinds are never mixed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+from edits import EDITS, cut_mlp, scale_weight, skip
+from safetensors.torch import load_file, save_file
+
+import graphwright as gw
+from graphwright.errors import GraphwrightError, MissingExtra, UsageError
+from graphwright.files import DestinationExists
+from graphwright.models import ExportError, RungImpossible, VerificationFailed
+from graphwright.models.export import clean_process as clean
+from graphwright.models.export import export as exporting
+from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
+
+PROMPTS = [[1, 2, 3, 4, 5]]
+
+
+def read(m) -> set[str]:
+    """Keys of weights whose bytes in the file were looked at."""
+    arrays = {key: m.program.weights.array(key) for key in m.program.weights}
+    return {key for key, a in arrays.items() if a.storage.readonly and a.storage.touched}
+
+
+def unconfirmed(m, place, **options):
+    return m.export(place, check="none", prompts=PROMPTS, **options)
+
+
+# -- rungs -------------------------------------------------------------------------------------------------------------
+def test_a_changed_weight_keeps_the_class_and_the_config(made, tmp_path):
+    m = gw.open(made("llama").path)
+    scale_weight(m, "model.norm.weight")
+    receipt = unconfirmed(m, tmp_path / "out")
+    assert receipt.rung == 1
+    assert (tmp_path / "out/config.json").read_bytes() == (made("llama").path / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", [n for n in EDITS if n not in ("skip", "link")])
+def test_a_changed_structure_goes_to_rung_5_and_says_why(made, name):
+    m = gw.open(made("llama").path)
+    EDITS[name](m, 1)
+    before = read(m)
+    plan = m.export_plan()
+    assert read(m) == before
+    assert (plan.rung, plan.possible) == (5, (5,))
+    assert [n["rung"] for n in plan.not_better] == [1, 2, 3, 4]
+    assert plan.not_better[0]["path"] == plan.deviations[0].path
+    assert "layers.1" in str(plan) == repr(plan)
+    assert "not rung 2, 3, 4: " in str(plan)
+
+
+@pytest.mark.parametrize("rung", [1, "1", 2, 3, 4])
+def test_a_rung_that_cannot_carry_the_structure_is_refused(made, tmp_path, rung):
+    m = gw.open(made("llama").path)
+    cut_mlp(m, 1)
+    with pytest.raises(RungImpossible, match="expected rung 5"):
+        unconfirmed(m, tmp_path / "out", rung=rung)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rung_5_can_be_asked_for_where_rung_1_would_do(made, tmp_path):
+    receipt = unconfirmed(gw.open(made("llama").path), tmp_path / "out", rung=5)
+    assert receipt.not_better == [{"rung": 1, "reason": "possible, but rung 5 was asked for", "path": ""}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rung": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
+)
+def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options):
+    with pytest.raises(UsageError):
+        gw.open(made("llama").path).export(tmp_path / "out", **{"check": "none", "prompts": PROMPTS, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("where", ["{source}", "{source}/../{name}", "{source}/.."])
+def test_the_source_is_never_written_to(copy, where):
+    source = copy("llama")
+    before = {f.name: f.read_bytes() for f in source.iterdir()}
+    target = where.format(source=source, name=source.name)
+    for overwrite in (False, True):
+        with pytest.raises(ExportError, match="source"):
+            unconfirmed(gw.open(source), target, overwrite=overwrite)
+    assert {f.name: f.read_bytes() for f in source.iterdir()} == before
+
+
+def test_a_saved_model_is_not_exported_onto_itself(made, tmp_path):
+    gw.open(made("llama").path).save(tmp_path / "saved")
+    with pytest.raises(ExportError, match="source"):
+        unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "saved", overwrite=True)
+
+
+def test_an_existing_target_stays_unless_it_may_be_replaced(made, tmp_path):
+    m = gw.open(made("llama").path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(DestinationExists):
+        unconfirmed(m, tmp_path / "out")
+    assert [f.name for f in (tmp_path / "out").iterdir()] == ["mine.txt"]
+    unconfirmed(m, tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "out/mine.txt").exists()
+
+
+def test_a_target_that_cannot_be_written_is_named(made):
+    with pytest.raises(GraphwrightError, match="/proc/nowhere"):
+        unconfirmed(gw.open(made("llama").path), "/proc/nowhere/out")
+
+
+# -- numbers that are none ---------------------------------------------------------------------------------------------
+def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_path):
+    source = copy("llama")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    m = gw.open(source)
+    receipt = unconfirmed(m, tmp_path / "a")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert any("model.norm.weight" in w for w in receipt.warnings)
+    assert not receipt.confirmed
+    assert receipt.probe == {}
+    m.save(tmp_path / "saved")
+    unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "again")
+    shutil.rmtree(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "again")
+    scale_weight(m, "model.norm.weight")  # the NaN of the source is still the source's
+    unconfirmed(m, tmp_path / "b")
+    with m.program.edit("one more") as e:
+        e.set_weight("model.norm.weight", lambda w: np.where(np.arange(len(w)) == 5, np.inf, w))
+    with pytest.raises(ExportError, match=r"model\.norm\.weight") as error:
+        unconfirmed(m, tmp_path / "c")
+    assert error.value.got == "2 values, the first at (3,); the file has 1"
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b", "llama"]
+
+
+def test_overflow_of_a_dtype_is_refused_naming_the_key(made, tmp_path):
+    m = gw.open(made("llama").path)
+    with m.program.edit("large") as e:
+        e.set_weight("model.norm.weight", lambda w: np.where(np.arange(len(w)) == 2, 65504 * 2, w))
+    with pytest.raises(ExportError, match=r"float16\s+where +model\.norm\.weight|model\.norm\.weight"):
+        unconfirmed(m, tmp_path / "out", dtype="float16")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- proof -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["copy", "edited"])
+def test_transformers_confirms_what_was_written(proved, name):
+    receipt = proved(name)[2]
+    assert receipt.confirmed
+    assert receipt.check["export_error"]["max_rel"] <= 1e-5
+    assert receipt.check["greedy_equal"] == receipt.check["tokens"] == [32, 32]
+    assert receipt.check["snippet"] is True
+    assert (receipt.rung, receipt.check["trust_remote_code"]) == ((1, False) if name == "copy" else (5, True))
+    assert not any("not confirmed" in w for w in receipt.warnings)
+
+
+def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
+    _, _, copied = proved("copy")
+    _, _, edited = proved("edited")
+    assert copied.drift == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
+    assert edited.drift["max_abs_dlogits"] > 100 * edited.check["export_error"]["max_abs"]
+    assert edited.drift["mean_kl_nats"] > 0
+
+
+def test_the_card_says_what_the_receipt_says(proved):
+    _, place, receipt = proved("edited")
+    card = (place / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (.+?) \| (.+?) \|$", card, re.MULTILINE)
+    assert [row for row in table if row[0] != "---"] == receipt.summary()
+    assert re.findall(r"^1\. (.*) \((\w+);", card, re.MULTILINE) == [
+        (e["why"], e["author"]) for e in json.loads((place / "receipt.json").read_text())["journal"]["edits"]
+    ]
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    assert code == exporting.snippet(place.name, True)
+
+
+def flip_weight(place: Path) -> None:
+    file = place / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 0x40  # an exponent of the last tensor
+    file.write_bytes(data)
+
+
+def another_config(place: Path) -> None:
+    checkpoints.edit_config(place, rms_norm_eps=0.5)
+
+
+def another_code(place: Path) -> None:
+    file = next(place.glob("modeling_*.py"))
+    file.write_text(file.read_text().replace("F.silu", "F.relu"))
+
+
+def broken_code(place: Path) -> None:
+    next(place.glob("modeling_*.py")).write_text("import graphwright\n")
+
+
+SABOTAGE = {
+    "weight": (1, flip_weight, "other logits|not finite|other"),
+    "config": (1, another_config, "other logits"),
+    "code": (5, another_code, "other logits"),
+    "import": (5, broken_code, "could not load"),
+}
+
+
+@pytest.mark.parametrize("what", SABOTAGE)
+def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
+    rung, damage, words = SABOTAGE[what]
+    m = gw.open(made("llama-tied").path)
+    before = (m.program.hash(), len(m.program.journal))
+    honest = exporting._write
+
+    def write(model, place, *rest):
+        honest(model, place, *rest)
+        damage(place)
+
+    monkeypatch.setattr(exporting, "_write", write)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "mine.txt").write_text("mine")
+    with pytest.raises(VerificationFailed, match=words):
+        m.export(old, rung=rung, prompts=PROMPTS, overwrite=True, keep_failed=what == "weight")
+    assert [f.name for f in old.iterdir()] == ["mine.txt"]
+    left = ["old", "old.failed"] if what == "weight" else ["old"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == left
+    assert (m.program.hash(), len(m.program.journal)) == before
+
+
+def test_without_transformers_required_raises_and_auto_reopens(made, tmp_path, monkeypatch):
+    m = gw.open(made("llama-tied").path)
+    for module in (exporting, clean):
+        monkeypatch.setattr(module, "transformers_installed", lambda: False)
+    with pytest.raises(MissingExtra, match="hf"):
+        m.export(tmp_path / "a", check="required")
+    receipt = m.export(tmp_path / "b", prompts=PROMPTS)
+    assert not receipt.confirmed
+    assert receipt.check["loader"] == "graphwright"
+    assert receipt.check["export_error"]["max_abs"] == 0
+    assert "not confirmed" in receipt.warnings[0]
+    assert [f.name for f in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_rounded_export_is_compared_with_rounded_weights(made, tmp_path):
+    m = gw.open(made("llama-tied").path)
+    skip(m, 0)
+    before = m.program.hash()
+    receipt = m.export(tmp_path / "out", dtype="bfloat16", prompts=PROMPTS)
+    assert receipt.confirmed
+    assert not receipt.exact
+    assert receipt.check["export_error"]["max_rel"] <= 1e-5
+    assert receipt.cost["bytes"]["after"] * 2 == receipt.cost["bytes"]["before"]
+    assert m.program.hash() == before
+    shutil.rmtree(tmp_path / "out")
+
+
+# -- the comparison itself ---------------------------------------------------------------------------------------------
+def computed(logits, greedy) -> Computed:
+    return Computed([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
+
+
+@pytest.mark.parametrize(
+    ("logits", "greedy", "margin", "words"),
+    [
+        ([[1.0, 2.0]], [1, 2], None, None),
+        ([[1.0, 2.1]], [1, 2], None, "other logits"),
+        ([[1.0, np.nan]], [1, 2], None, "other logits"),
+        ([[1.0, 2.0, 3.0]], [1, 2], None, "another shape"),
+        ([[1.0, 2.0]], [1, 3], 0.5, "another token"),
+        ([[1.0, 2.0]], [1, 3], None, "another token"),
+        ([[1.0, 2.0]], [1, 3], 1e-6, None),
+        ([[1.0, 2.0]], [1], 0.5, "another token"),
+    ],
+)
+def test_what_counts_as_equal(logits, greedy, margin, words):
+    ours = computed([[1.0, 2.0]], [1, 2])
+    given = None if margin is None else lambda prompt, at: margin
+    if words is None:
+        assert compare(ours, computed(logits, greedy), 1e-5, given)["max_abs"] == 0
+    else:
+        with pytest.raises(VerificationFailed, match=words):
+            compare(ours, computed(logits, greedy), 1e-5, given)
+
+
+def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(made):
+    bundled = gw.open("bundled")
+    assert check_prompts(bundled.tokenizer, 256, ["ab", [1, 2]])[0].tolist() == [97, 98]
+    assert len(check_prompts(bundled.tokenizer, 256)) == 8
+    few = check_prompts(bundled.tokenizer, 10)
+    assert [ids.shape for ids in few] == [(64,)] * 8
+    assert all(ids.max() < 10 for ids in few)
+    assert check_prompts(None, 97, [[3, 4]])[0].tolist() == [3, 4]
+    with pytest.raises(UsageError, match="tokenizer"):
+        check_prompts(None, 97, ["text"])
+
+
+def test_a_clean_process_that_does_not_end_is_stopped(made, monkeypatch):
+    monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
+    with pytest.raises(VerificationFailed, match="did not finish"):
+        compute_there(made("llama").path, [np.array([1])])

@@ -1,0 +1,134 @@
+"""Each figure of a receipt, computed again by other means; a changed receipt is not read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+import transformers
+from receipts import rewrite
+
+import graphwright as gw
+from graphwright.models import ExportError
+from graphwright.models.export.receipt import Receipt
+from safetensors import safe_open
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["copy", "edited"])
+def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
+    m, place, receipt = proved(name)
+    listed = {f["name"]: (f["bytes"], f["sha256"]) for f in receipt.result["files"]}
+    there = {f.name: (f.stat().st_size, sha256(f)) for f in place.iterdir()}
+    assert listed == {k: v for k, v in there.items() if k not in ("receipt.json", "README.md")}
+    source = {f["name"]: f["sha256"] for f in receipt.source["files"]}
+    assert source == {f.name: sha256(f) for f in m.directory.iterdir()}
+    with safe_open(place / "model.safetensors", "np") as f:
+        digests = {k: hashlib.blake2b(f.get_tensor(k).tobytes(), digest_size=16).hexdigest() for k in f.keys()}  # noqa: SIM118  # no mapping
+        sizes = [f.get_tensor(k).size for k in f.keys()]  # noqa: SIM118
+    assert receipt.result["tensors"] == digests
+    assert receipt.cost["parameters"]["after"] == sum(sizes)
+    assert receipt.cost["bytes"]["after"] == 4 * sum(sizes)
+
+
+def test_drift_probe_and_error_by_transformers(proved):
+    m, _, receipt = proved("edited")
+    source = transformers.AutoModelForCausalLM.from_pretrained(m.directory, attn_implementation="eager").eval()
+    prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
+    with torch.no_grad():
+        before = [source(torch.tensor(p[None])).logits[0].double().numpy() for p in prompts]
+    after = [m.logits(p).astype(np.float64) for p in prompts]
+    a, b = np.concatenate(before), np.concatenate(after)
+    la, lb = (torch.log_softmax(torch.tensor(x), -1) for x in (a, b))
+    assert receipt.drift["max_abs_dlogits"] == pytest.approx(np.abs(a - b).max(), rel=1e-4)
+    kl = torch.nn.functional.kl_div(lb, la, log_target=True, reduction="none").sum(-1).mean()
+    assert receipt.drift["mean_kl_nats"] == pytest.approx(float(kl), rel=1e-3)
+    assert receipt.drift["top1_agreement"] == pytest.approx((a.argmax(-1) == b.argmax(-1)).mean())
+    assert receipt.probe["ids"] == prompts[0].tolist()
+    assert [i for i, _ in receipt.probe["top5"]] == np.argsort(-after[0][-1])[:5].tolist()
+    assert receipt.probe["greedy"] == m.generate(prompts[0], 32).ids
+    assert receipt.check["transformers"] == transformers.__version__
+    assert receipt.check["prompts"] == 2
+
+
+def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
+    m, _, receipt = proved("edited")
+    assert receipt.journal["hash"] == m.program.journal.hash
+    assert [e["why"] for e in receipt.journal["edits"]] == ["cut mlp 1", "link 0 to 2", "scale model.norm.weight"]
+    assert receipt.journal["by_author"] == {"human": 3}
+    assert receipt.result["program_hash"] == m.program.hash()
+    assert receipt.source["program_hash"] == gw.open(m.directory).program.hash()
+    s = checkpoints.SIZES
+    kv = 2 * s["num_hidden_layers"] * s["num_key_value_heads"] * (s["hidden_size"] // s["num_attention_heads"]) * 4
+    assert receipt.cost["kv_bytes_per_token"] == {"before": kv, "after": kv}
+    mlp = 3 * s["hidden_size"] * s["intermediate_size"] + s["hidden_size"]
+    both = receipt.cost["parameters"]
+    assert both["after"] == both["before"] - mlp + s["hidden_size"] ** 2
+    for side in receipt.cost["latency_ms"].values():
+        assert 0 < side["decode"]["low"] <= side["decode"]["median"] <= side["decode"]["high"]
+    assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
+
+
+def test_a_receipt_names_no_machine_and_survives_a_round_trip(proved):
+    import getpass
+    import socket
+
+    _, place, receipt = proved("edited")
+    text = (place / "receipt.json").read_text()
+    for word in (str(place.parent), socket.gethostname(), f'"{getpass.getuser()}"', str(place.anchor) + "tmp"):
+        assert word not in text
+    assert Receipt.read(place) == receipt
+    data = json.loads(text)
+    claimed = data.pop("sha256")
+    assert claimed == hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert all(v is not None for v in data.values())
+
+
+def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
+    _, place, _ = proved("copy")
+    (tmp_path / "receipt.json").write_bytes((place / "receipt.json").read_bytes())
+    rewrite(tmp_path, lambda d: d.update(signature={"by": "somebody"}))
+    receipt = Receipt.read(tmp_path)
+    receipt.write(tmp_path)
+    assert json.loads((tmp_path / "receipt.json").read_text())["signature"] == {"by": "somebody"}
+    assert Receipt.read(tmp_path) == receipt
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(schema=2), "another schema"),
+        (lambda d: d.pop("rung"), "lacks fields"),
+        (lambda d: d.update(result=[]), "lacks fields"),
+    ],
+)
+def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
+    _, place, _ = proved("copy")
+    (tmp_path / "receipt.json").write_bytes((place / "receipt.json").read_bytes())
+    rewrite(tmp_path, change)
+    with pytest.raises(ExportError, match=words):
+        Receipt.read(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "words"), [("[1", "cannot be read"), ("[]", "another schema"), (None, "no receipt")])
+def test_broken_receipts(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "receipt.json").write_text(text)
+    with pytest.raises(ExportError, match=words):
+        Receipt.read(tmp_path)
+
+
+def test_an_edited_figure_is_noticed(proved, tmp_path):
+    _, place, _ = proved("edited")
+    text = (place / "receipt.json").read_text()
+    (tmp_path / "receipt.json").write_text(text.replace('"top1_agreement": 0', '"top1_agreement": 1', 1))
+    with pytest.raises(ExportError, match="changed after"):
+        Receipt.read(tmp_path)

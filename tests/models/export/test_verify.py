@@ -1,0 +1,218 @@
+"""Verifying finds whatever was changed after the export, names it, and says when it could not look."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from receipts import rewrite
+
+import graphwright as gw
+from graphwright.models.export import verify as verifying
+from graphwright.models.export.verify import verify
+
+
+@pytest.fixture
+def exported(proved, tmp_path):
+    """A copy of a proved export that a test may damage, by name."""
+
+    def get(name="edited"):
+        return shutil.copytree(proved(name)[1], tmp_path / name)
+
+    return get
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Any attempt to load what is known to be wrong fails the test."""
+
+    def never(*_, **__):
+        raise AssertionError("files that differ from the receipt are not loaded, let alone run")
+
+    monkeypatch.setattr(verifying, "compute_there", never)
+
+
+@pytest.mark.parametrize("name", ["copy", "edited"])
+def test_an_untouched_export_holds(proved, name):
+    m, place, _ = proved(name)
+    found = verify(place, against=m.directory, trust_code=name == "edited")
+    assert found.problems == found.unchecked == ()
+    assert found.exit_code == 0
+    assert any(line.startswith("probe") for line in found.checked)
+    assert "source model.safetensors: sha256" in found.checked
+
+
+def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
+    place = exported()
+    file = place / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    rng = np.random.default_rng(0)
+    header = 8 + int.from_bytes(data[:8], "little")
+    entries = {k: v["data_offsets"] for k, v in json.loads(data[8:header]).items() if k != "__metadata__"}
+    for _ in range(12):
+        at, bit = int(rng.integers(header, len(data))), 1 << int(rng.integers(8))
+        data[at] ^= bit
+        file.write_bytes(data)
+        data[at] ^= bit
+        key = next(k for k, (a, b) in entries.items() if a <= at - header < b)
+        found = verify(place)
+        changed = "model.safetensors: changed since the receipt was written"
+        assert found.problems == (changed, f"tensor {key}: other bytes")
+        assert found.exit_code == 1
+
+
+def edit_config(place):
+    fields = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**fields, "rms_norm_eps": 0.1}))
+    return "config.json: changed"
+
+
+def edit_code(place):
+    file = next(place.glob("modeling*"))
+    file.write_text(file.read_text() + "\n")
+    return f"{file.name}: changed"
+
+
+def delete_code(place):
+    file = next(place.glob("configuration*"))
+    file.unlink()
+    return f"{file.name}: missing"
+
+
+def add_a_file(place):
+    (place / "adapter_config.json").write_text("{}")
+    return "adapter_config.json: not in the receipt"
+
+
+def delete_the_receipt(place):
+    (place / "receipt.json").unlink()
+    return "no receipt here"
+
+
+def edit_the_receipt(place):
+    text = (place / "receipt.json").read_text()
+    (place / "receipt.json").write_text(text.replace('"confirmed": true', '"confirmed": false'))
+    return "changed after it was written"
+
+
+def cut_the_weights(place):
+    data = (place / "model.safetensors").read_bytes()
+    (place / "model.safetensors").write_bytes(data[:-3])
+    return "model.safetensors: changed"
+
+
+@pytest.mark.parametrize(
+    "damage", [edit_config, edit_code, delete_code, add_a_file, delete_the_receipt, edit_the_receipt, cut_the_weights]
+)
+def test_damage_is_named(exported, unloaded, damage):
+    place = exported()
+    words = damage(place)
+    found = verify(place)
+    assert found.exit_code == 1
+    assert any(words in line for line in found.problems), found.problems
+
+
+def plant_code(place, mark):
+    """Code that leaves a mark when it is run, in a directory whose receipt was forged to match."""
+    file = next(place.glob("modeling*"))
+    file.write_text(f"open({str(mark)!r}, 'w').close()\n" + file.read_text())
+    row = {"name": file.name, "bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    rewrite(
+        place,
+        lambda d: d["result"].update(files=[row if f["name"] == row["name"] else f for f in d["result"]["files"]]),
+    )
+
+
+def test_code_is_run_only_when_trusted(exported, tmp_path):
+    place, mark = exported(), tmp_path / "ran"
+    plant_code(place, mark)
+    found = verify(place)
+    assert not mark.exists()
+    assert found.problems == ()
+    assert found.exit_code == 3
+    (line,) = found.unchecked
+    assert all(word in line for word in ("modeling_", "configuration_", "--trust-code", "trust_code=True"))
+    assert verify(place, trust_code=True).exit_code == 0
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("checked", [{}, {"trust_remote_code": False}, {"trust_remote_code": True}])
+def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, checked):
+    place, mark = exported(), tmp_path / "ran"
+    plant_code(place, mark)
+    rewrite(place, lambda d: d.update(rung=1, check=checked))
+    assert verify(place).exit_code == 1
+    assert not mark.exists()
+
+
+def test_swapped_shards_are_found(made, tmp_path, unloaded):
+    m = gw.open(made("llama").path)
+    with m.program.edit("so that they are written anew") as e:
+        e.set_weight("model.norm.weight", lambda w: w + 1)
+    m.checkpoint = None
+    m.export(tmp_path / "out", check="none", max_shard_size="60KB", prompts=[[1, 2]])
+    first, second = sorted((tmp_path / "out").glob("model-*"))[:2]
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    assert sum("changed since" in line for line in verify(tmp_path / "out").problems) == 2
+
+
+def test_another_source_is_noticed(exported, copy, unloaded):
+    source = copy("llama-attention-bias")
+    edit_config(source)
+    found = verify(exported(), against=source)
+    assert found.problems == ("source config.json: not the file that was exported from",)
+
+
+def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
+    place = exported("copy")
+    rewrite(place, lambda d: d["probe"]["greedy"].__setitem__(0, 5))
+    honest = verifying.compute_there
+    known = []
+
+    def once(*args, **kwargs):
+        if not known:
+            known.append(honest(*args, **kwargs))
+        return known[0]
+
+    monkeypatch.setattr(verifying, "compute_there", once)
+    assert verify(place).problems[0].startswith("probe: greedy tokens")
+    rewrite(place, lambda d: d["probe"]["top5"][0].__setitem__(1, 99.0))
+    assert verify(place).problems[0].startswith("probe: logit of token")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["result"].pop("files"),
+        lambda d: d["result"].update(files=[{"x": 1}]),
+        lambda d: d["probe"].update(top5=3),
+        lambda d: d["result"].update(tensors=[1]),
+    ],
+)
+def test_a_receipt_that_somebody_made_up_is_told_not_raised(exported, unloaded, change):
+    place = exported()
+    rewrite(place, change)
+    assert verify(place).exit_code == 1
+
+
+def test_a_receipt_cannot_point_outside(exported, unloaded):
+    place = exported()
+    rewrite(place, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
+    assert "'../copy.txt': no plain file name" in verify(place).problems
+
+
+def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):
+    monkeypatch.setattr(verifying, "transformers_installed", lambda: False)
+    found = verify(exported())
+    assert found.problems == ()
+    assert found.exit_code == 3
+    assert "not installed" in found.unchecked[0]
+
+
+def test_a_directory_that_is_not_there_has_no_receipt(tmp_path):
+    assert verify(tmp_path / "nowhere").exit_code == 1

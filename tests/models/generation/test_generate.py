@@ -1,0 +1,239 @@
+"""Generation: equal to a loop by hand and to transformers, with a given cache, and its record."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import Made, some_ids
+
+import graphwright as gw
+from graphwright.errors import UsageError
+from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
+from graphwright.models.generation.sampling import log_softmax
+
+PROMPT = some_ids((7,))
+
+
+def forcing(text: bytes, after: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A processor that makes the output these bytes."""
+
+    def force(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
+        forced = np.full_like(z, -1e4)
+        forced[text[(len(ids) - after) % len(text)]] = 0
+        return forced
+
+    return force
+
+
+# -- equal to other ways -----------------------------------------------------------------------------------------------
+def test_signature_is_frozen() -> None:
+    names = list(inspect.signature(gw.Model.generate).parameters)
+    assert names == [
+        "self",
+        "prompt",
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "stop",
+        "n",
+        "stream",
+        "logprobs",
+        "cache",
+        "repetition_penalty",
+        "presence",
+        "frequency",
+        "processors",
+        "use_model_defaults",
+        "first_stream",
+        "allow_stale",
+        "cancel",
+    ]
+
+
+def test_equals_a_loop_by_hand_and_full_runs(model: gw.Model) -> None:
+    done = model.generate(PROMPT, 20)
+    cache, ids = model.new_cache(40), list(PROMPT)
+    logits = model.prefill(cache, PROMPT)[0]
+    for token in done.ids:
+        assert token == int(np.argmax(logits)) == int(np.argmax(model.logits(ids)[-1]))
+        ids.append(token)
+        logits = cache.step(np.array([[token]])).to_numpy("float32")[0, -1]
+    cache.reset()
+    model.prefill(cache, PROMPT)
+    assert list(model.decode(cache, 20)) == done.ids
+    assert (done.finish_reason, done.prompt_tokens, done.cache_tokens) == ("length", 7, 26)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-windows", "qwen3"])
+def test_50_greedy_ids_equal_transformers(name: str, made: Callable[[str], Made]) -> None:
+    m, c = gw.open(made(name).path), made(name)
+    ours, theirs = m.generate(PROMPT, 50).ids, c.greedy(PROMPT, 50)
+    if ours != theirs:  # only where two tokens are as good
+        at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        top = np.sort(m.logits([*PROMPT, *ours[:at]])[-1])[-2:]
+        pytest.fail(f"{name} differs at {at}, margin {top[1] - top[0]:.2e}")
+
+
+def test_same_seed_same_ids_other_seed_others(model: gw.Model) -> None:
+    a, b, c = (model.generate(PROMPT, 30, temperature=1.5, seed=s).ids for s in (4, 4, 5))
+    assert a == b != c
+
+
+def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
+    runs = 0
+    original = gw.models.Cache.prefill
+
+    def counted(self: gw.models.Cache, *args: Any, **options: Any) -> np.ndarray:
+        nonlocal runs
+        runs += 1
+        return original(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gw.models.Cache, "prefill", counted)
+        several = model.generate(PROMPT, 12, temperature=1.5, seed=2, n=4)
+    assert runs == 1
+    assert [g.stream for g in several] == [0, 1, 2, 3]
+    assert len({tuple(g.ids) for g in several}) == 4
+    for i, sample in enumerate(several):
+        assert model.generate(PROMPT, 12, temperature=1.5, seed=2, first_stream=i).ids == sample.ids
+
+
+def test_decode_draws_what_generate_draws(model: gw.Model) -> None:
+    cache = model.new_cache(40)
+    model.prefill(cache, PROMPT)
+    rules = {"temperature": 1.3, "seed": 6, "repetition_penalty": 1.2, "presence": 0.4}
+    assert list(model.decode(cache, 15, stream=2, **rules)) == model.generate(PROMPT, 15, first_stream=2, **rules).ids
+
+
+def test_logprobs_equal_an_uncached_run(model: gw.Model) -> None:
+    done = model.generate(PROMPT, 9, temperature=1.0, top_k=5, logprobs=3)
+    rows = model.logits([*PROMPT, *done.ids])[len(PROMPT) - 1 : -1]
+    for i, token in enumerate(done.ids):
+        expected = log_softmax(rows[i])
+        assert done.logprobs[i] == pytest.approx(expected[token], abs=1e-5)
+        assert [t for t, _ in done.top[i]] == np.argsort(-expected, kind="stable")[:3].tolist()
+        np.testing.assert_allclose([p for _, p in done.top[i]], np.sort(expected)[::-1][:3], atol=1e-5)
+
+
+# -- a given cache -----------------------------------------------------------------------------------------------------
+def test_cache_is_reused_as_far_as_the_prompt_agrees(model: gw.Model) -> None:
+    cache = model.new_cache(60)
+    first = model.generate(PROMPT, 8, cache=cache)
+    assert (first.reused_tokens, first.cache_tokens, first.cache_capacity) == (0, 14, 60)
+    longer = [*PROMPT, *first.ids, 5]
+    second = model.generate(longer, 8, cache=cache)
+    assert (second.reused_tokens, second.ids) == (14, model.generate(longer, 8).ids)
+    other = [*PROMPT[:3], 1, 2]
+    third = model.generate(other, 8, cache=cache)
+    assert (third.reused_tokens, third.ids) == (3, model.generate(other, 8).ids)
+    assert model.generate(other[:2], 4, cache=cache).reused_tokens == 1  # one token is always run
+
+
+def test_prompt_longer_than_the_cache(model: gw.Model) -> None:
+    cache = model.new_cache(5)
+    cache.prefill(PROMPT[None, :2])
+    with pytest.raises(PromptError) as caught:
+        model.generate(PROMPT, 3, cache=cache)
+    assert (caught.value.expected, caught.value.got, cache.length) == ("<= 5", 7, 2)
+
+
+def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
+    whole = byte_model.generate("hello", 30, processors=[forcing(b"text ", 5)])
+    cache = byte_model.new_cache(12)
+    with pytest.raises(CacheFull) as caught:
+        byte_model.generate("hello", 30, cache=cache, processors=[forcing(b"text ", 5)])
+    assert caught.value.partial == whole.text[:8]
+    assert cache.length == 12
+
+
+def test_cache_of_several_sequences_is_refused(model: gw.Model) -> None:
+    cache = model.new_cache(9, batch=2)
+    with pytest.raises(PromptError):
+        model.generate(PROMPT, 2, cache=cache)
+    with pytest.raises(PromptError):
+        next(model.decode(cache, 1))
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+def test_record(model: gw.Model) -> None:
+    done = model.generate(PROMPT, 5, temperature=0.7, seed=3)
+    touched = sum(m.nbytes for m in model.inspect().tensors) - 96 * 48 * 4  # one row of the embedding
+    assert done.bytes_per_token == touched + model.inspect().kv_bytes_per_token * (7 + 11) // 2
+    assert done.sampling == Sampling(temperature=0.7, seed=3)
+    assert done.prefill_s > 0
+    assert done.decode_s > 0
+    assert done.tokens_per_s == pytest.approx(4 / done.decode_s)
+    assert done.reached(1e9) == pytest.approx(done.tokens_per_s * done.bytes_per_token / 1e9)
+    assert len(done.fingerprint) == 32
+    assert done.stale_layers == ()
+    assert json.loads(json.dumps(done.to_json()))["ids"] == done.ids
+    assert str(done) == ""
+    with model.program.edit("head alone") as e:
+        e.set_weight("lm_head.weight", lambda w: w * 2)
+    assert model.generate(PROMPT, 5).fingerprint == done.fingerprint
+    with model.program.edit("embedding") as e:
+        e.set_weight("embed.weight", lambda w: w * 2)
+    assert model.generate(PROMPT, 5).fingerprint != done.fingerprint
+
+
+def test_tied_embedding_counts_once(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama-tied").path)
+    done = m.generate(PROMPT, 1)
+    assert done.bytes_per_token == m.inspect().nbytes + m.inspect().kv_bytes_per_token * 7
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "prompt", [[], np.zeros((1, 0), int), [97], [-1], [1.5], [[1, 2], [3, 4]], [[1], [2, 3]], ["a"]]
+)
+def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
+    with pytest.raises(PromptError):
+        model.generate(prompt, 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 0},
+        {"max_new_tokens": -1},
+        {"logprobs": -1},
+        {"top_p": 0.0},
+        {"temperature": -1.0},
+        {"stop": [""]},
+        {"stop": "x"},
+    ],
+)
+def test_options_out_of_range(options: dict, model: gw.Model) -> None:
+    with pytest.raises(UsageError):
+        model.generate(PROMPT, **options)
+
+
+def test_nan_weight_is_named_and_the_cache_kept(model: gw.Model) -> None:
+    """A NaN in a row of the embedding shows only when that token is chosen."""
+    whole = model.generate(PROMPT, 12).ids
+    at = next(i for i, t in enumerate(whole) if t not in PROMPT.tolist())
+    key = model.program.key(model.program.node("embed.weight"))
+
+    def spoil(w: np.ndarray) -> np.ndarray:
+        w[whole[at], 5] = np.nan
+        return w
+
+    with model.program.edit("spoil") as e:
+        e.set_weight("embed.weight", spoil)
+    cache = model.new_cache(30)
+    with pytest.raises(NonFinite) as caught:
+        model.generate(PROMPT, 12, cache=cache)
+    assert caught.value.where == key
+    assert "1 values" in str(caught.value.got)
+    assert cache.tokens[0].tolist() == [*PROMPT, *whole[:at]]
+    model.program.undo()
+    model.reprefill(cache)
+    assert list(model.decode(cache, 12 - at)) == whole[at:]
