@@ -64,6 +64,7 @@ class History:
             lock.__exit__(None, None, None)
             raise
         self._lock, self.open = lock, transaction
+        p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._held = [(v, v.data, v.shared) for v in p.weights.values()]
         self._expected = {id(v): array for v, array, _ in self._held}
         for variable, _, _ in self._held:
@@ -129,6 +130,7 @@ class History:
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
         """Close the edit; after a roll-back put values and flags of the weights back."""
         self.open = None
+        self.program.order_log, self.program.admits_cycles = None, False
         for variable, array, shared in self._held:
             if failed:
                 variable.data = array
@@ -194,7 +196,7 @@ class History:
             if node in p.graph:
                 p.update_node(node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
-        p.find_loose()
+        p.find_loose(p.valid)
         other.append(stack.pop())
         facts = {"undoes" if back else "redoes": entry.seq}
         made = p.journal.append(
