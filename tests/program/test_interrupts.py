@@ -60,7 +60,7 @@ def test_an_interrupted_edit_leaves_nothing_or_all():
     before, counts = fingerprint(tiny()), counters(tiny())
     p = tiny()
     change(p)
-    after, done = fingerprint(p), 0
+    after, done, at = fingerprint(p), 0, 0
     for at in range(1, 10**6, STRIDE):
         p = tiny()
         if not interrupted(lambda p=p: change(p), at):

@@ -291,7 +291,7 @@ def _check_kept(entry: Entry) -> Undo:
                 raise NotUndoable(
                     "the bytes that would undo this entry are gone",
                     where=where,
-                    got=error.what,
+                    got=error.what if error.where is None else f"{error.where}: {error.what}",
                     fix="put the file back as it was",
                 ) from error
     return entry.undo
