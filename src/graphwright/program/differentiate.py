@@ -32,7 +32,7 @@ def differentiate(
         seeded: the program has an input `seed.<output>` more per output, to weigh its elements by; else ones.
     Raises: UnboundDim for a size without a number; NoTape for a value that the outputs do not depend on; UsageError.
     """
-    roots = [_value(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
+    roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
         raise UsageError("a gradient needs an output and something to differentiate by", got=f"{outputs!r}, {wrt!r}")
@@ -73,7 +73,7 @@ def _total(value: Tensor, weight: Tensor | None) -> Tensor:
     return value if value.size == 1 else value.sum()
 
 
-def _value(p: Program, ref: Ref) -> Value:
+def endpoint(p: Program, ref: Ref) -> Value:
     """A value by handle, name of a node, or name of an output."""
     return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
 

@@ -14,6 +14,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.differentiate import endpoint
 from graphwright.program.errors import Released, StaleRun
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import step
@@ -94,10 +95,16 @@ class Run:
         """The gradient's program, kept with the program while its version stays."""
         p = self.program
         made: dict[Any, Program] = p.derived.setdefault("gradients", {})
-        names = tuple(p.path(p.output(r) if r in p.output_names() else p.value(r)) for r in outputs)  # type: ignore[operator]
-        key = (p.version, names, tuple(p.path(p.value(r)) for r in wrt), tuple(sorted(self._dims.items())), seeded)
+        key = (
+            p.version,
+            *(endpoint(p, r) for r in outputs),
+            None,
+            *map(p.value, wrt),
+            tuple(sorted(self._dims.items())),
+            seeded,
+        )
         if key not in made:
-            for old in [k for k in made if k[0] != p.version] or list(made)[: len(made) - _GRADIENTS + 1]:
+            for old in [k for k in made if k[0] != p.version] or list(made)[:1] * (len(made) >= _GRADIENTS):
                 del made[old]
             made[key] = p.grad(outputs, wrt, self._dims, seeded=seeded)
         return made[key]
