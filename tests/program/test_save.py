@@ -219,6 +219,7 @@ def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):
     with pytest.raises(NotUndoable, match="gone") as caught:
         q.undo()
     assert "entry 5: replace" in str(caught.value.where)
+    assert str(saved / "weights.safetensors") in str(caught.value.got)
     assert fingerprint(q) == before
 
 
