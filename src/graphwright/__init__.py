@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphwright.models import Model, open
     from graphwright.ops import op
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, load, trace
+    from graphwright.program import Builder, Program, load, replay, trace
 
 _HOME = {
     "Builder": "program",
@@ -50,6 +50,7 @@ _HOME = {
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
+    "replay": "program",
     "tensor": "autograd",
     "trace": "program",
 }
@@ -85,6 +86,7 @@ __all__ = [
     "open",
     "optim",
     "program",
+    "replay",
     "tensor",
     "trace",
 ]

@@ -122,7 +122,7 @@ class HandleArray(Generic[H]):
     def __getitem__(self, key: slice | Sequence[int] | npt.NDArray[Any]) -> Self: ...
     def __getitem__(self, key: int | slice | Sequence[int] | npt.NDArray[Any]) -> H | Self:
         picked = self.ids[key]
-        return type(self)(picked) if isinstance(picked, np.ndarray) else type(self).of(int(picked))
+        return type(self)(picked) if picked.ndim else type(self).of(int(picked))
 
     def __contains__(self, handle: object) -> bool:
         return isinstance(handle, int) and bool((self.ids == handle).any())
@@ -130,7 +130,8 @@ class HandleArray(Generic[H]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HandleArray):
             return NotImplemented
-        return type(self) is type(other) and np.array_equal(self.ids, other.ids)
+        array = cast("HandleArray[Any]", other)
+        return type(self) is type(array) and np.array_equal(self.ids, array.ids)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.ids, dtype=dtype, copy=copy)

@@ -24,8 +24,9 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.packing import Unpacker
-from graphwright.program.program import EDGE_COLUMNS, NODE_COLUMNS, Program, is_key, is_name
+from graphwright.program.program import Program
 from graphwright.program.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFIX
+from graphwright.program.structure import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.tensor_files import TensorFiles
 from graphwright.program.validate import validate
 

@@ -35,11 +35,13 @@ from graphwright.program.edits import (
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
+from graphwright.program.interrupts import held_back
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
 
 if TYPE_CHECKING:
+    from graphwright.program.journal import Entry
     from graphwright.program.selection import Selection
 
 Ref = NodeId | Value | str
@@ -59,7 +61,7 @@ class Transaction:
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
-        self.owner = 0
+        self.owner, self._left = 0, False
         self.cone: set[NodeId] = set()
         self.line = _caller()
         self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
@@ -80,16 +82,26 @@ class Transaction:
         ):  # their inverse takes the value from before: it must be the journal's
             p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
-        edit.apply(p)
-        self.done.append((edit, inverse, record))
-        if isinstance(edit, SetWeight):
-            p.history.note(p.weights[edit.key])
-        elif isinstance(edit, AddNode) and edit.variable is not None:
-            p.history.note(edit.variable)
-        for node in edit.touches(p):
-            self.touched[node] = None
+        with held_back():
+            edit.apply(p)
+            self.done.append((edit, inverse, record))
+            if isinstance(edit, SetWeight):
+                p.history.note(p.weights[edit.key])
+            elif isinstance(edit, AddNode) and edit.variable is not None:
+                p.history.note(edit.variable)
+            for node in edit.touches(p):
+                self.touched[node] = None
 
     def __enter__(self) -> Transaction:
+        try:
+            with held_back():
+                return self._enter()
+        except KeyboardInterrupt as error:  # it came while the edit was opened: nobody else would close it
+            if self.owner:
+                self.__exit__(type(error), error, None)
+            raise
+
+    def _enter(self) -> Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
@@ -107,19 +119,34 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        entry = None
+        try:
+            with held_back():
+                entry = self._leave(failed=kind is not None)
+        except KeyboardInterrupt:
+            if not self._left:  # it came before it was held back
+                with held_back():
+                    self._leave(failed=True)
+            raise
+        finally:
+            if entry is not None:
+                self.program.history.tell(entry)
+
+    def _leave(self, failed: bool) -> Entry | None:
         p = self.program
+        self._left = True
         current = p.history.open
         assert current is not None, "an edit is left once"
         if current is not self:
             mark, labels, touched, loose = current._savepoints.pop()
-            if kind is not None:
+            if failed:
                 p.history.drop_trained()
                 current._roll_back(mark, labels, loose)
                 current.touched = touched
-            return
-        if kind is not None:
+            return None
+        if failed:
             self._give_up()
-            return
+            return None
         try:
             self._settle()
             entry = p.history.write(self)
@@ -127,6 +154,7 @@ class Transaction:
             self._give_up()
             raise
         p.history.end(entry)
+        return entry
 
     def _give_up(self) -> None:
         self._roll_back(0, 0, self.loose_before)
@@ -180,7 +208,8 @@ class Transaction:
     def spec(self, ref: Ref) -> Spec:
         """Spec of a value, changes of this edit included."""
         p = self.program
-        infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
+        with held_back():
+            infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
         return p.spec(ref)
 
     # -- nodes -------------------------------------------------------------------------------------------------------

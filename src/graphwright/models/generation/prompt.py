@@ -49,10 +49,15 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A padding mask as bool [B, T]. Raises: PromptError for another shape."""
-    seen = np.atleast_2d(np.asarray(mask))
+    """A padding mask as bool [B, T]. Raises: PromptError for another shape, or what is neither true nor false."""
+    try:
+        seen = np.atleast_2d(np.asarray(mask))
+    except ValueError as error:  # ragged
+        raise PromptError("a mask has the shape of the ids", expected=list(shape), got=str(error)) from error
     if seen.shape != shape:
         raise PromptError("the mask has another shape than the ids", expected=list(shape), got=list(seen.shape))
+    if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
+        raise PromptError("a mask is true for tokens and false for padding", expected="0 and 1", got=f"{seen.dtype}")
     return np.ascontiguousarray(seen.astype(bool))
 
 
