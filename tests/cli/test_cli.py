@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 
 import pytest
@@ -10,7 +12,9 @@ from typer.testing import CliRunner
 
 import graphwright as gw
 from graphwright.cli import app
+from graphwright.cli.common import bar
 from graphwright.models.generation.prompt import prompt_ids
+from graphwright.progress import Progress
 
 CUT = "layers.1.mlp.down -> layers.1.out"
 
@@ -113,6 +117,28 @@ def test_interrupted_training_says_what_is_kept(call, text, tmp_path, monkeypatc
     assert "--state" in call("train", "bundled", "--text", text, *small, code=130)
     monkeypatch.undo()
     assert json.loads(call("train", "bundled", "--text", text, "--state", state, *small, "--json"))["resumed_at"] == 2
+
+
+def test_a_bar_fits_a_narrow_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with bar() as report:
+        report(Progress("training", 3, 1000, {"loss": 1.234, "lr": 5.585e-05, "tokens/s": 12345.0}))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    assert "3/1000" in text
+    assert "loss 1.234" in text
+    assert text.count("0:00:00") >= 1
+    with monkeypatch.context() as m:
+        m.setenv("NO_COLOR", "1")
+        with bar() as report:
+            assert report is None
 
 
 def test_a_hugging_face_directory_is_never_changed(call, tmp_path):

@@ -104,14 +104,16 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
     columns = (
         TextColumn("{task.description:<12}"),
-        BarColumn(28),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
+        BarColumn(20),
+        *(
+            kind(table_column=Column(no_wrap=True))
+            for kind in (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
+        ),
+        TextColumn("{task.fields[facts]}", table_column=Column()),  # the one that wraps where it is narrow
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}

@@ -118,11 +118,14 @@ def _value(text: str) -> Any:
 
 
 def _replay(p: Any, path: Path) -> None:
+    from graphwright.files import UnreadableFile
     from graphwright.graph import chain
     from graphwright.program import Journal, replay
 
     try:
         links = chain.read(path)
+    except OSError as error:
+        raise UnreadableFile("the journal cannot be read", where=path, cause=error) from error
     except chain.JournalCorrupt as error:
         error.where = f"{path}, {error.where}"
         raise

@@ -56,7 +56,7 @@ def _unknown(path: Path, error: Any, as_json: bool) -> None:
     if as_json:
         emit_json({"family": None, "note": error.what, "tensors": rows})
         return
-    say(f"{error.what}: {error.got} ({error.fix})")
+    say(f"{error.what}: {error.got}\n  try      {error.fix}")
     say(f"{len(rows)} tensors, {sum(row['bytes'] for row in rows):,} B")
     groups: dict[str, list[int]] = {}
     for row in rows:
