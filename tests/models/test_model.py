@@ -146,3 +146,10 @@ def test_plan_equals_the_interpreter_bit_for_bit(made: Callable[[str], Made]) ->
         ids = some_ids((2, 25))
         run = m.program.run(ids=ids, positions=np.broadcast_to(np.arange(25), ids.shape).copy())
         np.testing.assert_array_equal(m.logits(ids), run["logits"].to_numpy())
+
+
+def test_text_where_ids_belong_is_told_so(model: gw.Model) -> None:
+    with pytest.raises(PromptError, match=r"got      text\n.*tokenizer\.encode"):
+        model.logits("text")
+    with pytest.raises(PromptError, match="different lengths"):
+        model.logits([[1, 2], [3]])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -30,6 +31,28 @@ if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
     from graphwright.progress import Report
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `Model.generate` besides `n`; its signature has their defaults."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stream: Callable[[str], object] | None
+    logprobs: int
+    cache: Cache | None
+    repetition_penalty: float
+    presence: float
+    frequency: float
+    processors: Sequence[Any]
+    use_model_defaults: bool
+    first_stream: int
+    allow_stale: bool
+    cancel: Callable[[], bool] | None
 
 
 class Model:
@@ -176,6 +199,14 @@ class Model:
                 "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
             )
 
+    @overload
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+    @overload  # `Any` stands for the single one that an `n` of 1 gives
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, n: int, **options: Unpack[GenerateOptions]
+    ) -> list[Generation] | Any: ...
     def generate(
         self,
         prompt: Any,
@@ -270,6 +301,9 @@ class Model:
 
         return save_model(self, directory, history=history, overwrite=overwrite)
 
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"
+
     def __repr__(self) -> str:
         p = self.program
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
@@ -278,5 +312,9 @@ class Model:
 def need_tokenizer(model: Model) -> Tokenizer:
     """The tokenizer. Raises: UsageError if there is none."""
     if model.tokenizer is None:
-        raise UsageError("the model has no tokenizer", where=str(model.directory), fix="give token ids instead of text")
+        raise UsageError(
+            "the model has no tokenizer",
+            where=str(model.directory),
+            fix="put its tokenizer.json beside config.json; from Python, token ids do too",
+        )
     return model.tokenizer

@@ -82,6 +82,8 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     place = Path(path)
     if not place.exists():
         raise ModelNotFound("no such directory", where=str(place), fix="nothing is downloaded; give a local path")
+    if place.is_file() and place.suffix == ".json":
+        raise ModelNotFound("a model is opened by its directory", where=str(place), fix=str(place.parent))
     return place
 
 

@@ -82,7 +82,7 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(v.data.nbytes for v in self.variables.values())  # type: ignore[union-attr]  # variables hold arrays
+        return sum(v.data.nbytes for v in self.variables.values())
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
@@ -277,7 +277,7 @@ class Cache:
         if {k: v.spec for k, v in self.variables.items()} != specs:
             self._spaces.clear()
             self.variables = {
-                k: Variable(from_numpy(np.zeros(s.shape, s.dtype.numpy), bits=s.dtype), name=k)  # type: ignore[arg-type]  # sizes are known
+                k: Variable(from_numpy(np.zeros(s.sizes, s.dtype.numpy), bits=s.dtype), name=k)
                 for k, s in specs.items()
             }
         self.fingerprints, self.stale_runs = dict(self._current()), ()

@@ -24,11 +24,18 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
     try:
         batch = np.atleast_2d(np.asarray(ids))
     except ValueError as error:  # ragged
-        raise PromptError("ids are integers [B, T] or [T]", got=str(error), fix="pad them and give a mask") from error
+        raise PromptError(
+            "ids are integers [B, T] or [T]", got="rows of different lengths", fix="pad them and give a mask"
+        ) from error
     if batch.size == 0:
         raise PromptError("an empty prompt", fix="give at least one token; model.tokenizer.bos_id is a start")
     if batch.ndim != 2 or batch.dtype.kind not in "iu":
-        raise PromptError("ids are integers [B, T] or [T]", got=f"{batch.dtype} {list(batch.shape)}")
+        text = batch.dtype.kind == "U"
+        raise PromptError(
+            "ids are integers [B, T] or [T]",
+            got="text" if text else f"{batch.dtype} {list(batch.shape)}",
+            fix="model.tokenizer.encode(text) gives ids" if text else None,
+        )
     wrong = (batch < 0) | (batch >= vocab)
     if wrong.any():
         row, place = divmod(int(np.argmax(wrong)), batch.shape[1])
