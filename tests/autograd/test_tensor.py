@@ -228,3 +228,12 @@ def test_integers_want_no_gradient() -> None:
         tensor([1, 2], requires_grad=True)
     with no_grad():
         assert not (tensor([1.0], requires_grad=True) * 2.0).requires_grad
+
+
+def test_iterating_goes_along_the_first_axis() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    first, *rest = tensor(x)
+    assert [r.numpy().tolist() for r in (first, *rest)] == x.tolist()
+    assert gw.compile(lambda t: sum(t))(tensor(x)).numpy().tolist() == x.sum(0).tolist()
+    with pytest.raises(UsageError, match="no length"):
+        list(tensor(np.float32(1.0)))

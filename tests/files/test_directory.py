@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -166,3 +167,28 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
             directory.exchange(tmp_path / "a", tmp_path / "missing")
     else:
         assert os.listdir(tmp_path / "a") == ["x"]
+
+
+def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
+    def fill_by_hand(folder: Path) -> None:
+        with atomic_directory(folder / "out") as place:
+            (place / "a").write_text("x")
+            shutil.copyfile(tmp_path / "source", place / "b")
+
+    (tmp_path / "source").write_text("y" * 100)
+    (tmp_path / "work").mkdir()
+    failed = 0
+    for at in range(60):
+        with inject(tmp_path / "work", "ENOSPC", at) as log, suppress(UnwritableTarget):
+            fill_by_hand(tmp_path / "work")
+        failed += any(op.fault for op in log)
+        if (tmp_path / "work/out").exists():
+            shutil.rmtree(tmp_path / "work/out")
+        assert not list((tmp_path / "work").iterdir())
+    assert failed > 5
+
+
+def test_other_errors_of_the_block_are_passed_on(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_directory(tmp_path / "out"):
+        (tmp_path / "nowhere").read_text()
+    assert not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -187,6 +187,10 @@ class Tensor:
 
     def __ge__(self, other: Any) -> Tensor:
         return call("le", other, self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Along the first axis; traced tensors too, since their sizes are known."""
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Ints, slices with positive step, `...` and None; results are views."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from graphwright.errors import GraphwrightError
 from graphwright.files._staging import (
     CLOEXEC,
     NOFOLLOW,
@@ -38,7 +39,8 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
     Args:
         target: must not exist, or be an empty directory, unless `overwrite`. Its parent exists. A link is followed.
         overwrite: replace a directory that stands at `target`, keeping its mode.
-    Raises: DestinationExists; UnwritableTarget; whatever the block raises. The target is then as it was.
+    Raises: DestinationExists; UnwritableTarget, also where the block could not write into the directory; whatever else
+        the block raises. The target is then as it was.
 
     >>> with atomic_directory("out") as folder:
     ...     (folder / "config.json").write_text("{}")
@@ -53,7 +55,12 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
             sweep(place, "old")
             check_free(place, overwrite)
             temp, lock = _create(place)
-        yield temp
+        try:
+            yield temp
+        except OSError as error:
+            if isinstance(error, GraphwrightError) or not _concerns(error, temp):
+                raise
+            raise UnwritableTarget("writing failed; what stands here is as it was", where=place, cause=error) from error
         with writing(place):
             if place.is_dir():
                 os.chmod(temp, stat.S_IMODE(os.stat(place).st_mode))
@@ -68,6 +75,12 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
         if lock >= 0:
             with suppress(OSError):
                 os.close(lock)
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    """Whether the system speaks of a file in this folder; of an open file it gives no name."""
+    names = [n for n in (error.filename, error.filename2) if isinstance(n, str | bytes | os.PathLike)]
+    return not names or any(os.fsdecode(n).startswith(str(folder)) for n in names)
 
 
 def exchange(first: StrPath, second: StrPath) -> bool:

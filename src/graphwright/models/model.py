@@ -13,8 +13,7 @@ from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
-from graphwright.models.errors import StaleCache
-from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.cache import Cache, need_cache_of
 from graphwright.models.generation.generate import Generation, decode, generate
 from graphwright.models.generation.padding import with_padding
 from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
@@ -167,7 +166,7 @@ class Model:
 
     def prefill(self, cache: Cache, ids: Any, **options: Any) -> np.ndarray:
         """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
-        self.need_own(cache)
+        need_cache_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), **options)
 
     def decode(
@@ -182,22 +181,13 @@ class Model:
             allow_stale: run on rows of another state of the model.
             sampling: fields of `Sampling`.
         """
-        self.need_own(cache)
+        need_cache_of(self.program, cache)
         return decode(cache, steps, Sampling(**sampling), stream, allow_stale)
 
     def reprefill(self, cache: Cache) -> None:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
-        self.need_own(cache)
+        need_cache_of(self.program, cache)
         cache.refill()
-
-    def need_own(self, cache: Cache) -> None:
-        """Raises: StaleCache for a cache of another model: its rows and its program are not this one's."""
-        if not isinstance(cache, Cache):
-            raise UsageError("this is no cache", got=type(cache).__name__, fix="model.new_cache(capacity)")
-        if cache.program is not self.program:
-            raise StaleCache(
-                "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
-            )
 
     @overload
     def generate(

@@ -338,3 +338,13 @@ class Cache:
             )
         self.truncate(mark.length)
         self._logits = mark.logits if mark.model is self._mark else None
+
+
+def need_cache_of(program: Program, cache: object) -> None:
+    """Raises: StaleCache for a cache of another model, whose rows and program are not this one's; UsageError."""
+    if not isinstance(cache, Cache):
+        raise UsageError("this is no cache", got=type(cache).__name__, fix="model.new_cache(capacity)")
+    if cache.program is not program:
+        raise StaleCache(
+            "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
+        )

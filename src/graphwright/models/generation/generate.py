@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.cache import Cache, need_cache_of
 from graphwright.models.generation.prompt import prompt_ids
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
 from graphwright.models.generation.text_stream import TextStream
@@ -134,7 +134,7 @@ def generate(
     if cache is None:
         rows = len(ids) + max(max_new_tokens - 1, 0)
         cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
-    model.need_own(cache)
+    need_cache_of(model.program, cache)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill, mark = perf_counter() - started, cache.snapshot()
     results = []
