@@ -30,7 +30,7 @@ lint:  ## ruff's rules and format
 
 types:  ## pyright
 	@scripts/environment.sh all,dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 cov:  ## branch coverage per folder, compiled kernels run as Python; takes half an hour
 	@scripts/environment.sh all,dev

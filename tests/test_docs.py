@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,9 @@ def test_every_page_is_in_the_menu_of_the_site():
 
 def test_the_readme_has_an_example():
     assert _BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_pictures_are_what_the_script_draws():
+    script = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
+    stored = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "pictures").iterdir()}
+    assert stored == {name: draw() for name, draw in script["PICTURES"].items()}, "python scripts/pictures.py"

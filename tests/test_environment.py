@@ -68,7 +68,7 @@ def script(place: Path, *command: str, python: str | None = None) -> subprocess.
 
 def installs(place: Path) -> list[str]:
     calls = (place / "log").read_text(encoding="utf-8").splitlines()
-    return [re.search(r"\.\[(.*)\]", call)[1] for call in calls if "pip install" in call]  # type: ignore[index]
+    return [extra for call in calls if "pip install" in call for extra in re.findall(r"\.\[(.*)\]", call)]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_the_pins_of_this_repository() -> None:
 
 def test_make_help_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.*)$", text, re.M)[1].split()  # type: ignore[index]
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.M)
+    targets = phony.split()
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == targets
     assert sorted(targets) == sorted(re.findall(r"^([a-z]+):", text, re.M))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import graphwright as gw
 
@@ -29,7 +31,7 @@ MODULES = (
 def describe(name: str, value: object) -> list[str]:
     if inspect.isclass(value):
         lines = [f"class {name}"]
-        for member, attr in sorted(vars(value).items()):
+        for member, attr in sorted(_members(value).items()):
             if member.startswith("_") and member not in ("__call__",):
                 continue
             if inspect.isfunction(attr) or isinstance(attr, staticmethod | classmethod):
@@ -43,7 +45,13 @@ def describe(name: str, value: object) -> list[str]:
     return [name]
 
 
-def signature(fn: object) -> str:
+def _members(cls: type) -> dict[str, object]:
+    """Its own, and those of bases that are no public class themselves."""
+    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ == "Structure"]
+    return {name: attr for c in bases for name, attr in vars(c).items()}
+
+
+def signature(fn: Callable[..., Any]) -> str:
     try:
         return str(inspect.signature(fn, eval_str=False))
     except (TypeError, ValueError):

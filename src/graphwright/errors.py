@@ -6,6 +6,21 @@ the caller's mistake from a failure at run time, and the kinds that several laye
 
 from __future__ import annotations
 
+from typing import Any, TypedDict, Unpack
+
+__all__ = [
+    "AliasError",
+    "ComputeError",
+    "CycleError",
+    "DTypeError",
+    "Facts",
+    "GraphwrightError",
+    "IndexOutOfRange",
+    "MissingExtra",
+    "ShapeError",
+    "UsageError",
+]
+
 
 class GraphwrightError(Exception):
     """Root of all errors of this package.
@@ -44,6 +59,15 @@ class GraphwrightError(Exception):
         return "\n".join([head, *(f"  {label:<9}{value}" for label, value in rows if value is not None)])
 
 
+class Facts(TypedDict, total=False):
+    """The keywords of the root, for errors that take facts of their own and pass these on."""
+
+    where: object
+    expected: object
+    got: object
+    fix: str | None
+
+
 class UsageError(GraphwrightError, ValueError):
     """The caller asked for something that cannot be."""
 
@@ -63,8 +87,8 @@ class AliasError(UsageError):
 class CycleError(UsageError):
     """An edge would close a cycle; `path` lists the nodes on it."""
 
-    def __init__(self, what: str, *, path: tuple[object, ...] = (), **facts: object) -> None:
-        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+    def __init__(self, what: str, *, path: tuple[Any, ...] = (), **facts: Unpack[Facts]) -> None:
+        super().__init__(what, **facts)
         self.path = path
 
 

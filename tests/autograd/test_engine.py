@@ -27,6 +27,7 @@ from graphwright.autograd import (
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.gradcheck import gradcheck
+from values import array_of, grad_of, vjp_of
 
 
 def leaf(*values: float) -> Tensor:
@@ -36,19 +37,20 @@ def leaf(*values: float) -> Tensor:
 def test_the_same_operand_twice_counts_twice() -> None:
     x = leaf(3.0)
     (x * x).backward(tensor(np.array([1.0])))
-    assert x.grad.tolist() == [6.0]
+    assert grad_of(x).tolist() == [6.0]
     y = leaf(3.0)
     (y + y).sum().backward()
-    assert y.grad.tolist() == [2.0]
+    assert grad_of(y).tolist() == [2.0]
 
 
 def test_a_diamond_is_walked_once_per_node() -> None:
     calls = []
     row = OPS["tanh"]
+    vjp = vjp_of("tanh")
 
     def counted(g, ins, outs, attrs, needs):
         calls.append(1)
-        return row.vjp(g, ins, outs, attrs, needs)
+        return vjp(g, ins, outs, attrs, needs)
 
     from dataclasses import replace
 
@@ -60,7 +62,7 @@ def test_a_diamond_is_walked_once_per_node() -> None:
         h = h.reshape(2) + h * 1.0  # 2¹⁰ paths, of two lengths: the younger node must be walked first
     h.sum().backward()
     assert len(calls) == 1
-    assert np.allclose(x.grad.numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))
+    assert np.allclose(grad_of(x).numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))
 
 
 def test_fan_in_of_many_readers_and_of_results_of_one_op() -> None:
@@ -81,7 +83,7 @@ def test_a_chain_of_100_000_needs_no_recursion() -> None:
     for _ in range(100_000):
         y = y + 1.0
     y.sum().backward()
-    assert x.grad.tolist() == [1.0]
+    assert grad_of(x).tolist() == [1.0]
     del y  # the tape of a chain is taken down without recursion too
 
 
@@ -112,7 +114,7 @@ def test_operands_that_a_row_does_not_save_die_after_forward() -> None:
         del inner
         assert held() is None
         out.sum().backward()
-        assert np.allclose(x.grad.numpy(), 2 * np.exp(2))
+        assert np.allclose(grad_of(x).numpy(), 2 * np.exp(2))
     finally:
         gc.enable()
 
@@ -133,13 +135,13 @@ def test_gradients_of_leaves_own_their_memory(how: str) -> None:
     out = ALIASES[how](a, b)
     seed = tensor(np.full(out.shape, 2.0))
     out.backward(seed)
-    stores = [t.data.storage for t in (a, b, out, seed, a.grad, b.grad)]
+    stores = [array_of(t).storage for t in (a, b, out, seed, grad_of(a), grad_of(b))]
     assert len({id(s) for s in stores}) == len(stores)
-    assert a.grad.data.contiguous
-    assert b.grad.data.contiguous
-    before = b.grad.numpy().copy()
-    a.grad.numpy()[:] = 77
-    assert np.array_equal(b.grad.numpy(), before)
+    assert array_of(grad_of(a)).contiguous
+    assert array_of(grad_of(b)).contiguous
+    before = grad_of(b).numpy().copy()
+    grad_of(a).numpy()[:] = 77
+    assert np.array_equal(grad_of(b).numpy(), before)
     assert np.array_equal(seed.numpy(), np.full(out.shape, 2.0))
     assert not np.isin(77, out.numpy())
 
@@ -147,18 +149,18 @@ def test_gradients_of_leaves_own_their_memory(how: str) -> None:
 def test_gradients_accumulate_in_place() -> None:
     x = leaf(1.0, 2.0)
     (x * 3.0).sum().backward()
-    first, memory = x.grad, x.grad.data
+    first, memory = x.grad, grad_of(x).data
     (x * x).sum().backward()
     assert x.grad is first
-    assert x.grad.data is memory
-    assert x.grad.tolist() == [5.0, 7.0]
+    assert grad_of(x).data is memory
+    assert grad_of(x).tolist() == [5.0, 7.0]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
     rng = np.random.default_rng(4)
     start, batches = rng.normal(size=(3, 5)), rng.normal(size=(100, 7, 5))
-    w = Parameter(tensor(start).to(kind).data)
+    w = Parameter(array_of(tensor(start).to(kind)))
     theirs = torch.tensor(start).to(getattr(torch, kind)).requires_grad_()
     expected = torch.zeros(3, 5)  # the oracle sums torch's own 16-bit gradients in float32
     memory = None
@@ -168,33 +170,32 @@ def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
         t = torch.tensor(batch).to(theirs.dtype)
         a, b = (theirs.detach().requires_grad_() for _ in range(2))
         (torch.nn.functional.linear(t, a) * torch.nn.functional.linear(t, b)).sum().backward()
-        expected += b.grad.float() + a.grad.float()
-        assert w.grad is not None
-        assert memory in (None, w.grad.data)
-        memory = w.grad.data
-    assert (w.dtype.name, w.grad_dtype, w.grad.dtype) == (kind, float32, float32)
-    np.testing.assert_allclose(w.grad.numpy(), expected.numpy(), rtol=1e-6)
+        expected += grad_of(b).float() + grad_of(a).float()
+        assert memory in (None, grad_of(w).data)
+        memory = grad_of(w).data
+    assert (w.dtype.name, w.grad_dtype, grad_of(w).dtype) == (kind, float32, float32)
+    np.testing.assert_allclose(grad_of(w).numpy(), expected.numpy(), rtol=1e-6)
     low = torch.zeros(3, 5, dtype=theirs.dtype)
     for _ in range(300):
         low += 1
     for _ in range(300):
         w.sum().backward()
-    np.testing.assert_allclose(w.grad.numpy(), (expected + 300).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(grad_of(w).numpy(), (expected + 300).numpy(), rtol=1e-5)
     assert low.max() == (256 if kind == "bfloat16" else 300)  # what the sum in the parameter's dtype would be
 
 
 def test_two_micro_batches_are_one_batch_for_a_16_bit_parameter() -> None:
     rng = np.random.default_rng(5)
     x = tensor(rng.normal(size=(8, 5))).to("bfloat16")
-    whole, parts = (Parameter(tensor(np.ones((3, 5))).to("bfloat16").data) for _ in range(2))
+    whole, parts = (Parameter(array_of(tensor(np.ones((3, 5))).to("bfloat16"))) for _ in range(2))
     call("linear", x, whole).sum().backward()
     for half in (x[:4], x[4:]):
         call("linear", half, parts).sum().backward()
-    np.testing.assert_allclose(parts.grad.numpy(), whole.grad.numpy(), rtol=2**-7, atol=2**-7)
+    np.testing.assert_allclose(grad_of(parts).numpy(), grad_of(whole).numpy(), rtol=2**-7, atol=2**-7)
 
 
 def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() -> None:
-    w = Parameter(tensor(np.ones(2)).to("bfloat16").data)
+    w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
     w.grad = tensor([256.0, 256.0]).to("bfloat16")
     w.sum().backward()
     assert w.grad.dtype is float32
@@ -202,11 +203,11 @@ def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() ->
 
 
 def test_only_backward_widens() -> None:
-    w = Parameter(tensor(np.ones(2)).to("bfloat16").data)
+    w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
     plain = tensor(np.ones(2)).to("bfloat16").detach()
     plain.requires_grad = True
     (w * plain).sum().backward()
-    assert plain.grad.dtype.name == "bfloat16"  # as in torch: only what is trained has a float32 gradient
+    assert grad_of(plain).dtype.name == "bfloat16"  # as in torch: only what is trained has a float32 gradient
     assert grad((w * w).sum(), w)[0].dtype.name == "bfloat16"  # `grad` gives the spec of the input
 
 
@@ -219,7 +220,7 @@ def test_two_losses_on_one_trunk_are_their_sum() -> None:
     h = trunk()
     h.sum().backward(retain_graph=True)
     (h * h).sum().backward()
-    apart = [x.grad.numpy().copy(), w.grad.numpy().copy()]
+    apart = [grad_of(x).numpy().copy(), grad_of(w).numpy().copy()]
     h = trunk()
     together = grad(h.sum() + (h * h).sum(), [x, w])
     assert all(np.allclose(a, b.numpy(), rtol=1e-12) for a, b in zip(apart, together, strict=True))
@@ -230,10 +231,10 @@ def test_a_second_backward_needs_the_graph_kept() -> None:
     y = (x * x).sum()
     y.backward(retain_graph=True)
     y.backward()
-    assert x.grad.tolist() == [8.0]
+    assert grad_of(x).tolist() == [8.0]
     with pytest.raises(GraphFreed, match="retain_graph"):
         y.backward()
-    assert x.grad.tolist() == [8.0]
+    assert grad_of(x).tolist() == [8.0]
 
 
 def test_only_one_element_needs_no_seed() -> None:
@@ -244,7 +245,7 @@ def test_only_one_element_needs_no_seed() -> None:
         (x * 2.0).backward(tensor(np.ones(3)))
     assert x.grad is None
     (x * 2.0).sum().reshape(1, 1).backward()
-    assert x.grad.tolist() == [2.0, 2.0]
+    assert grad_of(x).tolist() == [2.0, 2.0]
 
 
 def test_backward_without_a_tape_says_so() -> None:
@@ -281,7 +282,7 @@ def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
         return given, out if isinstance(out, tuple) else (out,)
 
     def touch(t: Tensor) -> None:
-        t.data.copy_from(t.data.copy())
+        array_of(t).copy_from(array_of(t).copy())
 
     for place in range(len(inputs)):
         given, outs = forward()
@@ -304,7 +305,7 @@ def test_a_view_counts_as_the_memory_it_shows() -> None:
     h = x * 1.0
     view = h.reshape(6)
     y = (view * view).sum()
-    h.data.copy_from(h.data.copy())
+    array_of(h).copy_from(array_of(h).copy())
     with pytest.raises(ModifiedSinceForward):
         y.backward()
 
@@ -331,14 +332,14 @@ def test_detach_shares_memory_and_cuts_the_tape() -> None:
     generator, critic = leaf(2.0), leaf(3.0)
     fake = generator * generator
     cut = fake.detach()
-    assert cut.data.storage is fake.data.storage
+    assert array_of(cut).storage is array_of(fake).storage
     assert not cut.requires_grad
     (cut * critic).sum().backward()
     assert generator.grad is None
-    assert critic.grad.tolist() == [4.0]
+    assert grad_of(critic).tolist() == [4.0]
     (fake * critic.detach()).sum().backward()
-    assert generator.grad.tolist() == [12.0]
-    assert critic.grad.tolist() == [4.0]
+    assert grad_of(generator).tolist() == [12.0]
+    assert grad_of(critic).tolist() == [4.0]
 
 
 def test_clone_and_casts_stay_on_the_tape() -> None:
@@ -366,27 +367,28 @@ def test_frozen_operands_cost_no_gradient() -> None:
 
     from graphwright.autograd.apply import apply
 
-    row = OPS["linear"]
+    vjp = vjp_of("linear")
     spy = replace(
-        row, vjp=lambda g, ins, outs, attrs, needs: (seen.append(needs), row.vjp(g, ins, outs, attrs, needs))[1]
+        OPS["linear"],
+        vjp=lambda g, ins, outs, attrs, needs: (seen.append(needs), vjp(g, ins, outs, attrs, needs))[1],
     )
     x, w, b = (tensor(np.ones(s)) for s in ((2, 3), (4, 3), (4,)))
     b.requires_grad = True
     apply(spy, [x, w, b], {}).sum().backward()
     assert seen == [(False, False, True)]
     assert (x.grad, w.grad) == (None, None)
-    assert b.grad.tolist() == [2.0] * 4
+    assert grad_of(b).tolist() == [2.0] * 4
 
 
 def test_a_parameter_may_be_changed_after_its_backward_and_not_between() -> None:
-    w = Parameter(tensor(np.ones(3)).data)
+    w = Parameter(array_of(tensor(np.ones(3))))
     loss = (w * w).sum()
     update([w], "add", w, tensor(np.ones(3)))
     with pytest.raises(ModifiedSinceForward):
         backward(loss)
     assert w.grad is None
     (w * w).sum().backward()
-    assert w.grad.tolist() == [4.0] * 3
+    assert grad_of(w).tolist() == [4.0] * 3
 
 
 def test_gradients_of_broadcast_operands_have_their_shapes() -> None:
@@ -411,5 +413,5 @@ def test_the_seed_may_be_any_layout() -> None:
     x = tensor(np.ones((2, 3)), requires_grad=True)
     seed = tensor(np.arange(6.0).reshape(3, 2)).T
     (x * 2.0).backward(seed)
-    assert np.array_equal(x.grad.numpy(), 2 * np.arange(6.0).reshape(3, 2).T)
-    assert compute(OPS["copy"], [x.grad.data], {})[0].contiguous
+    assert np.array_equal(grad_of(x).numpy(), 2 * np.arange(6.0).reshape(3, 2).T)
+    assert compute(OPS["copy"], [array_of(grad_of(x))], {})[0].contiguous

@@ -11,6 +11,7 @@ from graphwright.array import bfloat16, float16, float32, float64
 from graphwright.autograd import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad, tensor
 from graphwright.errors import DTypeError
 from graphwright.ops import OPS, call
+from values import array_of, grad_of
 
 
 @pytest.mark.parametrize("outer", [no_grad, enable_grad])
@@ -160,7 +161,7 @@ def test_autocast_leaves_float64_statistics_and_casts_are_seen() -> None:
             assert call("linear", x.float(), w.float()).dtype is float32
     assert [e[0].op.name for e in y.node.edges if e] == ["cast"]
     y.float().sum().backward()
-    assert x.grad.dtype is float64
+    assert grad_of(x).dtype is float64
 
 
 def test_integers_are_left_to_the_op_under_autocast() -> None:
@@ -173,5 +174,5 @@ def test_no_weight_cast_is_cached() -> None:
     x, w = tensor(np.ones((1, 2), np.float32)), tensor(np.ones((1, 2), np.float32))
     with autocast_to(bfloat16):
         before = call("linear", x, w).item()
-        w.data.copy_from(tensor(np.full((1, 2), 3.0, np.float32)).data)
+        array_of(w).copy_from(array_of(tensor(np.full((1, 2), 3.0, np.float32))))
         assert (before, call("linear", x, w).item()) == (2.0, 6.0)

@@ -53,11 +53,8 @@ def _adamw(w: Parameter, m: Variable, v: Variable, step: Variable, lr: Tensor, g
 def _state(kind: str = "f4") -> tuple[Parameter, Variable, Variable, Variable]:
     rng = np.random.default_rng(0)
     w = Parameter(from_numpy(rng.normal(size=(4, 3)).astype(kind)), name="w")
-    return (
-        w,
-        *(Variable(from_numpy(np.zeros((4, 3), kind)), name=n) for n in "mv"),
-        Variable(from_numpy(np.zeros((), "f4")), name="step"),
-    )  # type: ignore[return-value]
+    m, v = (Variable(from_numpy(np.zeros((4, 3), kind)), name=n) for n in "mv")
+    return w, m, v, Variable(from_numpy(np.zeros((), "f4")), name="step")
 
 
 def test_an_update_is_in_place() -> None:

@@ -1,12 +1,15 @@
 """Bulk edits: equal to the loop of single edits, checked as a whole, undone as a whole."""
 
 import random
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import EdgeArray, Graph, NodeArray, NotUndoable, StaleHandle, buckets, bulk
+from graphwright.graph.handles import H
 
 from .model import new_graph, random_session
 
@@ -25,8 +28,7 @@ def twins(seed, **options):
     return rng, session.graph, session.graph.copy()
 
 
-def picked(rng, of, most):
-    of = list(of)
+def picked(rng: random.Random, of: Sequence[H], most: int) -> list[H]:
     return rng.sample(of, rng.randint(0, min(most, len(of))))
 
 
@@ -60,9 +62,9 @@ def test_each_bulk_edit_equals_the_loop_of_single_edits(seed):
             for i, e in enumerate(chosen):
                 loop.rewire_edge(e, *(end[i] if end else None for end in ends))
         elif step == "remove_nodes":
-            chosen = picked(rng, nodes, 12)
-            record = many.remove_nodes(chosen)
-            singles = [loop.remove_node(n) for n in chosen]
+            gone = picked(rng, nodes, 12)
+            record = many.remove_nodes(gone)
+            singles = [loop.remove_node(n) for n in gone]
             assert list(record.edges.edges) == [e.edge for r in singles for e in r.edges]
         assert many.hash(places=True) == loop.hash(places=True), step
     saved, same = many.to_dict(), loop.to_dict()
@@ -162,23 +164,22 @@ def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
         chosen = rng.sample(edges, 8)
         edit = rng.choice(["edges", "rewires", "node", "rewire", "nodes"])
         if edit == "edges":
-            record, restore = g.remove_edges(chosen), g.restore_edges
+            restore = partial(g.restore_edges, g.remove_edges(chosen))
         elif edit == "nodes":
-            record, restore = g.remove_nodes(nodes[:2]), g.restore_nodes
+            restore = partial(g.restore_nodes, g.remove_nodes(nodes[:2]))
         elif edit == "node":
-            record, restore = g.remove_node(nodes[0]), g.restore_node
+            restore = partial(g.restore_node, g.remove_node(nodes[0]))
         elif edit == "rewires":
             ends = [[rng.choice(nodes) for _ in chosen] for _ in range(2)]
-            record, restore = g.rewire_edges(chosen, *ends), g.restore_rewires
+            restore = partial(g.restore_rewires, g.rewire_edges(chosen, *ends))
         else:
-            record = g.rewire_edge(chosen[0], rng.choice(nodes), rng.choice(nodes))
-            restore = g.restore_rewire
+            restore = partial(g.restore_rewire, g.rewire_edge(chosen[0], rng.choice(nodes), rng.choice(nodes)))
         alive, rest = list(g.nodes()), [e for e in g.edges() if e not in chosen[:8]]
         for e in rng.sample(rest, min(len(rest), rng.randint(1, 3))):
             g.rewire_edge(e, **{rng.choice(["src", "dst"]): rng.choice(alive)})
         state = g.hash(places=True)
         try:
-            restore(record)
+            restore()
             outcomes.add("fits")
         except NotUndoable:
             assert g.hash(places=True) == state

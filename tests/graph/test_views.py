@@ -77,7 +77,7 @@ def test_a_mask_of_an_older_state_is_stale_and_never_another_row():
     with pytest.raises(StaleHandle):
         g.edges["w"][mask] = 0
     with pytest.raises(UsageError, match="different states"):
-        mask & (g.edges["w"] > 0)
+        _ = mask & (g.edges["w"] > 0)
     with pytest.raises(UsageError, match="one flag per live row"):
         g.remove_edges(np.ones(99, bool))
     with pytest.raises(UsageError, match="not one truth value"):

@@ -41,7 +41,7 @@ def test_the_files_are_those_that_were_trained():
 
 @pytest.fixture(scope="module")
 def theirs():
-    model, facts = transformers.AutoModelForCausalLM.from_pretrained(
+    model, facts = transformers.AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # a pair
         bundled(), dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not facts["missing_keys"]

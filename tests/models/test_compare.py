@@ -43,6 +43,9 @@ def test_weights_of_an_export_differ_as_numpy_says(made, tmp_path):
     found = compare_models(path, tmp_path / "out")
     a, b = (x.program.weights.array(key).to_numpy().astype(np.float64).ravel() for x in (gw.open(path), m))
     (w,) = found.program.weights
+    assert w.max_abs is not None
+    assert w.relative is not None
+    assert w.cosine is not None
     np.testing.assert_allclose(w.max_abs, np.abs(a - b).max())
     np.testing.assert_allclose(w.relative, np.linalg.norm(a - b) / np.linalg.norm(a))
     np.testing.assert_allclose(w.cosine, a @ b / np.linalg.norm(a) / np.linalg.norm(b))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -17,11 +18,12 @@ from graphwright.errors import UsageError
 from graphwright.models import NonFinite
 from graphwright.models.train import Recipe, Trainer
 from graphwright.optim import warmup_cosine
+from graphwright.safetensors import CheckpointError
 from graphwright.testing.faults import check_atomic, inject
 
 TEXT = "The value of an expression is the value of its last operand. " * 12 + "Names refer to objects. " * 9
 RECIPE = Recipe(steps=6, batch=3, window=16, lr=1e-2, warmup=2)
-BYTES = {"vocab_size": 256, "max_position_embeddings": 64, "num_hidden_layers": 2}
+BYTES: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": 64, "num_hidden_layers": 2}
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -163,7 +165,7 @@ def test_a_loss_that_is_no_number_is_raised_and_can_be_undone(source):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: Trainer(m, TEXT, replace(RECIPE, lr=0.02)), "recipe"),
+        (lambda m: Trainer(m, TEXT, replace(RECIPE, lr=0.02)), r"expected lr 0\.02\n  got      lr 0\.\d+\n"),
         (lambda m: Trainer(m, TEXT[:-1] + "?", RECIPE), "text"),
         (lambda m: skip(m, 0, 1) or Trainer(m, TEXT, RECIPE), "structure"),
     ],
@@ -201,7 +203,7 @@ def test_a_tensor_that_is_missing_is_named_and_nothing_changed(source, tmp_path)
     save_file(tensors, tmp_path / "state/state.safetensors")
     fresh = Trainer(opened(source), TEXT, RECIPE)
     before = bits(fresh)
-    with pytest.raises(gw.models.errors.CheckpointError, match=r"model\.norm\.weight\.v"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight\.v"):
         fresh.load(tmp_path / "state")
     assert bits(fresh) == before
 
@@ -255,3 +257,12 @@ def test_the_loss_curve_is_that_of_torch(source):
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
     for key, q in model.named_parameters():
         np.testing.assert_allclose(m.program.weights.array(key).to_numpy(), q.detach().numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"lr": -1.0}, "lr.*\n.*> 0"), ({"steps": 0}, "steps.*\n.*>= 1"), ({"clip": -2.0}, "clip.*\n.*>= 0\n.*-2")],
+)
+def test_a_figure_out_of_range_is_named(change, said):
+    with pytest.raises(UsageError, match=said):
+        replace(RECIPE, **change)

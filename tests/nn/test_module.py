@@ -10,6 +10,7 @@ from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import UsageError
+from values import grad_of
 
 X = Tensor(from_numpy(np.ones((2, 3), np.float32)))
 
@@ -94,10 +95,11 @@ def test_a_shared_module_is_listed_once_and_trained_once():
     p = gw.trace(net, X)
     assert len(p.params()) == 2
     net(X).sum().backward()
-    one = shared.weight.grad.data.to_numpy()
-    w, b = shared.weight.data.to_numpy(), shared.bias.data.to_numpy()
-    h = X.data.to_numpy() @ w.T + b
-    expected = np.ones((2, 3)).T @ h + (np.ones((2, 3)) @ w).T @ X.data.to_numpy()
+    one = grad_of(shared.weight).numpy()
+    assert shared.bias is not None
+    w, b = shared.weight.numpy(), shared.bias.numpy()
+    h = X.numpy() @ w.T + b
+    expected = np.ones((2, 3)).T @ h + (np.ones((2, 3)) @ w).T @ X.numpy()
     np.testing.assert_allclose(one, expected, rtol=1e-5)
 
 
@@ -121,17 +123,17 @@ def test_a_state_round_trips_and_is_a_copy():
         p.assign(Tensor(from_numpy(np.random.default_rng(0).normal(size=p.shape).astype(np.float32))))
     state = a.state_dict()
     b.load_state_dict(state)
-    np.testing.assert_array_equal(a(X).data.to_numpy(), b(X).data.to_numpy())
+    np.testing.assert_array_equal(a(X).numpy(), b(X).numpy())
     for p in a.parameters():
         p.assign(Tensor(from_numpy(np.zeros(p.shape, np.float32))))
-    assert np.abs(b(X).data.to_numpy()).max() > 0
-    assert np.abs(state["first.scale"].data.to_numpy()).max() > 0
+    assert np.abs(b(X).numpy()).max() > 0
+    assert np.abs(state["first.scale"].numpy()).max() > 0
 
 
 def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
     net = Net()
-    before = {name: t.data.to_numpy() for name, t in net.state_dict().items()}
-    state = {name: np.full(t.shape, 9, np.float32) for name, t in net.state_dict().items()}
+    before = {name: t.numpy() for name, t in net.state_dict().items()}
+    state: dict[str, np.ndarray] = {name: np.full(t.shape, 9, np.float32) for name, t in net.state_dict().items()}
     del state["free.0"]
     state["surplus"] = np.zeros(3, np.float32)
     state["first.scale"] = np.zeros(4, np.float32)
@@ -141,7 +143,7 @@ def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
     for words in ("missing: free.0", "unexpected: surplus", "first.scale: expected f32[3], got f32[4]", "rows.0.scale"):
         assert words in str(error.value)
     for name, t in net.state_dict().items():
-        np.testing.assert_array_equal(t.data.to_numpy(), before[name])
+        np.testing.assert_array_equal(t.numpy(), before[name])
 
 
 def test_no_forward():

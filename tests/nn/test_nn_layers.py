@@ -11,6 +11,7 @@ from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
+from values import grad_of
 
 X = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
 LAYERS = {
@@ -41,16 +42,16 @@ def test_equals_torch(name, input_grad):
     x = Tensor(from_numpy(X.copy()), requires_grad=input_grad)
     y = torch.from_numpy(X.copy()).requires_grad_(input_grad)
     a, b = mine(x), theirs(y)
-    np.testing.assert_allclose(a.data.to_numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
     if not b.requires_grad:
         return
     (a * a * a).sum().backward()
     (b**3).sum().backward()
     assert (x.grad is None) == (not input_grad)
     if input_grad:
-        np.testing.assert_allclose(x.grad.data.to_numpy(), y.grad.numpy(), rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(grad_of(x).numpy(), grad_of(y).numpy(), rtol=2e-4, atol=1e-5)
     for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad.data.to_numpy(), q.grad.numpy(), rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=2e-4, atol=1e-5)
 
 
 def test_embedding_equals_torch():
@@ -59,10 +60,10 @@ def test_embedding_equals_torch():
         theirs.weight.copy_(torch.from_numpy(mine.weight.data.to_numpy().copy()))
     ids = np.array([[1, 1, 6], [0, 1, 3]])
     a, b = mine(Tensor(from_numpy(ids))), theirs(torch.from_numpy(ids))
-    np.testing.assert_array_equal(a.data.to_numpy(), b.detach().numpy())
+    np.testing.assert_array_equal(a.numpy(), b.detach().numpy())
     (a * a).sum().backward()
     (b * b).sum().backward()
-    np.testing.assert_allclose(mine.weight.grad.data.to_numpy(), theirs.weight.grad.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(grad_of(mine.weight).numpy(), grad_of(theirs.weight).numpy(), rtol=1e-6)
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------
@@ -81,10 +82,10 @@ def test_cross_entropy_equals_torch(reduction, ignore, shape):
         y.reshape(-1, 4), torch.from_numpy(targets).reshape(-1), ignore_index=ignore, reduction=reduction
     )
     b = flat.reshape(targets.shape) if reduction == "none" else flat
-    np.testing.assert_allclose(a.data.to_numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
     (a * 7.0).sum().backward()
     (b * 7.0).sum().backward()
-    np.testing.assert_allclose(x.grad.data.to_numpy(), y.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(grad_of(x).numpy(), grad_of(y).numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_cross_entropy_of_nothing_is_nan_as_in_torch():

@@ -110,6 +110,7 @@ def test_attention_that_generated_code_cannot_run_has_no_text(attrs):
 def test_operators_are_those_whose_text_is_no_primary(name):
     _, arrays, attrs = _run(name, 0)
     text = EMIT[name]([f"x{i}" for i in range(len(arrays))], attrs)
+    assert text is not None
     body = ast.parse(text, mode="eval").body
     assert isinstance(body, ast.BinOp | ast.UnaryOp | ast.Compare | ast.IfExp) == (name in OPERATORS)
     if name in POSTFIX:

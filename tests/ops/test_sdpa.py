@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch_ops import sdpa as torch_sdpa
 from torch_ops import torch_grads
 
-from graphwright.array import bfloat16, float16, float32, from_numpy
+from graphwright.array import Spec, bfloat16, float16, float32, from_numpy
 from graphwright.autograd import Tensor, tensor
+from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.gradcheck import check_masks
 from graphwright.testing.oracle import assert_bits, assert_close, strided
+from values import grad_of
 
 NONE_OR_WINDOW = st.sampled_from([None, 1, 2, 5, 64])
 
@@ -26,7 +28,7 @@ def attention(draw) -> tuple[list[np.ndarray], dict]:
     queries, keys = draw(st.sampled_from([1, 2, 7])), draw(st.sampled_from([1, 3, 7, 12]))
     d, dv = draw(st.sampled_from([1, 4])), draw(st.sampled_from([1, 3]))
     causal = draw(st.booleans())
-    inputs = [
+    inputs: list[np.ndarray] = [
         rng.normal(size=(batch, groups * shared, queries, d)),
         rng.normal(size=(batch, groups, keys, d)),
         rng.normal(size=(batch, groups, keys, dv)),
@@ -117,8 +119,8 @@ def test_a_sequence_of_padding_gives_zeros_and_no_gradient() -> None:
     assert not out.numpy()[0].any()
     (out * out).sum().backward()
     for t in (q, k, v):
-        assert not t.grad.numpy()[0].any()
-        assert t.grad.numpy()[1].any()
+        assert not grad_of(t).numpy()[0].any()
+        assert grad_of(t).numpy()[1].any()
 
 
 @pytest.mark.parametrize("kind", [float32, bfloat16, float16], ids=str)
@@ -139,9 +141,27 @@ def test_keys_and_values_may_lie_strided(how: str) -> None:
     assert_close(moved, plain, rtol=1e-12, atol=1e-14)
 
 
-def test_mask_operands_are_checked() -> None:
-    from graphwright.errors import ShapeError
+@pytest.mark.parametrize(
+    ("heads", "groups", "fits"), [("H", "H", True), (0, 0, True), (4, 2, True), (3, 2, False), (2, 0, False)]
+)
+def test_query_heads_must_be_a_multiple_of_key_heads(heads: str | int, groups: str | int, fits: bool) -> None:
+    q, k, v = (Spec(("B", h, "T", 4), float32) for h in (heads, groups, groups))
+    attrs = OPS["sdpa"].complete({"scale": 1.0})
+    if fits:
+        assert OPS["sdpa"].specs([q, k, v], attrs) == (q,)
+    else:
+        with pytest.raises(ShapeError, match="multiple of key heads"):
+            OPS["sdpa"].specs([q, k, v], attrs)
 
+
+def test_named_heads_fit_themselves_only() -> None:
+    q, k = Spec(("B", "H", "T", 4), float32), Spec(("B", "G", "T", 4), float32)
+    for a, b in ((q, k), (q, Spec(("B", 2, "T", 4), float32)), (Spec(("B", 2, "T", 4), float32), k)):
+        with pytest.raises(ShapeError, match="multiple of key heads"):
+            OPS["sdpa"].specs([a, b, b], OPS["sdpa"].complete({"scale": 1.0}))
+
+
+def test_mask_operands_are_checked() -> None:
     inputs, attrs = _case(3, 5, None, key_mask=np.ones((2, 4), bool))
     with pytest.raises(ShapeError, match="key_mask"):
         call("sdpa", *(Tensor(from_numpy(x)) for x in inputs), **attrs)

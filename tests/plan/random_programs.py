@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -99,16 +101,14 @@ def _broadcast(a: tuple, c: tuple) -> bool:
 
 
 def _view(draw, b: Builder, a: Value) -> Value:
-    shape = b.spec(a).shape
+    shape = b.spec(a).sizes
     kind = draw(st.sampled_from(["permute", "reshape", "slice", "expand", "last"]))
     if kind == "permute":
         return b.permute(a, axes=tuple(draw(st.permutations(range(len(shape))))))
     if kind == "reshape":
         return b.reshape(
             a,
-            shape=draw(
-                st.sampled_from([shape, (1, *shape), (int(np.prod(shape, dtype=int)),), tuple(reversed(shape))])
-            ),
+            shape=draw(st.sampled_from([shape, (1, *shape), (prod(shape),), tuple(reversed(shape))])),
         )
     if kind == "expand":
         return b.expand(a, shape=(draw(st.integers(1, 2)), *shape))

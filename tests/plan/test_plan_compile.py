@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import StalePlan, Workspace
 from graphwright.program import Builder, FeedError, Program
+from values import grad_of
 
 
 def mlp(seed: int = 0) -> Program:
@@ -239,7 +241,7 @@ def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
         assert two.to_numpy().tolist() == [5 + 2 * k] * 4
 
 
-def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], object]:
+def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 6), "b1": (8,), "w2": (3, 8)}
     params = {n: Parameter(from_numpy(rng.normal(size=s).astype("f4")), name=n) for n, s in shapes.items()}
@@ -255,7 +257,7 @@ def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], obje
         with no_grad():
             update([count], "add", count, tensor(np.float32(1)))
             for n, p in params.items():
-                update([p, *moments[n]], "adamw", p, p.grad, *moments[n], count, lr)
+                update([p, *moments[n]], "adamw", p, grad_of(p), *moments[n], count, lr)
         return loss
 
     run = gw.compile(step) if compiled else step

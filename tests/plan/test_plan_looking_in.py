@@ -104,10 +104,16 @@ def test_sequences_are_tuples_and_agree() -> None:
         plan.free_after(0),
     ):
         assert isinstance(seq, tuple)
+
+    def path(slot: int) -> str:
+        value = plan.slots[slot].value
+        assert value is not None
+        return p.path(value.node)
+
     assert [s.kind for s in plan.segments] == ["aten", "commit"]
     assert plan.segments[-1].stop == len(plan.instructions)
-    assert [p.path(plan.slots[s].value.node) for s in plan.frozen] == [f"l{i}.w" for i in range(4)] + ["one"]
-    assert [p.path(plan.slots[s].value.node) for s in plan.input_slots] == ["x"]
+    assert [path(s) for s in plan.frozen] == [f"l{i}.w" for i in range(4)] + ["one"]
+    assert [path(s) for s in plan.input_slots] == ["x"]
     assert plan.output_slots == (plan.outputs["y"],)
     assert max(plan.memory_timeline()) == plan.lower_bound <= plan.arena_bytes
     assert all(p.path(i.node) for i in plan.instructions)

@@ -313,7 +313,7 @@ class EditMachine(RuleBasedStateMachine):
             assert other.state_hash() == self.p.state_hash()
         self.p = other
 
-    @precondition(lambda self: len(self.p.journal))
+    @precondition(lambda self: len(self.p.journal) > 0)
     @rule(n=PICK)
     def a_past_state(self, n: int) -> None:
         seq = self.p.history.undoable[n % len(self.past)].seq if self.past else -1

@@ -85,7 +85,7 @@ def test_a_newer_schema_is_named(saved):
     forged(saved, lambda body: body.update(schema=99))
     with pytest.raises(ProgramFileError, match="newer graphwright") as caught:
         load(saved)
-    assert "pip install" in caught.value.fix
+    assert "pip install" in str(caught.value.fix)
 
 
 def places(value, path=()):
@@ -154,3 +154,9 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
         load(saved)
     with pytest.raises(ProgramFileError):
         load(tmp_path / "nowhere")
+
+
+def test_what_was_never_a_saved_program_is_told_so(tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ProgramFileError, match=r"no program\.json\n.*graphwright\.open"):
+            load(place)

@@ -250,7 +250,7 @@ def test_a_deletion_makes_it_stale_by_name():
     assert s.refresh().count == 0
     assert made.refresh().count == 0
     with pytest.raises(StaleSelection):
-        s | s
+        _ = s | s
     p.undo()
     assert sorted(s.names()) == ["layers.2.act", "layers.2.mlp.up", "layers.2.mlp.w"]
 
@@ -259,7 +259,7 @@ def test_empty_selections_are_refused_with_near_names():
     p = layered()
     with pytest.raises(EmptySelection, match=r"layers\.0\.act") as caught:
         p.select("layers.9.act").edit("nothing")
-    assert "near" in caught.value.fix
+    assert "near" in str(caught.value.fix)
     with p.select("layers.9").edit("allowed", allow_empty=True) as e:
         e.add("relu", "x")
 
@@ -307,3 +307,15 @@ def test_any_module_replaced_by_itself_computes_the_same(seed, pick):
     assert p.validate().ok
     p.undo()
     assert fingerprint(p) == before
+
+
+def test_the_prompt_shows_names_not_handles():
+    p = tiny()
+    assert repr(p.select("h")) == "Selection(1 node of 'tiny': h)"
+    assert repr(p.select("nothing")) == "Selection(0 nodes of 'tiny')"
+    everything = p.select()
+    assert repr(everything) == "Selection(5 nodes of 'tiny': x, w, h, ...)"
+    with p.edit("so that one is gone") as e:
+        e.set_outputs(y="j")
+        e.remove("r")
+    assert repr(everything).startswith("Selection(5 nodes")

@@ -141,6 +141,7 @@ def test_a_damaged_temporary_file_is_found_before_anything_is_undone():
     p = wide()
     worked_on(p)
     file = p.history.spill._file
+    assert file is not None
     file.seek(100)
     file.write(b"damage")
     file.flush()

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device
@@ -105,7 +106,7 @@ class NDArray:
         backend(self.device).copy(self, source)
         return self
 
-    def to_numpy(self, dtype: object = None, *, bits: bool = False) -> np.ndarray:
+    def to_numpy(self, dtype: npt.DTypeLike | None = None, *, bits: bool = False) -> np.ndarray:
         """The elements as a numpy array; shares memory when neither dtype nor layout forces a copy.
 
         Args:
@@ -121,7 +122,7 @@ class NDArray:
             host = wide.view(np.float32)
         else:
             host = self._host()
-        return host if dtype is None else host.astype(dtype, copy=False)  # type: ignore[arg-type]  # numpy's own check
+        return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
         """The elements as numpy: straight from a host buffer, so that looking loads no backend, else by the backend."""
@@ -151,15 +152,13 @@ class NDArray:
         """
         if not self.storage.touched:
             return None
-        # bfloat16 is widened only where it is shown
-        show = {"int_kind": lambda bits: f"{(np.uint32(bits) << 16).view(np.float32):.4g}"}
         return np.array2string(
             self.to_numpy(bits=True),
             separator=", ",
             threshold=50,
             precision=4,
             prefix=prefix,
-            formatter=show if self.dtype is bfloat16 else None,  # type: ignore[arg-type]  # numpy's stub wants all keys
+            formatter={"int_kind": _bfloat16_text} if self.dtype is bfloat16 else None,
         )
 
     def __repr__(self) -> str:
@@ -191,3 +190,8 @@ def from_numpy(host: np.ndarray, *, bits: DType | None = None) -> NDArray:
     flat = np.lib.stride_tricks.as_strided(host, ((high - low) // host.itemsize,), (host.itemsize,))
     storage = Storage(flat, high - low, CPU, readonly=not host.flags.writeable)
     return NDArray(storage, kind, host.shape, strides)
+
+
+def _bfloat16_text(bits: np.integer) -> str:
+    """A bfloat16 by its bit pattern, widened only where it is shown."""
+    return f"{(np.uint32(bits) << 16).view(np.float32):.4g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 from graphwright.array.dtype import DType, dtype
 from graphwright.errors import ShapeError, UsageError
@@ -33,13 +34,16 @@ class Spec:
         return any(isinstance(d, str) for d in self.shape)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape as numbers. Raises: UnboundDim while a dimension is a name."""
+        if self.symbolic:
+            raise UnboundDim("a size is not known", got=repr(self), fix="compile or run with real inputs")
+        return cast("tuple[int, ...]", self.shape)
+
+    @property
     def size(self) -> int:
         """Number of elements. Raises: UnboundDim while a dimension is a name."""
-        if self.symbolic:
-            raise UnboundDim(
-                "the number of elements is not known", got=repr(self), fix="compile or run with real inputs"
-            )
-        return prod(self.shape)  # type: ignore[arg-type]  # all ints, checked above
+        return prod(self.sizes)
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Literal, overload
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd.apply import TapeNode
@@ -41,6 +41,26 @@ def backward(root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = F
     _run([root], [grad], None, retain_graph, create_graph=False)
 
 
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: Literal[False] = False,
+) -> tuple[Tensor, ...]: ...
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool,
+) -> tuple[Tensor | None, ...]: ...
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
@@ -138,7 +158,8 @@ class _Pass:
         if slots is None:
             slots = self.waiting[node] = [None] * len(node.out_specs)
             heappush(self.queue, (-node.seq, node))
-        slots[port] = grad if slots[port] is None else slots[port] + grad  # type: ignore[operator]  # not None
+        held = slots[port]
+        slots[port] = grad if held is None else held + grad
 
     def step(self) -> TapeNode:
         """Differentiate the youngest waiting node."""
@@ -203,8 +224,8 @@ def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list
                 raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
             final.append(None)
             continue
-        if _covers(g.shape, spec.shape):  # type: ignore[arg-type]  # tape specs are bound
-            g = unbroadcast(g, spec.shape)  # type: ignore[arg-type]
+        if _covers(g.shape, spec.sizes):
+            g = unbroadcast(g, spec.sizes)
         if g.spec != spec:
             raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)
@@ -268,8 +289,10 @@ def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
         leaf.grad = leaf.grad + g
         return
     g = g.detach() if not g.requires_grad or g.node is None else g
-    if isinstance(g.data, NDArray):
-        if id(g.data.storage) in given or not g.data.contiguous:
-            g = Tensor(g.data.copy())
-        given.add(id(g.data.storage))  # type: ignore[union-attr]  # an NDArray, as above
+    array = g.data
+    if isinstance(array, NDArray):
+        if id(array.storage) in given or not array.contiguous:
+            array = array.copy()
+            g = Tensor(array)
+        given.add(id(array.storage))
     leaf.grad = g

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
-from functools import wraps
+from functools import partial, wraps
 from inspect import isgeneratorfunction
 from typing import Any
 
@@ -31,7 +31,7 @@ class _GradMode(ContextDecorator):
     def _recreate_cm(self) -> _GradMode:
         return _GradMode(self.enabled)
 
-    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]  # any callable
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         if not isgeneratorfunction(func):
             return super().__call__(func)
 
@@ -44,21 +44,21 @@ class _GradMode(ContextDecorator):
 
 def _stepwise(inner: Generator[Any, Any, Any], enabled: bool) -> Generator[Any, Any, Any]:
     """Run a generator under a mode that holds inside it and not while it waits."""
-    step, value = inner.send, None
+    resume: Callable[[], Any] = partial(inner.send, None)
     while True:
         try:
             with _GradMode(enabled):
-                given = step(value)
+                given = resume()
         except StopIteration as end:
             return end.value
         try:
-            step, value = inner.send, (yield given)
+            resume = partial(inner.send, (yield given))
         except GeneratorExit:
             with _GradMode(enabled):
                 inner.close()
             raise
         except BaseException as error:
-            step, value = inner.throw, error
+            resume = partial(inner.throw, error)
 
 
 def no_grad() -> _GradMode:

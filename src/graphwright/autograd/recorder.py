@@ -30,8 +30,8 @@ class Symbol:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape."""
-        return self.spec.shape  # type: ignore[return-value]  # tracing works on bound specs
+        """Shape; tracing works on numbers."""
+        return self.spec.sizes
 
     @property
     def dtype(self) -> Any:

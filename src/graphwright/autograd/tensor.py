@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graphwright.array import DType, NDArray, Spec, dtype, float32
 from graphwright.array.layout import Shape
@@ -92,11 +93,11 @@ class Tensor:
             )
         return self.data
 
-    def numpy(self, dtype: object = None) -> np.ndarray:
+    def numpy(self, dtype: npt.DTypeLike | None = None) -> np.ndarray:
         """The elements, sharing memory where possible. Raises: DTypeError for bfloat16 without a dtype."""
         return self._array("numpy()").to_numpy(dtype)
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         host = self._array("numpy").to_numpy(dtype)
         return host.copy() if copy else host
 
@@ -172,7 +173,7 @@ class Tensor:
     def __neg__(self) -> Tensor:
         return call("neg", self)
 
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, as in numpy and torch
+    def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
         return call("eq", self, other)
 
     def __lt__(self, other: Any) -> Tensor:
@@ -343,6 +344,7 @@ class Variable(Tensor):
     """
 
     __slots__ = ("shared",)
+    data: NDArray  # never a symbol
 
     def __init__(self, data: NDArray, requires_grad: bool = False, name: str = "") -> None:
         super().__init__(data, requires_grad, name)
@@ -350,11 +352,9 @@ class Variable(Tensor):
 
     def own(self) -> NDArray:
         """The array, made private and writable first if it is not."""
-        array = self.data
-        assert isinstance(array, NDArray)
-        if self.shared or array.storage.readonly or not array.contiguous:
-            self.data, self.shared = array.copy(), False
-        return self.data  # type: ignore[return-value]  # an NDArray, as above
+        if self.shared or self.data.storage.readonly or not self.data.contiguous:
+            self.data, self.shared = self.data.copy(), False
+        return self.data
 
     def assign(self, value: Tensor) -> None:
         """Take the value of a tensor of the same spec. Raises: ShapeError."""
@@ -399,9 +399,9 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
             recorder.assign(target, Tensor(symbol))
         return
     outs = [target.own() for target in targets]
-    arrays = [o.data for o in operands]
-    if writable_over(row, outs, arrays):  # type: ignore[arg-type]  # eager tensors hold arrays
-        compute(row, arrays, full, outs)  # type: ignore[arg-type]
+    arrays = [o._array(f"an update by {name}") for o in operands]
+    if writable_over(row, outs, arrays):
+        compute(row, arrays, full, outs)
     else:  # an op that reads an operand after it wrote the result: made aside, then copied
-        for out, result in zip(outs, compute(row, arrays, full), strict=True):  # type: ignore[arg-type]
+        for out, result in zip(outs, compute(row, arrays, full), strict=True):
             out.copy_from(result)

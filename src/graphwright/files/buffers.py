@@ -27,7 +27,7 @@ def flat_bytes(data: Buffer) -> memoryview:
     Raises: UsageError if `data` is not a C-contiguous buffer of native numbers (a transposed or byte-swapped array).
     """
     try:
-        view = memoryview(data)  # type: ignore[arg-type]  # see the import
+        view = memoryview(data)  # pyright: ignore[reportArgumentType]  # see the import
         if view.nbytes == 0:  # cast refuses a zero in the shape
             return memoryview(b"")
         if view.format.startswith((">", "!")):  # cast does not mind, and every file here is little-endian

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from graphwright.errors import GraphwrightError
+from typing import Unpack
+
+from graphwright.errors import Facts, GraphwrightError
 
 
 class FileError(GraphwrightError, OSError):
     """A file or directory could not be used; `errno` is the system's number where the system said no."""
 
-    def __init__(self, what: str = "", *, cause: OSError | None = None, **facts: object) -> None:
+    def __init__(self, what: str = "", *, cause: OSError | None = None, **facts: Unpack[Facts]) -> None:
         if cause is not None:
             facts.setdefault("got", cause.strerror or str(cause))
-        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+        super().__init__(what, **facts)
         self.errno = None if cause is None else cause.errno
 
 
@@ -30,9 +32,9 @@ class DestinationExists(FileError, FileExistsError):
 class JsonError(GraphwrightError, ValueError):
     """A JSON text breaks one of the `JSON_RULES`; `rule` names it, `key` the object key it concerns, if any."""
 
-    def __init__(self, rule: str, key: str | None = None, **facts: object) -> None:
+    def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
         at = "" if key is None else f" at key {shorten(key)}"
-        super().__init__(f"JSON rule '{rule}' is broken{at}: {JSON_RULES[rule]}", **facts)  # type: ignore[arg-type]
+        super().__init__(f"JSON rule '{rule}' is broken{at}: {JSON_RULES[rule]}", **facts)
         self.rule, self.key = rule, key
 
 

@@ -4,6 +4,8 @@ Live slots are mapped to 0..n-1 first, so holes left by deletions do not show; n
 All return handles. Raises: StaleHandle wherever a handle that is given is dead.
 """
 
+# pyright: reportPrivateUsage=false
+# The files of this folder share what a graph keeps.
 from __future__ import annotations
 
 import heapq

@@ -201,7 +201,7 @@ class Buckets:
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
         """`remove` from `old` and `append` to `new` where they differ, in order; returns the places left, or -1."""
         if len(edges) < BULK_MIN:
-            places = []
+            places: list[int] = []
             for a, b, edge in zip(old.tolist(), new.tolist(), edges.tolist(), strict=True):
                 places.append(NONE if a == b else self.remove(a, edge))
                 if a != b:

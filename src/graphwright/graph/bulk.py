@@ -4,6 +4,8 @@ Everything is checked before anything is written: handles, duplicates, column ki
 methods of `Graph`. Small batches run in plain Python; only large ones load compiled code.
 """
 
+# pyright: reportPrivateUsage=false
+# The files of this folder share what a graph keeps.
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -13,7 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .buckets import BULK_MIN, NONE, Buckets, kernels
-from .columns import Array, Column
+from .columns import Array, Column, is_array
 from .errors import NotUndoable
 from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
 from .records import RemovedEdges, RemovedNodes, RewiredEdges
@@ -208,7 +210,7 @@ def selected(table: SlotTable, which: Any) -> Ids:
     """The packed handles that ids or a mask select."""
     if isinstance(which, Mask):
         return which.ids
-    if isinstance(which, np.ndarray) and which.dtype == bool:
+    if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
             raise UsageError("a mask has one flag per live row", expected=(table.live,), got=which.shape)
         return table.ids[table.live_slots()[which]]

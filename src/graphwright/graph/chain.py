@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from ..errors import UsageError
 from .errors import JournalCorrupt
@@ -49,7 +49,7 @@ class Chain:
     True
     """
 
-    links: list[Link] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list[Link])
     base: str = GENESIS
     """What stands before the first entry: the head of another chain that this one goes on from."""
 
@@ -212,17 +212,19 @@ def _depth(line: bytes) -> int:
 
 
 def _check(value: Any) -> None:
-    pending = [(value, 0)]
+    pending: list[tuple[Any, int]] = [(value, 0)]
     while pending:
         item, depth = pending.pop()
+        children: Iterable[Any] = ()
         if depth > MAX_DEPTH:
             raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
         if isinstance(item, dict):
-            if not all(isinstance(key, str) for key in item):
-                raise UsageError("keys of a JSON object are strings", got=list(item)[:6])
-            pending += [(child, depth + 1) for child in item.values()]
+            fields = cast("dict[Any, Any]", item)
+            if not all(isinstance(key, str) for key in fields):
+                raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
+            children = fields.values()
         elif isinstance(item, list | tuple):
-            pending += [(child, depth + 1) for child in item]
+            children = cast("Iterable[Any]", item)
         elif isinstance(item, float):
             if not math.isfinite(item):
                 raise UsageError("JSON has no such number", got=item)
@@ -230,3 +232,4 @@ def _check(value: Any) -> None:
             raise UsageError(
                 "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"
             )
+        pending += [(child, depth + 1) for child in children]

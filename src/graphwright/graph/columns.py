@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ class ColumnSpec:
         """The full form of a declaration."""
         if isinstance(declared, ColumnSpec):
             return declared
-        return ColumnSpec(*declared) if isinstance(declared, tuple) else ColumnSpec(declared)
+        return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
 
 
 class CellCounter:
@@ -92,7 +92,7 @@ class Column:
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` rows; new rows hold the default."""
         old = len(self.data)
-        if isinstance(self.data, list):
+        if is_list(self.data):
             self._bind(self.data + [self.default] * (capacity - old))
         else:
             data = aligned(capacity, self.dtype)
@@ -101,11 +101,11 @@ class Column:
 
     def copy_from(self, other: Column) -> None:
         """Take over the rows of `other`."""
-        self._bind(list(other.data) if isinstance(other.data, list) else aligned_copy(other.data))
+        self._bind(list(other.data) if is_list(other.data) else aligned_copy(other.data))
 
     def take(self, slots: Array) -> Array:
         """The rows at `slots`, copied."""
-        if isinstance(self.data, list):
+        if is_list(self.data):
             rows = np.empty(len(slots), object)
             data = self.data
             rows[:] = [data[i] for i in slots.tolist()]
@@ -114,7 +114,7 @@ class Column:
 
     def put(self, slots: Array, rows: Any) -> None:
         """Write rows that `cast` has checked."""
-        if isinstance(self.data, list):
+        if is_list(self.data):
             for i, value in zip(slots.tolist(), rows, strict=True):
                 self.data[i] = value
         else:
@@ -127,7 +127,7 @@ class Column:
         """
         if self.dtype == object:
             # only lists and object arrays are rows; a str, a dict or a tuple is one value for all rows
-            many = isinstance(values, list) or (isinstance(values, np.ndarray) and values.ndim == 1)
+            many = is_list(values) or (is_array(values) and values.ndim == 1)
             rows: Any = list(values) if many else [values] * count
         else:
             rows = self._numeric(np.asarray(values))
@@ -158,10 +158,20 @@ class Column:
         self.cells = cells_of(data, self._counter)
 
 
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """`isinstance`, for a list of anything."""
+    return isinstance(value, list)
+
+
+def is_array(value: object) -> TypeGuard[Array]:
+    """`isinstance`, for an array of any dtype."""
+    return isinstance(value, np.ndarray)
+
+
 def cells_of(data: Any, counter: CellCounter | None = None) -> Any:
     """The scalar-access view of a buffer; wrapped if a counter listens."""
     cells: Any = data
-    if isinstance(data, np.ndarray) and data.dtype != np.float16:  # no memoryview access for half floats before 3.12
+    if is_array(data) and data.dtype != np.float16:  # no memoryview access for half floats before 3.12
         cells = memoryview(cast(Any, data))
     return cells if counter is None else CountedCells(cells, counter)
 

@@ -3,6 +3,8 @@
 Live slots are mapped to 0..n-1 in slot order, so holes left by deletions do not show.
 """
 
+# pyright: reportPrivateUsage=false
+# The files of this folder share what a graph keeps.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple

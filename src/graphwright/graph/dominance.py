@@ -96,7 +96,7 @@ def _meet(a: int, b: int, above: dict[int, int], number: dict[int, int]) -> int:
 
 
 def _postorder(after: list[list[int]], root: int) -> list[int]:
-    seen, order = {root}, []
+    seen, order = {root}, list[int]()
     calls = [(root, iter(after[root]))]
     while calls:
         i, rest = calls[-1]

@@ -6,7 +6,7 @@ makes a `NodeId` and an `EdgeId` never equal. Invariant: a graph issues no handl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
@@ -58,7 +58,7 @@ class Handle(int):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.index}, {self.generation})"
 
-    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # copy() and deepcopy() rebuild from these
+    def __getnewargs__(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]  # copy() and deepcopy() rebuild from these
         return self.index, self.generation
 
 
@@ -85,7 +85,7 @@ as_edge = cast("Callable[[int], EdgeId]", partial(int.__new__, EdgeId))
 class HandleArray(Generic[H]):
     """A read-only int64 array of handles; iterating it or indexing it with an int gives handles, a slice an array.
 
-    `np.asarray` gives the packed integers without copying them.
+    `np.asarray` gives the packed integers without copying them. Arrays compare by value and are not hashable.
     """
 
     __slots__ = ("ids",)
@@ -119,10 +119,10 @@ class HandleArray(Generic[H]):
     @overload
     def __getitem__(self, key: int) -> H: ...
     @overload
-    def __getitem__(self, key: slice | npt.NDArray[Any]) -> Self: ...
-    def __getitem__(self, key: int | slice | npt.NDArray[Any]) -> H | Self:
+    def __getitem__(self, key: slice | Sequence[int] | npt.NDArray[Any]) -> Self: ...
+    def __getitem__(self, key: int | slice | Sequence[int] | npt.NDArray[Any]) -> H | Self:
         picked = self.ids[key]
-        return type(self)(picked) if isinstance(picked, np.ndarray) else type(self).of(int(picked))
+        return type(self)(picked) if picked.ndim else type(self).of(int(picked))
 
     def __contains__(self, handle: object) -> bool:
         return isinstance(handle, int) and bool((self.ids == handle).any())
@@ -130,9 +130,8 @@ class HandleArray(Generic[H]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HandleArray):
             return NotImplemented
-        return type(self) is type(other) and np.array_equal(self.ids, other.ids)
-
-    __hash__ = None  # type: ignore[assignment]  # compared by value, as large as a graph
+        array = cast("HandleArray[Any]", other)
+        return type(self) is type(array) and np.array_equal(self.ids, array.ids)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.ids, dtype=dtype, copy=copy)

@@ -18,17 +18,16 @@ LIMIT = 1 << 62
 """Labels beyond this are spaced anew, so that they always fit int64."""
 
 N = TypeVar("N", bound=Hashable)
-N_contra = TypeVar("N_contra", contravariant=True)
 
 
-class Neighbours(Protocol[N_contra]):
+class Neighbours(Protocol[N]):
     """What the order asks of a graph; edges that cut cycles (delays) are simply not reported."""
 
-    def successors(self, n: N_contra, /) -> Iterable[Hashable]:
+    def successors(self, n: N, /) -> Iterable[N]:
         """Nodes that must come after `n`."""
         ...
 
-    def predecessors(self, n: N_contra, /) -> Iterable[Hashable]:
+    def predecessors(self, n: N, /) -> Iterable[N]:
         """Nodes that must come before `n`."""
         ...
 
@@ -70,7 +69,7 @@ class OnlineOrder(Generic[N]):
             order._put(node, label, created)
         for node in labels:
             for after in graph.successors(node):
-                if order.key(after) <= order.key(node):  # type: ignore[arg-type]  # the graph's own nodes
+                if order.key(after) <= order.key(node):
                     raise UsageError("saved labels contradict the edges", where=f"{node!r} -> {after!r}")
         return order
 
@@ -221,16 +220,16 @@ class OnlineOrder(Generic[N]):
             node = pending.pop()
             self.visited += 1
             for after in self._graph.successors(node):
-                if after in parent or self.key(after) > high:  # type: ignore[arg-type]  # the graph's own nodes
+                if after in parent or self.key(after) > high:
                     continue
-                parent[after] = node  # type: ignore[index]
+                parent[after] = node
                 if after == goal:
                     raise CycleError(
                         f"an edge from {goal!r} to {start!r} closes a cycle",
                         path=tuple(_path(parent, goal)),
                         fix="cut one of the edges on the path, or make one a delayed edge",
                     )
-                pending.append(after)  # type: ignore[arg-type]
+                pending.append(after)
         return list(parent)
 
     def _behind(self, start: N, low: tuple[int, int]) -> list[N]:
@@ -239,9 +238,9 @@ class OnlineOrder(Generic[N]):
         while pending:
             self.visited += 1
             for node in self._graph.predecessors(pending.pop()):
-                if node not in seen and self.key(node) > low:  # type: ignore[arg-type]
-                    seen.add(node)  # type: ignore[arg-type]
-                    pending.append(node)  # type: ignore[arg-type]
+                if node not in seen and self.key(node) > low:
+                    seen.add(node)
+                    pending.append(node)
         return list(seen)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError, UsageError
-from .columns import Array, CellCounter, Column, aligned_copy, cells_of, grown
+from .columns import Array, CellCounter, Column, aligned_copy, cells_of, grown, is_list
 from .errors import CapacityError, NotUndoable, StaleHandle
 from .handles import EDGE_BIT, INDEX, INDEX_BITS, EdgeId, Ids, NodeId
 
@@ -135,10 +135,10 @@ class SlotTable:
             self.reserve(self.size + 1)
         return self.size
 
-    def next_handle(self) -> NodeId | EdgeId:
-        """The handle that the next `issue` gives."""
+    def next_handle(self) -> int:
+        """The packed handle that the next `issue` gives."""
         slot = self.peek()
-        return self.kind(slot, self.high_cells[slot])
+        return self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
 
     def issue(self, slot: int) -> int:
         """Occupy the slot that `peek` gave; returns the packed handle."""
@@ -310,9 +310,7 @@ class SlotTable:
     def nbytes(self) -> int:
         """Bytes held, with slack, without the values of object columns."""
         inner = sum(c.data.nbytes for c in self._inner) + self._free.nbytes
-        return inner + sum(
-            8 * len(c.data) if isinstance(c.data, list) else c.data.nbytes for c in self.columns.values()
-        )
+        return inner + sum(8 * len(c.data) if is_list(c.data) else c.data.nbytes for c in self.columns.values())
 
     def _grow_free(self, need: int) -> None:
         if need > len(self._free):
@@ -327,4 +325,4 @@ class SlotTable:
         self.free_cells = cells_of(self._free, self._counter)
         self.fields = [(name, c.cells, c.default) for name, c in self.columns.items()]
         self.cells = {name: c.cells for name, c in self.columns.items()}
-        self.object_cells = [c.cells for c in self.columns.values() if isinstance(c.data, list)]
+        self.object_cells = [c.cells for c in self.columns.values() if is_list(c.data)]

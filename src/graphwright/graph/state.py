@@ -4,19 +4,21 @@ The saved form carries slots, high-water marks, free lists and bucket places, so
 handles and the same undo records. It is plain JSON, or numpy arrays with `arrays=True`.
 """
 
+# pyright: reportPrivateUsage=false
+# The files of this folder share what a graph keeps.
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..errors import UsageError
 from .buckets import Buckets
 from .chain import canonical_json
-from .columns import Array, Column, ColumnSpec
+from .columns import Array, Column, ColumnSpec, is_array, is_list
 from .errors import GraphFileError
 from .handles import INDEX, INDEX_BITS, EdgeArray, Ids, NodeArray
 from .slots import DEAD, SlotTable
@@ -244,7 +246,7 @@ def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str
         if table.columns[name].dtype == object:
             _require(isinstance(rows, list), f"rows of {name}")
             rows = [spec.decode(v) for v in rows] if spec.decode else list(rows)
-        elif isinstance(rows, list):
+        elif is_list(rows):
             rows = np.array([float(v) if isinstance(v, str) else v for v in rows] or [], None if rows else np.int8)
         table.columns[name].put(live, table.columns[name].cast(rows, len(live)))
     for name in declared.keys() - saved.keys():
@@ -267,8 +269,9 @@ def _load_lists(side: Buckets, data: Mapping[str, Any], nodes: SlotTable, live: 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: v if k == "default" else _plain(v) for k, v in value.items()}
-    if not isinstance(value, np.ndarray):
+        fields = cast("dict[str, Any]", value)
+        return {k: v if k == "default" else _plain(v) for k, v in fields.items()}
+    if not is_array(value):
         return value
     rows = value.tolist()
     if value.dtype.kind == "f" and not np.isfinite(value).all():  # JSON has no NaN: such values are spelled out

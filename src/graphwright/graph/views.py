@@ -4,6 +4,8 @@
 edits take. Invariant: a mask holds handles, so a row deleted after it was made is `StaleHandle`, never another row.
 """
 
+# pyright: reportPrivateUsage=false
+# The files of this folder share what a graph keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..errors import UsageError
-from .columns import Array
+from .columns import Array, is_array
 from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
 from .slots import SlotTable
 
@@ -79,10 +81,10 @@ class ColumnView(NDArrayOperatorsMixin):
 
     It behaves as an array of these rows; comparisons give a `Mask`. `view[...]` takes a handle, an array of handles, a
     mask, or `:` for all rows, to read and to write. Writing is an edit: it takes the lock and raises the version.
+    As `==` gives a mask, a view is not hashable.
     """
 
     __slots__ = ("_graph", "_table", "name")
-    __hash__ = None  # type: ignore[assignment]  # == gives a mask
 
     def __init__(self, graph: Graph, table: SlotTable, name: str) -> None:
         table.column(name)
@@ -106,7 +108,7 @@ class ColumnView(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         views = [x for x in inputs if isinstance(x, ColumnView)]
         result = getattr(ufunc, method)(*(np.asarray(x) if isinstance(x, ColumnView) else x for x in inputs), **kwargs)
-        if method == "__call__" and views and isinstance(result, np.ndarray) and ufunc in _COMPARISONS:
+        if method == "__call__" and views and is_array(result) and ufunc in _COMPARISONS:
             table = views[0]._table
             return Mask(table.ids[table.live_slots()], result.astype(bool))
         return result
@@ -133,7 +135,7 @@ class ColumnView(NDArrayOperatorsMixin):
         if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
             return self._table.live_slots()
         if isinstance(key, slice):
-            raise UsageError("rows are named by handles", got=key, fix="np.asarray(view)[...] for positions")
+            raise UsageError("rows are named by handles", got="a slice", fix="np.asarray(view)[...] for positions")
         return self._table.slots_of(selected(self._table, key), distinct=False)
 
     def __repr__(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.errors import GraphwrightError, UsageError
+from typing import Unpack
+
+from graphwright.errors import Facts, GraphwrightError, UsageError
 from graphwright.safetensors import CheckpointError
 
 
@@ -22,9 +24,9 @@ class TensorMismatch(CheckpointError, ValueError):
     """Tensors missing, left over or of another shape than the config says; all are listed."""
 
     def __init__(
-        self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: object
+        self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: Unpack[Facts]
     ) -> None:
-        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+        super().__init__(what, **facts)
         self.missing, self.unexpected, self.misshapen = missing, unexpected, misshapen
 
 

@@ -22,8 +22,15 @@ OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spie
 class Tokenizer(Protocol):
     """What a model needs of a tokenizer."""
 
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        ...
 
     @property
     def size(self) -> int:

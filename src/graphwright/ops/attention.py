@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from graphwright.array.dtype import bool_, float32, float64, int64
@@ -125,8 +127,9 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
-    if q.shape[1] % k.shape[1]:
-        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{k.shape[1]}", got=q.shape[1])
+    heads, groups = q.shape[1], k.shape[1]
+    if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
+        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=heads)
     if len(extra) != len(optional):
         raise ShapeError("operands do not match `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
@@ -136,7 +139,7 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
 
 
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
-    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])  # type: ignore[operator]  # bound
+    return 2 * prod(q.sizes[:3]) * k.sizes[2] * (q.sizes[3] + v.sizes[3])
 
 
 _ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}

@@ -48,7 +48,7 @@ def compute(
         source = contiguous(ins[0])
         layout = row.view(source.layout, attrs)
         assert layout is not None, f"{row.name}: no view of a contiguous array"
-        target = empty(specs[0].shape, specs[0].dtype, device) if outs is None else outs[0]  # type: ignore[arg-type]  # bound
+        target = empty(specs[0].sizes, specs[0].dtype, device) if outs is None else outs[0]
         if target.spec != specs[0]:
             raise ShapeError(
                 "out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec
@@ -58,7 +58,7 @@ def compute(
     for place in row.traits.contiguous:
         ins[place] = contiguous(ins[place])
     if outs is None:
-        outs = [empty(s.shape, s.dtype, device) for s in specs]  # type: ignore[arg-type]  # specs of arrays are bound
+        outs = [empty(s.sizes, s.dtype, device) for s in specs]
     else:
         for out, spec in zip(outs, specs, strict=True):
             if out.spec != spec:
@@ -72,7 +72,7 @@ def compute(
         for out in outs:
             out.writable()
     kernels = backend(device)
-    work = [empty(s.shape, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]  # type: ignore[arg-type]
+    work = [empty(s.sizes, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]
     try:
         for run in kernels.bind(row.name, outs, ins, attrs, work):
             run()

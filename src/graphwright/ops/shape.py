@@ -18,7 +18,8 @@ def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
     for dim in [d for d in have if isinstance(d, str) and d in want]:  # names on both sides cancel
         have.remove(dim)
         want.remove(dim)
-    if any(isinstance(d, str) for d in have + want) or prod(have) != prod(want):  # type: ignore[arg-type]  # ints here
+    left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
+    if left.symbolic or right.symbolic or left.size != right.size:
         raise ShapeError("another number of elements", expected=x, got=shape)
 
 
@@ -84,10 +85,10 @@ class Flatten:
     def infer(x, start, end):
         a, b = axis_of(start, len(x.shape)), axis_of(end, len(x.shape))
         joined = x.shape[a : b + 1]
-        named = [d for d in joined if isinstance(d, str)]
-        if a > b or (named and prod(d for d in joined if isinstance(d, int)) != 1) or len(named) > 1:
+        named, known = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
+        if a > b or (named and prod(known) != 1) or len(named) > 1:
             raise ShapeError("these axes do not join into one known size", expected="start <= end, sizes known", got=x)
-        size = named[0] if named else prod(joined)  # type: ignore[arg-type]  # ints here
+        size = named[0] if named else prod(known)
         return Spec((*x.shape[:a], size, *x.shape[b + 1 :]), x.dtype)
 
     @staticmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 
 
+@runtime_checkable
 class HasParameters(Protocol):
     """A module, program or model."""
 
@@ -60,7 +61,7 @@ class AdamW:
 
     def __init__(
         self,
-        params: HasParameters | Sequence[Any],
+        params: HasParameters | Iterable[Any],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -69,7 +70,7 @@ class AdamW:
         decay_matrices_only: bool = False,
     ) -> None:
         _check(lr, Group(weight_decay, betas, eps))
-        self.owner = params if not isinstance(params, Iterator) else list(params)
+        self.owner = params if isinstance(params, HasParameters | Sequence) else list(params)
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.decay_matrices_only = decay_matrices_only
         self._base = lr
@@ -81,7 +82,7 @@ class AdamW:
 
     def groups(self) -> list[tuple[Parameter, Group]]:
         """Everything trained, each with what holds for it. Raises: UsageError for a group with unknown entries."""
-        items = self.owner if isinstance(self.owner, Sequence) else self.owner.parameters()
+        items = self.owner.parameters() if isinstance(self.owner, HasParameters) else self.owner
         result: list[tuple[Parameter, Group]] = []
         for item in items:
             if isinstance(item, Mapping):

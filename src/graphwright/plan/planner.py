@@ -91,7 +91,7 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         given = inputs.get(name)
         if given is None:
             wrong.append(f"{name}: missing, expected {spec}")
-        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.shape, dims):  # type: ignore[arg-type]  # sizes known
+        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
         raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)

@@ -59,8 +59,8 @@ def same_view(state: _Pass, i: int, row: Row, op: Op) -> bool:
     if op.view is None:
         return False
     source = row.operands[0]
-    shape = state.draft.spec(source).shape
-    root, layout = state.views.get(source) or (source, Layout(shape, row_major(shape)))  # type: ignore[arg-type]  # bound
+    shape = state.draft.spec(source).sizes
+    root, layout = state.views.get(source) or (source, Layout(shape, row_major(shape)))
     shown = op.view(layout, row.attrs)
     if shown is None:  # must copy: a source of its own
         return False

@@ -54,7 +54,7 @@ class Slot(NamedTuple):
         base: the slot whose value it shows: itself, or for a view the slot it was taken of.
     """
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # a slot is no sequence to search
     value: Value | None
     buffer: int
     dtype: DType

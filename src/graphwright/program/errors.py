@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from graphwright.errors import GraphwrightError, UsageError
+from typing import TYPE_CHECKING, Unpack
+
+from graphwright.errors import Facts, GraphwrightError, UsageError
+
+if TYPE_CHECKING:
+    from graphwright.program.validate import Mismatch
 
 
 class UnknownNode(UsageError, KeyError):
     """No node of this name or handle."""
+
+
+class UnknownEdge(UsageError, KeyError):
+    """No edge between these nodes, or several."""
 
 
 class NameTaken(UsageError):
@@ -36,8 +45,8 @@ class ForeignNode(UsageError):
 class InvalidProgram(UsageError):
     """The program is open for repair and cannot run; `findings` says why, one `Mismatch` each."""
 
-    def __init__(self, what: str = "", *, findings: tuple[object, ...] = (), **facts: object) -> None:
-        super().__init__(what, **facts)  # type: ignore[arg-type]  # facts are the root's own fields
+    def __init__(self, what: str = "", *, findings: tuple[Mismatch, ...] = (), **facts: Unpack[Facts]) -> None:
+        super().__init__(what, **facts)
         self.findings = findings
 
 
@@ -47,6 +56,14 @@ class ProgramFileError(GraphwrightError, ValueError):
 
 class FeedError(UsageError):
     """Missing, unknown or misshapen inputs of a run; all are listed."""
+
+
+class Released(UsageError):
+    """A value that a run did not keep, or any of a run that was closed."""
+
+
+class StaleRun(UsageError):
+    """The program or a weight changed after a run, so its values are no longer what the program computes."""
 
 
 class BoundaryMismatch(UsageError):

@@ -35,11 +35,11 @@ class Graveyard:
 
     def revive(self, graph: Graph, handle: NodeId | EdgeId | None) -> Any:
         """The handle, alive again; None if it was never buried and must be issued. Raises: NotUndoable."""
-        record = self.removed.get(handle) if handle is not None else None
-        if record is None:
+        if handle is None or handle not in self.removed:
             return None
+        record = self.removed[handle]
         alive = graph.restore_node(record) if isinstance(record, RemovedNode) else graph.restore_edge(record)
-        del self.removed[handle]  # type: ignore[arg-type]  # a record was found under it
+        del self.removed[handle]
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:

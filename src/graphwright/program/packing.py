@@ -92,7 +92,7 @@ class Packer:
                     "name": variable.name,
                     "array": self.array(variable.data),
                 }
-            )  # type: ignore[arg-type]  # variables hold arrays
+            )
         return self._numbers[id(variable)]
 
 

@@ -173,7 +173,8 @@ def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
                 sub.weights.add(p.key(node), twin)
             values[Value(node)] = Value(sub.add_source(op, name, p.spec(node), p.attrs(node)))
         elif op == WRITE:
-            sub.add_write(*(values[v] for v in p.operands(node)), name)
+            target, value = (values[v] for v in p.operands(node))
+            sub.add_write(target, value, name)
         else:
             fresh = sub.insert_node(op, p.attrs(node), name, p.specs(node))
             for edge, operand in zip(p.in_edges(node), p.operands(node), strict=True):

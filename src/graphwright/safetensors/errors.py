@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.errors import GraphwrightError
+from typing import Unpack
+
+from graphwright.errors import Facts, GraphwrightError
 from graphwright.files.errors import JSON_RULES, shorten
 
 MAX_HEADER = 100_000_000  # bytes, as in the format's own library
@@ -56,16 +58,18 @@ class UnknownKey(CheckpointError, KeyError):
 class HeaderError(CheckpointError, ValueError):
     """The header of a file breaks a rule of `HEADER_RULES`: `rule` names it, `key` the tensor, if it is about one."""
 
-    def __init__(self, rule: str, key: str | None = None, **facts: object) -> None:
-        super().__init__(_broken("header", rule, key, HEADER_RULES), **facts)  # type: ignore[arg-type]  # root's fields
+    def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
+        if rule in ("length", "tiling"):
+            facts.setdefault("fix", "the file may be cut off: download or copy it again")
+        super().__init__(_broken("header", rule, key, HEADER_RULES), **facts)
         self.rule, self.key = rule, key
 
 
 class IndexFileError(CheckpointError, ValueError):
     """The index of a sharded checkpoint breaks a rule of `INDEX_RULES`: `rule` names it, `key` the tensor or shard."""
 
-    def __init__(self, rule: str, key: str | None = None, **facts: object) -> None:
-        super().__init__(_broken("index", rule, key, INDEX_RULES), **facts)  # type: ignore[arg-type]  # root's fields
+    def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
+        super().__init__(_broken("index", rule, key, INDEX_RULES), **facts)
         self.rule, self.key = rule, key
 
 

@@ -129,7 +129,7 @@ class Interceptor:
         if buffering == 0:
             return raw
         kind = io.BufferedRandom if "+" in mode else io.BufferedReader if "r" in mode else io.BufferedWriter
-        stream = kind(raw)  # type: ignore[arg-type]  # a raw file, whatever its class
+        stream = kind(raw)  # a raw file, whatever its class
         return stream if "b" in mode else io.TextIOWrapper(stream, *args, **kwargs)
 
     def _path_call(self, name: str) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import Made, edit_config, some_ids
@@ -99,10 +100,10 @@ def bigram(path: Path) -> Path:
 
 def test_a_small_family_opens_runs_and_generates(tmp_path: Path) -> None:
     assert _FAMILY.count("\n") < 60
-    names: dict[str, object] = {"__name__": "bigram_family"}
+    names: dict[str, Any] = {"__name__": "bigram_family"}
     sys.modules["bigram_family"] = type(sys)("bigram_family")  # dataclasses look their module up
     exec(_FAMILY, names)
-    register(names["BIGRAM"])  # type: ignore[arg-type]  # the text above makes an Architecture
+    register(names["BIGRAM"])
     m = gw.open(bigram(tmp_path / "b"))
     table = {i: int(m.logits([i])[0].argmax()) for i in range(11)}
     done = m.generate([3], 5)
@@ -178,6 +179,7 @@ def test_every_param_has_a_key_and_every_key_a_node(name: str, made: Callable[[s
     m = gw.open(made(name).path)
     p = m.program
     keys = [p.key(n) for n in p.params()]
+    assert m.checkpoint is not None
     assert sorted(keys) == sorted(m.checkpoint)
     assert m.keys == {p.path(n): p.key(n) for n in p.params()}
     for n in p.params():

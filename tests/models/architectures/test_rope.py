@@ -113,7 +113,7 @@ def test_peculiar_fields_read_as_transformers_reads_them(name: str) -> None:
     np.testing.assert_allclose(rope.frequencies, theirs.original_inv_freq.numpy(), rtol=1e-6)
     assert rope.scale == pytest.approx(theirs.attention_scaling)
     if rope.long is not None:
-        assert rope.original == theirs.config.rope_parameters["original_max_position_embeddings"]
+        assert rope.original == theirs.config.to_dict()["rope_parameters"]["original_max_position_embeddings"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from pathlib import Path
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
     os.environ[name] = "1"
 os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[2], "modules")
-sys.modules["graphwright"] = None
+sys.modules["graphwright"] = None  # pyright: ignore[reportArgumentType]  # an import of it must fail
+
+from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402  # what stands above must stand above
 import torch  # noqa: E402
@@ -23,7 +25,7 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
-def load(directory, dtype=torch.float32):
+def load(directory, dtype=torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=True)
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -18,7 +19,7 @@ from graphwright.models import RungImpossible
 from graphwright.models.codegen.source import check_emittable, generate
 
 LAYERS = 6
-DEEP = {"num_hidden_layers": LAYERS}
+DEEP: dict[str, Any] = {"num_hidden_layers": LAYERS}
 RANDOM = [
     ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
     ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
@@ -215,7 +216,7 @@ def test_generated_files_are_plain_and_clean(runs, case, tmp_path):
     for file in place.glob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         imports = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
-        imports += [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
+        imports += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
         assert {name.partition(".")[0] for name in imports} <= {"torch", "transformers"}
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not called & {"exec", "eval", "compile", "__import__", "open", "globals"}

@@ -180,6 +180,7 @@ def test_float64_that_overflows_float32_is_refused():
 
 def test_many_shards(made, tmp_path):
     m = gw.open(checkpoints.make(tmp_path / "in", "llama").path)
+    assert m.checkpoint is not None
     m.checkpoint.close()
     fresh = create(m.config)
     out = written(fresh, tmp_path / "out", max_shard_size="50KB")

@@ -14,4 +14,5 @@ def state(cache: Cache) -> dict[str, bytes]:
 
 def rows(cache: Cache, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Filled keys and values of one attention."""
-    return tuple(cache.variables[f"cache.{path}.{n}"].numpy()[:, :, : cache.length].copy() for n in "kv")  # type: ignore[return-value]  # a pair
+    k, v = (cache.variables[f"cache.{path}.{n}"].numpy()[:, :, : cache.length].copy() for n in "kv")
+    return k, v

@@ -63,7 +63,8 @@ def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     rows = logits(50)
     seen = np.array([3, 3, 17, 40, 59])
     theirs = RepetitionPenaltyLogitsProcessor(penalty)(
-        torch.tensor(seen)[None].repeat(50, 1), torch.tensor(rows)
+        torch.tensor(seen)[None].repeat(50, 1),  # pyright: ignore[reportArgumentType]  # int64 is what they mean by long
+        torch.tensor(rows),
     ).numpy()
     rule = Sampling(repetition_penalty=penalty)
     ours = np.stack([rule.filtered(z, seen[:2], seen[2:]) for z in rows])
@@ -187,7 +188,7 @@ def test_processor_that_bans_everything() -> None:
         {"frequency": float("inf")},
     ],
 )
-def test_values_out_of_range(rules: dict[str, float]) -> None:
+def test_values_out_of_range(rules: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         Sampling(**rules)
     assert caught.value.where == next(iter(rules))

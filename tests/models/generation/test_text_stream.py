@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pydoc_data import topics
 
 import pytest
@@ -28,7 +29,7 @@ class Pieces:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise NotImplementedError
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.table[i % len(self.table)] for i in ids).decode("utf-8", "replace")
 
 

@@ -88,6 +88,14 @@ def test_marks_agree_with_the_difference_of_the_programs() -> None:
     assert nodes["changed"] == {c.path for c in told.changed} - rewired_only | {w.key for w in told.weights}
 
 
+def test_a_renamed_node_is_marked_as_changed_alone() -> None:
+    program = models.llama(2)
+    before = program.fork()
+    with program.edit("rename") as e:
+        e.rename("layers.1.mlp.act", "layers.1.mlp.squash")
+    assert marked(layout(program, diff=before, level=ALL)) == {"changed": {"layers.1.mlp.squash"}}
+
+
 def test_a_closed_group_is_marked_if_something_inside_is() -> None:
     program, before = edited()
     made = layout(program, frozenset({"layers"}), diff=before)
@@ -124,7 +132,7 @@ def test_dot_before_and_after_differ_exactly_by_the_edit() -> None:
     program, before = edited()
     old, new = set(before.to_dot(level=ALL).splitlines()), set(program.to_dot(level=ALL).splitlines())
     names = {line for line in (old ^ new) if "->" not in line}
-    touched = {re.match(r'\s*"([^"]*)"', line)[1] for line in names}  # type: ignore[index]  # a line starts with its name
+    touched = {name for line in names for name in re.findall(r'^\s*"([^"]*)"', line)}
     assert touched == {"layers.1.mlp.extra", "layers.1.mlp.mul", "layers.1.mlp.up"}
 
 

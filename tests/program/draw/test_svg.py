@@ -32,6 +32,12 @@ def boxes(text: str) -> dict[str, ElementTree.Element]:
     return {g.get("data-path", ""): g for g in groups(text, "gw-b")}
 
 
+def part(group: ElementTree.Element, tag: str) -> ElementTree.Element:
+    found = group.find(f"{SVG}{tag}")
+    assert found is not None, f"a group without a {tag}"
+    return found
+
+
 @pytest.mark.parametrize("program", [models.llama(2), models.branches(), hostile()])
 @pytest.mark.parametrize("level", [None, 0, 9])
 def test_elements_are_those_of_the_layout(program: Program, level: int | None) -> None:
@@ -83,7 +89,7 @@ def test_any_name_gives_valid_xml(name: str, title: str) -> None:
 def test_text_fits_its_box() -> None:
     for text in (hostile().to_svg(level=9), models.llama(2).to_svg(level=9)):
         for g in groups(text, "gw-b"):
-            width = float(g.find(f"{SVG}rect").get("width"))  # type: ignore[union-attr, arg-type]  # every box has one
+            width = float(part(g, "rect").get("width", "nan"))
             longest = max(len(t.text or "") for t in g.iter(f"{SVG}text"))
             assert width >= 4 * longest, "no glyph is narrower than 4 px"
 
@@ -177,7 +183,7 @@ def test_a_closed_group_shows_its_own_value_else_the_largest_inside() -> None:
     program = models.llama(2)
     data = {"layers.0.attn.q": 7, "layers.0.attn.k": 1, "layers.1": 4, "layers.1.attn.q": 9}
     text = program.to_svg(expanded=frozenset({"layers"}), overlay=data)
-    value = {p: re.search(r"value (\S+)", g.find(f"{SVG}title").text) for p, g in boxes(text).items()}  # type: ignore[union-attr, arg-type]
+    value = {p: re.search(r"value (\S+)", part(g, "title").text or "") for p, g in boxes(text).items()}
     assert value["layers.0"] is not None
     assert value["layers.1"] is not None
     assert (value["layers.0"][1], value["layers.1"][1]) == ("7.0", "4.0")
@@ -211,6 +217,6 @@ def test_a_notebook_shows_the_picture() -> None:
 def test_lines_end_where_boxes_begin(program: Program) -> None:
     made, text = layout(program), program.to_svg()
     ends = {(p[0], p[1]) for e in made.edges for p in (e.points[0], e.points[-1])}
-    drawn = [g.find(f"{SVG}path").get("d", "") for g in groups(text, "gw-e")]  # type: ignore[union-attr]  # every edge has one
+    drawn = [part(g, "path").get("d", "") for g in groups(text, "gw-e")]
     numbers = [[int(n) for n in re.findall(r"-?\d+", d)] for d in drawn]
     assert {(n[0], n[1]) for n in numbers} | {(n[-2], n[-1]) for n in numbers} == ends

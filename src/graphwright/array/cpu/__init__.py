@@ -112,5 +112,7 @@ def tensor_allocations(run: Call) -> list[int]:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run()
-    events = seen.profiler.kineto_results.events()
+    assert seen.profiler is not None  # it has run
+    assert seen.profiler.kineto_results is not None
+    events: list[Any] = list(seen.profiler.kineto_results.events())  # torch's stubs know no `nbytes` of an event
     return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]

@@ -88,7 +88,7 @@ class _Visible:
         k: torch.Tensor,
         extra: dict[str, torch.Tensor],
         attrs: Attrs,
-        work: Sequence[torch.Tensor],
+        work: Tensors,
     ) -> None:
         self.calls: list[Call] = []
         queries, keys = q.shape[-2], k.shape[-2]
@@ -96,23 +96,21 @@ class _Visible:
         self.any = attrs["causal"] or self.padding is not None
         # without padding and a given start, query i sees the key at its own place, if there are that many keys
         self.some_blind = self.padding is not None or "q_start" in extra or (attrs["causal"] and queries > keys)
-        self.mask, self.blind = work[0], work[1]
+        self.mask, self.blind, self.padded, self.base, row, edge, outside = work
         if not self.any:
             return
-        self.base = work[2]
         column = torch.arange(keys)
         if not attrs["causal"]:
             self.calls.append(self.base.zero_)
             return
         first = torch.arange(queries).unsqueeze(1)
-        start, row = extra.get("q_start"), work[3]
+        start = extra.get("q_start")
         if start is None:
             row = first + (keys - queries)
         else:
             self.calls.append(partial(torch.add, first, start, out=row))
         self.calls.append(partial(torch.gt, column, row, out=self.base))
         if attrs["window"] is not None:
-            edge, outside = work[4], work[5]
             width = torch.tensor(attrs["window"])
             self.calls += [
                 partial(torch.sub, row, width, out=edge),
@@ -120,16 +118,16 @@ class _Visible:
                 partial(torch.logical_or, self.base, outside, out=self.base),
             ]
         if self.padding is None and self.some_blind:
-            self.calls.append(partial(torch.all, self.base, 1, True, out=self.blind[0]))
+            self.calls.append(partial(torch.all, self.base, 1, True, out=self.blind))
 
     def of(self, batch: int) -> list[Call]:
         """Calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
         if self.padding is None:
             return []
         return [
-            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.blind[1]),
-            partial(torch.logical_or, self.base, self.blind[1], out=self.mask),
-            partial(torch.all, self.mask, 1, True, out=self.blind[0]),
+            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.padded),
+            partial(torch.logical_or, self.base, self.padded, out=self.mask),
+            partial(torch.all, self.mask, 1, True, out=self.blind),
         ]
 
     def softmax(self, scores: torch.Tensor) -> list[Call]:
@@ -143,7 +141,7 @@ class _Visible:
 
     def clear(self, rows: torch.Tensor) -> list[Call]:
         """Calls that put zeros into the rows [H, Tq, .] of queries without a key."""
-        return [partial(rows.masked_fill_, self.blind[0], 0.0)] if self.some_blind else []
+        return [partial(rows.masked_fill_, self.blind, 0.0)] if self.some_blind else []
 
 
 def _mask_work(ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -162,8 +160,7 @@ def _mask_work(ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
 
 def _visible(ins: Tensors, attrs: Attrs, work: Tensors) -> _Visible:
     extra = dict(zip(attrs["optional"], ins[3:], strict=False))
-    mask, blind, padded, base, row, edge, outside = work
-    return _Visible(ins[0], ins[1], extra, attrs, [mask, (blind, padded), base, row, edge, outside])  # type: ignore[list-item]  # a pair
+    return _Visible(ins[0], ins[1], extra, attrs, work)
 
 
 def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:

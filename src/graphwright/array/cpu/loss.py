@@ -17,7 +17,7 @@ from graphwright.array.spec import Spec
 def _work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     scores = ins[0]
     wide = statistic(scores.dtype)
-    rows = (Spec(scores.shape, wide).size // max(scores.shape[-1], 1),)  # type: ignore[type-var]  # bound specs
+    rows = (scores.size // max(scores.sizes[-1], 1),)
     return [Spec(scores.shape, wide), Spec(rows, wide), Spec(rows, int64), Spec(rows, bool_)]
 
 

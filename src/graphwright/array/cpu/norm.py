@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,13 +19,13 @@ def statistic(dtype: DType) -> DType:
     return float32 if dtype.is_low else dtype
 
 
-def _scratch(outs: list[Spec], ins: list[Spec], attrs: Attrs) -> list[Spec]:
+def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     wide = Spec(ins[0].shape, statistic(ins[0].dtype))
     row = Spec((*ins[0].shape[:-1], 1), wide.dtype)
     return [wide, row] + ([wide] if ins[0].dtype.is_low else [])
 
 
-@kernel("rms_norm", work=_scratch)  # type: ignore[arg-type]  # lists are sequences
+@kernel("rms_norm", work=_scratch)
 def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """X / sqrt(mean(x², -1) + eps), cast to the dtype of x, times w."""
     x, w, out = ins[0], ins[1], outs[0]

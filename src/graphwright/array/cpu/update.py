@@ -37,7 +37,7 @@ def adamw(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call
     calls = _carry(outs, [param, m, v])
     calls.append(
         partial(
-            torch._fused_adamw_,
+            torch._fused_adamw_,  # pyright: ignore[reportPrivateImportUsage]  # the fused kernel has no public name
             [outs[0]],
             [grad],
             [outs[1]],

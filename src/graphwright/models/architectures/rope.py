@@ -79,11 +79,12 @@ def _finite(reader: _Reader, kind: str) -> Rope:
     """One kind's formula. Raises: ConfigError if the numbers of the config are too extreme for it."""
     try:
         with np.errstate(all="ignore"):
-            rope: Rope = getattr(reader, f"_{kind}")()
-        fine = all(np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None)
+            rope: Rope | None = getattr(reader, f"_{kind}")()
     except (ZeroDivisionError, OverflowError, ValueError):
-        fine = False
-    if not fine:
+        rope = None
+    if rope is None or not all(
+        np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None
+    ):
         raise ConfigError(
             "the RoPE fields give no finite frequencies",
             where=str(reader.config.path),

@@ -92,7 +92,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
     helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
-    shapes = {p.key(n): tuple(p.spec(n).shape) for n in p.params() if n in writer.needed}
+    shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(p.op(n) == "sdpa" for n in writer.order)
     uncached = "" if cached else "        use_cache = False  # there is no attention\n"

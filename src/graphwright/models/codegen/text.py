@@ -141,7 +141,9 @@ def _entry(key: str, text: str) -> str:
     line = f"    {key}: {text},"
     if len(line) <= WIDTH:
         return f"{line}\n"
-    opening = re.match(r"[a-z.]*.", text)[0]  # type: ignore[index]  # texts are brackets or calls
+    found = re.match(r"[a-z.]*.", text)
+    assert found is not None  # texts are brackets or calls
+    opening = found[0]
     closing = text[-1]
     inner = wrap(text[len(opening) : -1] + ("," if opening == "{" else ""), WIDTH - 8, break_long_words=False)
     return "\n".join([f"    {key}: {opening}", *(f"        {part}" for part in inner), f"    {closing},\n"])

@@ -15,7 +15,7 @@ for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
     os.environ[name] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[3], "modules")  # copies of its code go with it
-sys.modules["graphwright"] = None  # type: ignore[assignment]  # an import of it must fail: the files have to stand alone
+sys.modules["graphwright"] = None  # pyright: ignore[reportArgumentType]  # an import of it must fail: the files have to stand alone
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     trusted = trust == "1"
     config = AutoConfig.from_pretrained(directory, trust_remote_code=trusted)
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # a pair, as asked
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, trust_remote_code=trusted
     )
     model.eval()

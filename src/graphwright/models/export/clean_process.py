@@ -70,7 +70,7 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
 def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> Computed:
     """What the program computes, in this process."""
     logits = [model.logits(ids) for ids in prompts]
-    greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]  # type: ignore[union-attr]  # n = 1
+    greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
     return Computed(logits, greedy, {})
 
 
@@ -112,7 +112,8 @@ def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_
 
 
 def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path) -> Computed:
-    np.savez(Path(place) / "prompts.npz", **{f"{i:04}": ids for i, ids in enumerate(prompts)})
+    named: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
+    np.savez(Path(place) / "prompts.npz", **named)
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

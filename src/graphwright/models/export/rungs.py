@@ -22,7 +22,7 @@ RUNGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExportPlan:
     """Which rungs can carry a model.
 
@@ -40,9 +40,12 @@ class ExportPlan:
     bytes: int
     possible: tuple[int, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung can carry this structure"]
-        lines += [f"  not rung {n['rung']}: {n['reason']}" for n in self.not_better]
+        reasons: dict[str, list[str]] = {}
+        for n in self.not_better:
+            reasons.setdefault(n["reason"], []).append(str(n["rung"]))
+        lines += [f"  not rung {', '.join(rungs)}: {reason}" for reason, rungs in reasons.items()]
         lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
         lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
@@ -50,7 +53,7 @@ class ExportPlan:
 
 def export_plan(model: Model) -> ExportPlan:
     """What an export would do; reads no payload, writes nothing."""
-    found = tuple(deviations(model))
+    found = deviations(model)
     p = model.program
     why: list[dict[str, Any]] = []
     if found:
@@ -67,7 +70,7 @@ def export_plan(model: Model) -> ExportPlan:
     read = p.reachable(p.outputs()) if found else set(p.params())
     size = sum(p.spec(n).nbytes for n in p.params() if n in read)
     rung = possible[0] if possible else None
-    return ExportPlan(rung, found, tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
+    return ExportPlan(rung, tuple(found), tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
 
 
 def choose_rung(plan: ExportPlan, rung: int | str) -> int:
@@ -75,13 +78,13 @@ def choose_rung(plan: ExportPlan, rung: int | str) -> int:
     if rung not in ("auto", 1, 2, 3, 4, 5, "1", "2", "3", "4", "5"):
         raise UsageError("unknown rung", expected="auto or 1 to 5", got=rung)
     wanted = plan.rung if rung == "auto" else int(rung)
-    if wanted in plan.possible:
-        return wanted  # type: ignore[return-value]  # a possible one is a number
+    if wanted is not None and wanted in plan.possible:
+        return wanted
     why = next((n["reason"] for n in plan.not_better if n["rung"] == (wanted or 5)), "not built in this version")
     raise RungImpossible(
         "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
         where=plan.not_better[-1]["path"] if plan.not_better else None,
         got=why,
         expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-        fix="program.save(DIR) keeps any structure; program.undo() takes edits back",
+        fix=f"rung='auto' takes rung {plan.rung}" if plan.rung else "model.save(DIR) keeps any structure",
     )

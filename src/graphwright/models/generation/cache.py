@@ -18,6 +18,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cached_program import LENGTH, Derived, derived_for, fingerprints
 from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.generation.sampling import need
 from graphwright.models.health import check_finite
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
@@ -53,6 +54,8 @@ class Cache:
     """
 
     def __init__(self, program: Program, batch: int, capacity: int) -> None:
+        need("batch", batch)
+        need("capacity", capacity)
         if batch < 1 or capacity < 1:
             raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
         self.program, self.batch, self.capacity = program, batch, capacity
@@ -66,7 +69,10 @@ class Cache:
         self._mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
         self._now: dict[str, str] = {}
         self._valid_at = program.version
-        self._prepare(self._derive(True))
+        try:
+            self._prepare(self._derive(True))
+        except MemoryError as error:
+            raise UsageError("there is no memory for so many rows", where="capacity", got=str(error)) from error
 
     @property
     def length(self) -> int:
@@ -76,7 +82,7 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(v.data.nbytes for v in self.variables.values())  # type: ignore[union-attr]  # variables hold arrays
+        return sum(v.data.nbytes for v in self.variables.values())
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
@@ -271,7 +277,7 @@ class Cache:
         if {k: v.spec for k, v in self.variables.items()} != specs:
             self._spaces.clear()
             self.variables = {
-                k: Variable(from_numpy(np.zeros(s.shape, s.dtype.numpy), bits=s.dtype), name=k)  # type: ignore[arg-type]  # sizes are known
+                k: Variable(from_numpy(np.zeros(s.sizes, s.dtype.numpy), bits=s.dtype), name=k)
                 for k, s in specs.items()
             }
         self.fingerprints, self.stale_runs = dict(self._current()), ()
