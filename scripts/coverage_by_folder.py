@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-FLOORS = {"autograd": 95, "graph": 95, "models": 92, "ops": 95, "plan": 95, "program": 95}
+FLOORS = {"autograd": 98, "graph": 97, "models": 94, "ops": 96, "plan": 97, "program": 96}
 """Per cent of lines and branches; raised when coverage rises."""
 
 
