@@ -6,7 +6,7 @@ NAME ?=
 BIN := $(VENV)/bin
 export VENV PYTHON
 
-.PHONY: help demo test lint types cov bench lock chromium clean
+.PHONY: help demo test lint types cov docs bench lock chromium clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -18,23 +18,32 @@ demo:  ## open, edit, train and export the bundled model; writes graphwright-dem
 
 test:  ## lint, then all tests
 	@scripts/environment.sh all,dev
-	@$(BIN)/ruff check --quiet src tests benchmarks examples
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/graphwright warmup --quiet
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
 lint:  ## ruff's rules and format
 	@scripts/environment.sh all,dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types:  ## pyright
 	@scripts/environment.sh all,dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-cov:  ## branch coverage
+cov:  ## branch coverage per folder, compiled kernels run as Python; takes half an hour
 	@scripts/environment.sh all,dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -p no:xdist
-	$(BIN)/coverage report --skip-covered
+	@rm -f .coverage .coverage.*
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -n 2 --dist loadgroup --timeout 900
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+	@$(BIN)/coverage json --quiet -o .coverage.json
+	@$(BIN)/python scripts/coverage_by_folder.py .coverage.json
+
+docs:  ## the site, in site/; fails on a link that leads nowhere
+	@scripts/environment.sh docs
+	@scripts/site.sh
 
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench

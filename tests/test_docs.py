@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -30,5 +31,19 @@ def test_local_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = re.findall(r"^ +- ([a-z/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    pages = {p.name for p in (ROOT / "docs").glob("*.md")}
+    assert pages == {name for name in menu if "/" not in name} - {"reporting.md"}  # that one is SECURITY.md
+    packages = {p.parent.name for p in (ROOT / "src" / "graphwright").glob("*/__init__.py")} - {"cli", "files"}
+    assert packages == {Path(name).stem for name in menu if name.startswith("reference/")}
+
+
 def test_the_readme_has_an_example():
     assert _BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_pictures_are_what_the_script_draws():
+    script = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
+    stored = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "pictures").iterdir()}
+    assert stored == {name: draw() for name, draw in script["PICTURES"].items()}, "python scripts/pictures.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -147,6 +148,41 @@ def test_make_help_lists_every_target() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == targets
     assert sorted(targets) == sorted(re.findall(r"^([a-z]+):", text, re.M))
+
+
+# -- floors of coverage ------------------------------------------------------------------------------------------------
+FLOORS = ("autograd", "graph", "models", "ops", "plan", "program")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({}, 0), ({"ops": (80, 15)}, 1), ({"array": (0, 0)}, 0), ({"plan": None}, 1)],
+    ids=["held", "one below", "a folder without a floor", "one not measured"],
+)
+def test_a_folder_below_its_floor_fails_the_run(tmp_path: Path, change: dict, code: int) -> None:
+    wanted = {**dict.fromkeys((*FLOORS, "array"), (80, 18)), **change}  # covered lines of 80 and branches of 20
+    files = {
+        f"src/graphwright/{folder}/{half}.py": {
+            "summary": {
+                "covered_lines": counts[0] // 2,
+                "covered_branches": counts[1] // 2,
+                "num_statements": 40,
+                "num_branches": 10,
+            }
+        }
+        for folder, counts in wanted.items()
+        if counts is not None
+        for half in ("a", "deeper/graph")
+    }
+    report = tmp_path / "coverage.json"
+    report.write_text(json.dumps({"files": files}), encoding="utf-8")
+    command = [sys.executable, ROOT / "scripts" / "coverage_by_folder.py", report]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    rows = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()[1:]}
+    expected = {f: f"{c[0] // 2 * 2 + c[1] // 2 * 2:.1f}%" for f, c in wanted.items() if c is not None}
+    assert rows == expected
+    assert bool(done.stderr) == bool(code)
 
 
 # -- what tests/conftest.py does with a skip ---------------------------------------------------------------------------

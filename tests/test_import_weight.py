@@ -46,3 +46,10 @@ assert not any(v.data.storage.touched for v in p.weights.values() if v.data.stor
     script = SCRIPT.format(work=work, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_completion_offers_public_names_only():
+    import graphwright as gw
+
+    assert set(dir(gw)) >= set(gw.__all__)
+    assert not {"Any", "import_module", "annotations", "_HOME"} & set(dir(gw))

@@ -31,7 +31,7 @@ MODULES = (
 def describe(name: str, value: object) -> list[str]:
     if inspect.isclass(value):
         lines = [f"class {name}"]
-        for member, attr in sorted(vars(value).items()):
+        for member, attr in sorted(_members(value).items()):
             if member.startswith("_") and member not in ("__call__",):
                 continue
             if inspect.isfunction(attr) or isinstance(attr, staticmethod | classmethod):
@@ -43,6 +43,12 @@ def describe(name: str, value: object) -> list[str]:
     if callable(value):
         return [f"{name}{signature(value)}"]
     return [name]
+
+
+def _members(cls: type) -> dict[str, object]:
+    """Its own, and those of bases that are no public class themselves."""
+    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ == "Structure"]
+    return {name: attr for c in bases for name, attr in vars(c).items()}
 
 
 def signature(fn: Callable[..., Any]) -> str:

@@ -3,12 +3,13 @@
 >>> import graphwright as gw
 >>> model = gw.open("bundled")
 >>> with model.program.edit("drop a branch") as e:
-...     e.cut(model.program.in_edges("layers.1.out")[1])
+...     e.cut("layers.1.mlp.down -> layers.1.out")
 >>> model.program.undo()
 """
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from graphwright.models import Model, open
     from graphwright.ops import op
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, load, trace
+    from graphwright.program import Builder, Program, load, replay, trace
 
 _HOME = {
     "Builder": "program",
@@ -49,6 +50,7 @@ _HOME = {
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
+    "replay": "program",
     "tensor": "autograd",
     "trace": "program",
 }
@@ -84,6 +86,7 @@ __all__ = [
     "open",
     "optim",
     "program",
+    "replay",
     "tensor",
     "trace",
 ]
@@ -103,4 +106,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+    return sorted({*__all__, *_MODULES})
+
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

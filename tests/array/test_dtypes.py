@@ -93,3 +93,11 @@ def test_wide_casts_keep_every_low_value() -> None:
         back = call("cast", call("cast", low, dtype=kind), dtype=bfloat16).to_numpy(bits=True)
         number = (PATTERNS & 0x7FFF) <= 0x7F80
         assert np.array_equal(back[number], PATTERNS[number])
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [("bf16", "bfloat16"), ("f16", "float16"), ("fp16", "float16"), ("f32", "float32"), ("fp32", "float32")],
+)
+def test_the_short_names_that_specs_print_are_read(short: str, name: str) -> None:
+    assert dtype(short) is DTYPES[name]

@@ -9,6 +9,7 @@ import pytest
 
 from graphwright.array import bfloat16, float16, float32, float64
 from graphwright.autograd import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad, tensor
+from graphwright.errors import DTypeError
 from graphwright.ops import OPS, call
 from values import array_of, grad_of
 
@@ -79,6 +80,23 @@ def test_a_decorated_generator_keeps_its_mode_to_itself() -> None:
     assert grad_enabled()
 
 
+def test_a_decorated_generator_hands_on_what_it_returns_and_raises() -> None:
+    @no_grad()
+    def inner(broken: bool):
+        yield 1
+        if broken:
+            raise KeyError("broken")
+        return grad_enabled()
+
+    def outer(broken: bool):
+        yield (yield from inner(broken))
+
+    assert list(outer(broken=False)) == [1, False]
+    with pytest.raises(KeyError, match="broken"):
+        list(outer(broken=True))
+    assert grad_enabled()
+
+
 def test_threads_start_with_their_own_mode() -> None:
     seen = {}
 
@@ -144,6 +162,12 @@ def test_autocast_leaves_float64_statistics_and_casts_are_seen() -> None:
     assert [e[0].op.name for e in y.node.edges if e] == ["cast"]
     y.float().sum().backward()
     assert grad_of(x).dtype is float64
+
+
+def test_integers_are_left_to_the_op_under_autocast() -> None:
+    x, ids = tensor(np.ones((2, 3), np.float32)), tensor([[1, 2, 3]])
+    with autocast_to(bfloat16), pytest.raises(DTypeError):  # not cast in silence
+        call("linear", x, ids)
 
 
 def test_no_weight_cast_is_cached() -> None:

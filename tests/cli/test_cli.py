@@ -61,7 +61,7 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     saved, out = tmp_path / "saved", tmp_path / "out"
     before = json.loads(call("edit", "bundled", "--cut", CUT, "--out", saved, "--json"))
     assert before["changed"]
-    assert "1 edits" in call("edit", saved, "--log")
+    assert f"cut {CUT}" in call("edit", saved, "--log")
     assert call("diff", "bundled", saved, code=1)
     assert "rung 5" in call("export", saved, "--plan")
     after = json.loads(call("edit", saved, "--undo", 1, "--json"))
@@ -69,6 +69,50 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     call("export", saved, out, "--check", "none")
     assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()
     call("diff", "bundled", out)
+
+
+def test_verify_runs_code_only_when_told(call, tmp_path):
+    model = gw.open("bundled")
+    with model.program.edit("cut") as e:
+        e.cut(CUT)
+    out = tmp_path / "out"
+    model.export(out, prompts=["The"])
+    assert "--trust-code" in call("verify", out, code=3)
+    assert "unchecked" not in call("verify", out, "--trust-code")
+    assert json.loads(call("verify", out, "--json", "--trust-code"))["unchecked"] == []
+
+
+def test_a_saved_model_is_replaced_only_when_told(call, tmp_path):
+    for _ in range(2):
+        call("edit", "bundled", "--cut", CUT, "--out", tmp_path / "saved", "--overwrite")
+    assert "--overwrite" in call("edit", "bundled", "--cut", CUT, "--out", tmp_path / "saved", code=2)
+
+
+def test_a_prompt_can_be_piped():
+    result = CliRunner().invoke(app, ["generate", "bundled", "-", "--tokens", "5", "--quiet"], input="The following")
+    assert result.stdout.rstrip("\n") == gw.open("bundled").generate("The following", 5).text
+
+
+def test_interrupted_training_says_what_is_kept(call, text, tmp_path, monkeypatch):
+    from graphwright.models.train import Trainer
+
+    run = Trainer.run
+
+    def stop_at_three(self, steps, report):
+        if self.done >= 2:
+            run(self, 1, report)
+            raise KeyboardInterrupt
+        return run(self, steps, report)
+
+    monkeypatch.setattr(Trainer, "run", stop_at_three)
+    small = ["--batch", 2, "--window", 32, "--save-every", 2, "--steps", 6]
+    state = tmp_path / "state"
+    assert f"2 steps are kept in {state}" in call(
+        "train", "bundled", "--text", text, "--state", state, *small, code=130
+    )
+    assert "--state" in call("train", "bundled", "--text", text, *small, code=130)
+    monkeypatch.undo()
+    assert json.loads(call("train", "bundled", "--text", text, "--state", state, *small, "--json"))["resumed_at"] == 2
 
 
 def test_a_hugging_face_directory_is_never_changed(call, tmp_path):
@@ -135,6 +179,13 @@ def test_train_from_a_config(call, text, tmp_path):
         (("generate", "bundled", "x", "--top-p", "2"), "top_p"),
         (("train", "bundled", "--text", "/no/such/text"), "/no/such/text"),
         (("export", "bundled"), "where to"),
+        (("train", "bundled", "--text", __file__, "--out", "."), "--overwrite"),
+        (("train", "bundled", "--text", __file__, "--out", "no/such/folder"), "mkdir -p"),
+        (("edit", "bundled", "--cut", "layers.0.out -> layers.1.out", "--out", "x"), "layers.1.mid, layers.1.mlp.down"),
+        (("edit", "bundled", "--set", "nonsense", "--out", "x"), "node.attr=value"),
+        (("edit", "bundled", "--insert", "layers.1.mid -> layers.1.out", "--out", "x"), "source -> target : op"),
+        (("edit", "bundled", "--apply", __file__, "--out", "x"), "test_cli.py, line 1"),
+        (("edit", "bundled", "--apply", "/no/such/journal", "--out", "x"), "/no/such/journal"),
         (("export", "bundled", "/proc/nowhere/out"), "/proc/nowhere"),
         (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node of this name"),
         (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),
@@ -150,6 +201,18 @@ def test_an_error_is_one_json_document_too(call):
     facts = json.loads(out[: out.rindex("}") + 1])
     assert facts["error"] == "ModelNotFound"
     assert facts["where"] == "/no/such/place"
+
+
+def test_the_list_of_verbs_is_not_cut_short(call):
+    assert "..." not in call("--help").partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("name", ["demo", "inspect", "run", "generate", "train", "edit", "export", "verify", "diff"])
+def test_help_explains_every_option(call, name):
+    options = call(name, "--help").partition("Options:")[2].partition("Example:")[0]
+    assert not any(kind in options for kind in ("<int", "<float>", "<str>", "<path>", "<list"))
+    rows = options.splitlines()
+    assert not [row for row in rows if row.strip().startswith("--") and len(row.split()) < 3]
 
 
 def test_help_of_every_verb_ends_with_an_example(call):

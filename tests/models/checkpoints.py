@@ -126,6 +126,7 @@ class Made:
             positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
             extra = {"attention_mask": torch.tensor(mask.astype(np.int64)), "position_ids": torch.tensor(positions)}
         with torch.no_grad():
+            self.model(torch.tensor(ids[:1, :1]))  # dynamic RoPE keeps the frequencies of the longest input until this
             return self.model(torch.tensor(ids), **extra).logits.float().numpy()
 
     def greedy(self, ids: np.ndarray, steps: int) -> list[int]:

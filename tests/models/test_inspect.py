@@ -60,14 +60,14 @@ def test_weight_bytes_in_the_dtype_that_kernels_read(tmp_path: Path) -> None:
 
 def test_tree_folds_equal_layers(model: gw.Model) -> None:
     text = str(model.inspect())
-    assert "0 .. 2 (3 equal)" in text
+    assert "0 .. 2 (3 equal, one shown)" in text
     assert "100.0 %" not in text
     with model.program.edit("prune") as e:
         for n in ("gate", "up"):
             e.set_weight(f"layers.1.mlp.{n}.weight", lambda w: w[:70])
         e.set_weight("layers.1.mlp.down.weight", lambda w: w[:, :70])
     text = str(model.inspect())
-    assert "equal)" not in text
+    assert "equal" not in text
     assert model.inspect().to_json()["layers"] == 3
     assert json.loads(json.dumps(model.inspect().to_json()))["tensors"][0]["dtype"] == "float32"
 
@@ -110,3 +110,8 @@ def test_looking_reads_no_weight(made: Callable[[str], Made]) -> None:
     assert not any(s.touched for s in stored)
     m.logits(np.array([1]))
     assert all(s.touched for s in stored)
+
+
+def test_the_prompt_shows_the_facts(made: Callable[[str], Made]) -> None:
+    look = gw.open(made("llama").path).inspect()
+    assert repr(look) == str(look) == look.text()

@@ -50,6 +50,12 @@ def test_masks_that_do_not_fit(mask: object, model: gw.Model) -> None:
     assert caught.value.expected == [2, 9]
 
 
+@pytest.mark.parametrize("mask", [["a", "b"], [float("nan"), 1], [2, 1], [[1], [1, 0]]])
+def test_masks_that_are_neither_true_nor_false(mask: object, model: gw.Model) -> None:
+    with pytest.raises(PromptError):
+        model.logits([1, 2], mask)
+
+
 def test_mask_of_ones_changes_nothing(model: gw.Model) -> None:
     assert relative(model.logits(IDS, np.ones((2, 9))), model.logits(IDS)) < 1e-6
     assert relative(model.logits(IDS[0], np.ones(9)), model.logits(IDS[0])) < 1e-6
@@ -140,3 +146,10 @@ def test_plan_equals_the_interpreter_bit_for_bit(made: Callable[[str], Made]) ->
         ids = some_ids((2, 25))
         run = m.program.run(ids=ids, positions=np.broadcast_to(np.arange(25), ids.shape).copy())
         np.testing.assert_array_equal(m.logits(ids), run["logits"].to_numpy())
+
+
+def test_text_where_ids_belong_is_told_so(model: gw.Model) -> None:
+    with pytest.raises(PromptError, match=r"got      text\n.*tokenizer\.encode"):
+        model.logits("text")
+    with pytest.raises(PromptError, match="different lengths"):
+        model.logits([[1, 2], [3]])

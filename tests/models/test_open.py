@@ -172,9 +172,11 @@ def test_dtypes_that_are_no_weights(kind: torch.dtype, copy: Callable[[str], Pat
 def test_truncated_file(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(HeaderError):
-        gw.open(path)
+    whole = file.read_bytes()
+    for kept in (len(whole) - 7, 3000):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(HeaderError, match="cut short"):
+            gw.open(path)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
@@ -267,3 +269,25 @@ def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200
     assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 1 << 20
+
+
+def test_a_json_file_is_no_model_and_its_directory_is_named(made: Callable[[str], Made]) -> None:
+    path = made("llama").path
+    with pytest.raises(ModelNotFound) as caught:
+        gw.open(path / "config.json")
+    assert caught.value.fix == str(path)
+
+
+def test_an_export_as_code_says_what_to_open_instead(proved: Callable[[str], Any]) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=r"model\.save"):
+        gw.open(proved("edited")[1])
+
+
+def test_without_a_tokenizer_the_file_to_add_is_named(model: gw.Model) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer\.json"):
+        model.generate("text")
+
+
+def test_a_notebook_shows_model_and_picture(model: gw.Model) -> None:
+    assert "Model(llama" in model._repr_html_()
+    assert "<svg" in model._repr_html_()

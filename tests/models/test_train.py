@@ -165,7 +165,7 @@ def test_a_loss_that_is_no_number_is_raised_and_can_be_undone(source):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: Trainer(m, TEXT, replace(RECIPE, lr=0.02)), "recipe"),
+        (lambda m: Trainer(m, TEXT, replace(RECIPE, lr=0.02)), r"expected lr 0\.02\n  got      lr 0\.\d+\n"),
         (lambda m: Trainer(m, TEXT[:-1] + "?", RECIPE), "text"),
         (lambda m: skip(m, 0, 1) or Trainer(m, TEXT, RECIPE), "structure"),
     ],
@@ -257,3 +257,12 @@ def test_the_loss_curve_is_that_of_torch(source):
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
     for key, q in model.named_parameters():
         np.testing.assert_allclose(m.program.weights.array(key).to_numpy(), q.detach().numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"lr": -1.0}, "lr.*\n.*> 0"), ({"steps": 0}, "steps.*\n.*>= 1"), ({"clip": -2.0}, "clip.*\n.*>= 0\n.*-2")],
+)
+def test_a_figure_out_of_range_is_named(change, said):
+    with pytest.raises(UsageError, match=said):
+        replace(RECIPE, **change)

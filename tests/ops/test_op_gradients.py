@@ -25,6 +25,35 @@ def test_gradient_is_the_difference_quotient(name: str) -> None:
         gradcheck(lambda *xs, a=attrs: apply(OPS[name], xs, a), inputs, seed=k, wrt=_wrt(name, inputs))
 
 
+LOW = [n for n in differentiable() if n not in ("rope", "copy", "cast", "sdpa_backward")]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", LOW)
+def test_gradients_in_16_bits_are_those_of_float64_rounded(name: str, kind: str) -> None:
+    """As torch in float64 gives from the same 16-bit operands; each step of a vjp may round once."""
+    bits = 8 if kind == "bfloat16" else 11
+    for k, (inputs, attrs) in enumerate(draws(name, 2)):
+        floats = [x.dtype == np.float64 for x in inputs]
+        low = [tensor(x).to(kind) if f else tensor(x) for x, f in zip(inputs, floats, strict=True)]
+        if name == "cross_entropy_backward":  # its statistics stay in float32
+            low[2], low[3] = (tensor(inputs[i]).to(float32) for i in (2, 3))
+        for t, f in zip(low, floats, strict=True):
+            t.requires_grad = f
+        outs = apply(OPS[name], low, attrs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        rng = np.random.default_rng(k)
+        seeds = [tensor(rng.normal(size=o.shape)).to(o.dtype) for o in outs if o.requires_grad]
+        ours = grad([o for o in outs if o.requires_grad], [t for t in low if t.requires_grad], seeds, allow_unused=True)
+        exact = [t.numpy("float64") if f else x for t, x, f in zip(low, inputs, floats, strict=True)]
+        theirs = torch_grads(name, exact, attrs, [s.numpy("float64") for s in seeds], floats)
+        for mine, other in zip(ours, [g for g, f in zip(theirs, floats, strict=True) if f], strict=True):
+            assert (mine is None) == (other is None)
+            if mine is not None:
+                found = mine.numpy("float64")
+                assert np.abs(found - other).max() <= 6 * 2.0**-bits * max(1.0, np.abs(other).max())
+
+
 def _wrt(name: str, inputs: list[np.ndarray]) -> list[int]:
     """Operands that the row lets a gradient through to: cos and sin of rope are made of integers."""
     blind = {"rope": {1, 2}}.get(name, set())

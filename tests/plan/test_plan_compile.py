@@ -156,6 +156,23 @@ def test_feeds_are_checked_and_all_listed_before_anything_runs(feeds: dict, expe
     assert not ran
 
 
+def test_shapes_for_planning_are_checked_and_all_listed() -> None:
+    b = Builder("two")
+    x, z = b.input("x", ("B", 6)), b.input("z", ("B", 6))
+    b.output(b.add(x, z, name="sum"), "y")
+    p = b.build()
+    with pytest.raises(FeedError) as caught:
+        p.compile(x=(2, 5), other=(1,))
+    for text in ("other: not an input", "z: missing, expected", "x: expected f32[2, 6], got f32[2, 5]"):
+        assert text in str(caught.value)
+    with pytest.raises(FeedError, match=r"z: expected f32\[2, 6\], got f32\[3, 6\]"):  # B is 2 already
+        p.compile(x=(2, 6), z=(3, 6))
+    with p.edit("no output") as e:
+        e.set_outputs()
+    with pytest.raises(UsageError, match="no output"):
+        p.compile(x=(2, 6), z=(2, 6))
+
+
 def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
     b = Builder()
     ids = b.input("ids", (2,), "int64")

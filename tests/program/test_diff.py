@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from program_samples import random_program, tiny
 
 from graphwright.program import Builder
+from graphwright.program.diff import NodeChange
 
 
 def test_equal_programs_are_identical():
@@ -48,6 +49,58 @@ def test_structure_by_path():
     back = q.diff(p)
     assert (back.added, set(back.removed)) == ((), set(d.added))
     assert set(back.edges_removed) == set(d.edges_added)
+
+
+def test_a_renamed_node_is_renamed_and_nothing_else():
+    p = tiny()
+    then = p.fork()
+    with p.edit("rename") as e:
+        e.rename("h", "block.project")
+        e.rename("w", "block.project.weight", key="u")
+        e.rename("r", "last")
+    d = p.diff(then)
+    assert d.renamed == {"h": "block.project", "w": "block.project.weight", "r": "last"}
+    assert (d.added, d.removed, d.edges_added, d.edges_removed, d.outputs) == ((), (), (), (), {})
+    assert d.changed == (NodeChange("block.project.weight", {"attrs.key": ("w", "u")}),)
+    assert not d.identical
+    assert "~ h is renamed block.project" in str(d).splitlines()
+    assert d.to_json()["renamed"]["r"] == "last"
+    assert then.diff(p).renamed == {new: old for old, new in d.renamed.items()}
+
+
+def test_renamed_and_changed_is_told_by_the_new_name():
+    p = tiny()
+    then = p.fork()
+    with p.edit("both") as e:
+        e.rename("r", "last")
+        e.insert(p.in_edges("last")[0], "tanh", name="t")
+    d = p.diff(then)
+    assert (d.renamed, d.added, d.removed) == ({"r": "last"}, ("t",), ())
+    assert d.changed == (NodeChange("last", {"operands": (["j"], ["t"])}),)
+    assert (set(d.edges_added), d.edges_removed) == ({"j.0 -> t.0", "t.0 -> last.0"}, ("j.0 -> last.0",))
+
+
+def test_handles_of_unrelated_programs_name_nobody():
+    """Same handles by chance: the same ops were built in the same order under other names."""
+    b = Builder()
+    x = b.input("x", (2,))
+    b.output(b.relu(b.tanh(x, name="one"), name="two"), "y")
+    c = Builder()
+    x = c.input("in", (2,))
+    c.output(c.relu(c.tanh(x, name="three"), name="four"), "y")
+    d = c.build().diff(b.build())
+    assert (d.renamed, set(d.added), set(d.removed)) == ({}, {"in", "three", "four"}, {"x", "one", "two"})
+
+
+def test_a_new_node_may_take_the_name_of_a_renamed_one():
+    p = tiny()
+    then = p.fork()
+    with p.edit("another in its place") as e:
+        e.rename("r", "last")
+        e.add("neg", "j", name="r")
+    d = p.diff(then)
+    assert (d.renamed, d.added, d.removed, d.changed, d.outputs) == ({"r": "last"}, ("r",), (), (), {})
+    assert d.edges_added == ("j.0 -> r.0",)
 
 
 def test_the_order_of_a_sum_is_a_change():

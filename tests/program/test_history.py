@@ -11,7 +11,7 @@ from program_samples import tiny
 import graphwright.program.transaction as transaction_module
 from graphwright.errors import UsageError
 from graphwright.graph import EditBusy
-from graphwright.program import Builder, NotUndoable
+from graphwright.program import Builder, NotUndoable, load
 
 
 def test_steps_on_leaving_come_in_order(monkeypatch):
@@ -130,6 +130,38 @@ def test_kinds_are_listed_by_creation_after_undo():
         e.remove("a")
     p.undo()
     assert [p.path(n) for n in p.inputs()] == ["a", "b", "c"]
+
+
+def test_weights_are_listed_by_creation_after_undo_and_after_a_failed_edit(tmp_path):
+    b = Builder()
+    x = b.input("x", (2,))
+    b.output(b.junction(*(b.mul(x, b.param(k, [1.0, 2.0]), name=f"n{k}") for k in "cab"), name="j"), "y")
+    p = b.build()
+
+    def change(e) -> None:
+        e.rename("a", "a", key="k")
+        e.remove("nc")
+        e.remove("c")
+        e.param("d", [0.0, 0.0])
+
+    with p.edit("take out the first") as e:
+        change(e)
+    assert list(p.weights) == ["k", "b", "d"]
+    p.undo()
+    assert list(p.weights) == ["c", "a", "b"]
+    p.redo()
+    assert list(p.weights) == ["k", "b", "d"]
+    p.undo()
+    p.save(tmp_path / "p")
+
+    def fail() -> None:
+        with p.edit("fails") as e:
+            change(e)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(p.weights) == list(load(tmp_path / "p").weights) == ["c", "a", "b"]
 
 
 def test_a_mark_is_a_state_not_a_depth():

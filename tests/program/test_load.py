@@ -154,3 +154,9 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
         load(saved)
     with pytest.raises(ProgramFileError):
         load(tmp_path / "nowhere")
+
+
+def test_what_was_never_a_saved_program_is_told_so(tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ProgramFileError, match=r"no program\.json\n.*graphwright\.open"):
+            load(place)

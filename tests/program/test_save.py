@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 from program_samples import counters, edited, fingerprint, outputs, random_program, tiny, weight_bytes
 
-from graphwright.array import CPU, DTYPES, NDArray, Storage, empty, float32
+from graphwright.array import CPU, DTYPES, NDArray, Spec, Storage, bfloat16, empty, float32
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.graph import StaleHandle
 from graphwright.program import Builder, InvalidProgram, NotUndoable, load, replay
+from graphwright.program.hashing import decode_attrs, encode_attrs
 from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 
 
@@ -219,6 +221,7 @@ def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):
     with pytest.raises(NotUndoable, match="gone") as caught:
         q.undo()
     assert "entry 5: replace" in str(caught.value.where)
+    assert str(saved / "weights.safetensors") in str(caught.value.got)
     assert fingerprint(q) == before
 
 
@@ -226,3 +229,30 @@ def test_a_saved_journal_replays(saved):
     p = tiny()
     replay(saved, p)
     assert p.hash() == load(saved).hash()
+
+
+VALUES = [float("nan"), float("inf"), float("-inf"), 0.0, 1.0, np.float64(2.5), np.float32("inf")]
+
+
+def test_numbers_that_json_lacks_are_attributes_like_others(tmp_path):
+    """Each has a hash of its own, and comes back from a file as what it was."""
+    seen = set()
+    for i, value in enumerate(VALUES):
+        b = Builder("filled")
+        b.output(b.full_like(b.input("x", (2,)), value=value, name="fill"), "y")
+        p = b.build()
+        p.save(tmp_path / str(i))
+        q = load(tmp_path / str(i))
+        assert q.hash() == p.hash()
+        found = q.run(x=np.zeros(2, "f4"))["y"].to_numpy()
+        assert np.array_equal(found, np.full(2, value, "f4"), equal_nan=True)
+        assert type(q.attrs(q.node("fill"))["value"]) is float
+        seen.add(p.structure_hash())
+    assert len(seen) == len(VALUES) - 1  # the infinities of two types are one
+
+
+def test_attributes_of_every_form_come_back():
+    attrs = {"a": None, "b": True, "c": "text", "d": (1, (2.5, "x")), "e": bfloat16, "f": Spec(("B", 3), bfloat16)}
+    assert decode_attrs(json.loads(json.dumps(encode_attrs(attrs)))) == attrs
+    with pytest.raises(UsageError, match="an attribute is"):
+        encode_attrs({"a": object()})

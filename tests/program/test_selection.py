@@ -307,3 +307,15 @@ def test_any_module_replaced_by_itself_computes_the_same(seed, pick):
     assert p.validate().ok
     p.undo()
     assert fingerprint(p) == before
+
+
+def test_the_prompt_shows_names_not_handles():
+    p = tiny()
+    assert repr(p.select("h")) == "Selection(1 node of 'tiny': h)"
+    assert repr(p.select("nothing")) == "Selection(0 nodes of 'tiny')"
+    everything = p.select()
+    assert repr(everything) == "Selection(5 nodes of 'tiny': x, w, h, ...)"
+    with p.edit("so that one is gone") as e:
+        e.set_outputs(y="j")
+        e.remove("r")
+    assert repr(everything).startswith("Selection(5 nodes")

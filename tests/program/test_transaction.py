@@ -27,6 +27,7 @@ from graphwright.program import (
     PortEmpty,
     PortTaken,
     SpecMismatch,
+    UnknownEdge,
     UnknownNode,
     Value,
 )
@@ -83,6 +84,8 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (CycleError, lambda e: e.connect("j", "j"), "j -> j", None),
         (CycleError, lambda e: e.rewire(e.program.in_edges("h")[0], "r"), "r -> h", None),
         (UsageError, lambda e: e.set_attr("r", alpha=1), "r", None),
+        (UsageError, lambda e: e.set_attr("w"), "w", "name=value"),
+        (UsageError, lambda e: e.set_attr("r"), "r", "name=value"),
         (UsageError, lambda e: e.set_attr("w", colour=1), "w", None),
         (UsageError, lambda e: e.set_attr("w", trainable=object()), None, None),
         (UsageError, lambda e: e.remove("r"), "r", "set_outputs"),
@@ -266,6 +269,21 @@ def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
             assert fingerprint(p) == state
 
 
+def test_attributes_as_they_were_make_no_entry():
+    p = tiny()
+    before, counts = fingerprint(p), counters(p)
+    with p.edit("nothing") as e:
+        e.set_attr("w", trainable=True)
+    assert (fingerprint(p), counters(p)) == (before, counts)
+    with p.edit("something") as e:
+        e.set_attr("w", trainable=False)
+        e.rename("w", "w", key="u")
+    assert [r["edit"] for r in p.journal[-1].edits] == ["SetAttr", "SetAttr"]
+    assert list(p.weights) == ["u"]
+    p.undo()
+    assert fingerprint(p) == before
+
+
 # -- verbs ----------------------------------------------------------------------------------------------------------
 def test_cut_and_refill_in_one_edit():
     p = tiny()
@@ -386,3 +404,49 @@ def test_extract_and_replace_by_itself():
     assert (len(p), p.graph.edge_count) == count
     assert all(n not in p.graph for n in chosen)
     assert outputs(p) == first
+
+
+def test_an_edge_goes_by_its_handle_or_by_its_ends():
+    p = tiny()
+    (edge,) = p.in_edges("j")
+    assert p.edge("h -> j") == p.edge("h->j") == p.edge(edge) == edge
+    with p.edit("by name") as e:
+        made = e.insert("h -> j", "tanh", name="t")
+        assert p.edge("t -> j") == edge
+        e.rewire("t -> j", "h")
+        e.cut("h -> j")
+    assert p.in_edges("j") == p.out_edges(made) == ()
+    p.undo()
+    assert p.in_edges("j") == (edge,)
+
+
+@pytest.mark.parametrize(
+    ("ref", "error", "words"),
+    [
+        ("x -> j", UnknownEdge, "there is no such edge\n  expected from h"),
+        ("h -> x", UnknownEdge, "nothing enters this one"),
+        ("h", UnknownEdge, '"source -> target"'),
+        (7, UnknownEdge, "7"),
+        ("hh -> j", UnknownNode, "did you mean h"),
+    ],
+)
+def test_no_such_edge_says_what_there_is(ref, error, words):
+    p = tiny()
+    with pytest.raises(error) as caught:
+        p.edge(ref)
+    assert words in str(caught.value)
+
+
+def test_one_of_several_edges_with_the_same_ends_is_not_guessed():
+    p = tiny()
+    with p.edit("twice") as e:
+        e.connect("h", "j")
+    with pytest.raises(UnknownEdge, match=r"2 edges.*\n.*in_edges\('j'\)"):
+        p.edge("h -> j")
+
+
+def test_a_weight_that_is_not_there_gets_the_nearest_keys():
+    p = tiny()
+    assert repr(p.weights) == "Weights(1: w)"
+    with pytest.raises(UnknownNode, match="did you mean w"):
+        p.weights["w0"]

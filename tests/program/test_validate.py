@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from program_samples import fingerprint, random_program, tiny
 
 from graphwright.array import Spec, float32
-from graphwright.errors import CycleError
+from graphwright.errors import CycleError, UsageError
 from graphwright.program import Builder, InvalidProgram, SpecMismatch, load
 from graphwright.program.edits import RemoveEdge
 from graphwright.program.kinds import SOURCES
@@ -106,6 +106,49 @@ def test_words_name_only_what_is_known():
         e.connect("r", "j")
     assert str(p.validate()).splitlines()[2] == "  j: nodes depend on each other (got j -> r -> j)"
     assert "None" not in str(p.validate())
+
+
+FAULTS = {
+    ("spec", "r", "has another number of results"): lambda p: p.update_node(
+        p.node("r"), specs=2 * p.specs(p.node("r"))
+    ),
+    ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
+    ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
+    ("port", "j", "reads a result that is not there"): lambda p: p.update_node(p.node("h"), specs=()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind}: {what}" for kind, _, what in FAULTS])
+def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
+    p = tiny()
+    FAULTS[fault](p)
+    assert fault in {(m.kind, m.where, m.what) for m in p.validate().mismatches}
+
+
+def test_a_state_that_is_written_twice():
+    b = Builder()
+    state = b.state("s", np.zeros(2, "f4"))
+    b.carry(b.tanh(state, name="t"), state)
+    p = b.build()
+    p.add_write(p.value("s"), p.value("s"), "again")
+    (found,) = p.validate().mismatches
+    assert (found.kind, found.where, found.what) == ("weight", "s", "is written twice in a step")
+
+
+def test_a_write_fits_what_it_writes():
+    def program(kind: str, shape: tuple[int, ...]) -> None:
+        b = Builder()
+        target = b.state("s", np.zeros(2, "f4")) if kind == "state" else b.input("s", (2,))
+        b.output(b.tanh(target, name="t"), "y")
+        p = b.build()
+        with p.edit("write") as e:
+            e.carry(e.add("full_like", e.param("v", np.zeros(shape, "f4")), value=1.0), "s")
+
+    program("state", (2,))
+    with pytest.raises(SpecMismatch, match=r"f32\[3\]"):
+        program("state", (3,))
+    with pytest.raises(UsageError, match="only a param or a state"):
+        program("input", (2,))
 
 
 # -- cycles ---------------------------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ def test_more_than_200_000_tensors_are_refused_before_they_are_built():
     with pytest.raises(HeaderError) as caught:
         parse_header(b"{" + b",".join(rows) + b"}", 0)
     assert caught.value.rule == "count"
+    with pytest.raises(HeaderError) as caught:  # one container in all: the entries themselves are counted too
+        parse_header(b"{" + b",".join(b'"%d":1' % i for i in range(200_001)) + b"}", 0)
+    assert caught.value.rule == "count"
     tracemalloc.start()
     with pytest.raises(HeaderError) as caught:
         parse_header(b'{"a":[' + b"[]," * 2_000_000 + b"0]}", 0)
@@ -71,6 +74,7 @@ def test_memory_stays_below_forty_times_the_header(shape):
 def test_limits_themselves_are_allowed():
     info = parse(raw_file({"n" * 4096: entry("X" * 64, [1] * 32)}, b"ab")).infos[0]
     assert (len(info.key), len(info.tag), len(info.shape), info.bits) == (4096, 64, 32, None)
+    assert parse(raw_file({"é" * 2048: entry()}, b"ab")).infos[0].key == "é" * 2048  # counted in bytes
     assert parse(raw_file({"a": entry(shape=[0, 2**64 - 1], end=0)})).infos[0].numel == 0
     with pytest.raises(HeaderError, match="metadata"):  # eight levels pass the nesting rule and fail the next one
         parse(raw_file(deep(8)))

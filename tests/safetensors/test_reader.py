@@ -99,8 +99,9 @@ def test_every_truncation_and_extension_of_a_file_is_refused(path):
     data = path.read_bytes()
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        with pytest.raises(HeaderError):
+        with pytest.raises(HeaderError) as caught:
             TensorFile(path)
+        assert caught.value.rule not in ("length", "tiling") or "cut off" in str(caught.value)
     path.write_bytes(data + b"\0")
     with pytest.raises(HeaderError, match="tiling"):
         TensorFile(path)
@@ -174,7 +175,8 @@ def test_looking_imports_neither_torch_nor_numpy(path):
         f"print(Checkpoint({str(path)!r}).info('b').tag); "
         "print({'torch', 'numpy', 'safetensors', 'pickle'} & set(sys.modules))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(graphwright.__file__).parent.parent)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}  # measuring imports pickle
+    environment = {**kept, "PYTHONPATH": str(Path(graphwright.__file__).parent.parent)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout == "BF16\nset()\n"
 

@@ -71,17 +71,21 @@ DTYPES: dict[str, DType] = {
     d.name: d for d in (float64, float32, bfloat16, float16, int64, int32, int16, int8, uint8, bool_)
 }
 BY_TAG: dict[str, DType] = {d.safetensors: d for d in DTYPES.values()}
+_SHORT: dict[str, DType] = {  # as specs are printed, and as people write
+    **{tag.lower(): d for tag, d in BY_TAG.items() if d.is_float},
+    **{f"fp{8 * d.itemsize}": d for d in (float64, float32, float16)},
+}
 _BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if d is not bfloat16}
 
 
 def dtype(value: Any) -> DType:
-    """The DType named by a DType, a name (`"bfloat16"`, `"bool_"`) or a numpy dtype.
+    """The DType named by a DType, a name (`"bfloat16"`, `"bf16"`, `"bool_"`) or a numpy dtype.
 
     Raises: DTypeError for anything else.
     """
     if isinstance(value, DType):
         return value
-    if isinstance(value, str) and (found := DTYPES.get(value.removesuffix("_"))) is not None:
+    if isinstance(value, str) and (found := DTYPES.get(value.removesuffix("_")) or _SHORT.get(value)) is not None:
         return found
     try:
         return _BY_NUMPY[np.dtype(value)]

@@ -16,8 +16,8 @@ def tensor(value: Any, dtype: object = None, requires_grad: bool = False) -> Ten
     """A tensor with memory of its own.
 
     Args:
-        value: number, nested lists, numpy array or Tensor. Python floats become float32, ints int64, bools bool;
-            numpy arrays keep their dtype.
+        value: number, nested lists, numpy array, NDArray or Tensor. Python floats become float32, ints int64, bools
+            bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
     Raises: DTypeError, UsageError for what is no array of numbers.
@@ -28,7 +28,7 @@ def tensor(value: Any, dtype: object = None, requires_grad: bool = False) -> Ten
     made = as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
     data = made.data
     assert isinstance(data, NDArray)
-    if made is value:
+    if isinstance(value, Tensor | NDArray):
         data = data.copy()
     return Tensor(_converted(data, dtype), requires_grad)
 

@@ -18,15 +18,22 @@ from graphwright.progress import Progress, Report
 DONE, FAILED, USAGE, UNCHECKED, INTERRUPTED = 0, 1, 2, 3, 130
 SCHEMA = 1
 
+Dir = Annotated[
+    str,
+    typer.Argument(metavar="DIR", help="Hugging Face directory, saved model, or the word bundled.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else goes to stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no hints.")]
-Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 leaves the default.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="CPU threads; 0 leaves the default.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
-    """A command: errors of the package become three lines and an exit code, Ctrl-C becomes 130."""
+    """A command: errors of the package become three lines and an exit code, Ctrl-C becomes 130.
+
+    The text of a KeyboardInterrupt says what is kept.
+    """
 
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -40,11 +47,18 @@ def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
                 emit_json({"ok": False, **error.to_json()})
             fail(str(error))
             raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
-        except KeyboardInterrupt:
-            fail("interrupted; nothing half-written is left")
+        except KeyboardInterrupt as stop:
+            print(f"\ninterrupted  {str(stop) or 'nothing half-written is left'}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             os._exit(DONE)
+        except OSError as error:
+            if debug:
+                raise
+            if kwargs.get("as_json"):
+                emit_json({"ok": False, "error": type(error).__name__, "what": str(error)})
+            fail(str(error))
+            raise typer.Exit(USAGE) from None
         if code:
             raise typer.Exit(code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class Chapter:
 
 @verb
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("graphwright-demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")] = Path("graphwright-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
     seed: Seed = 0,
@@ -59,7 +60,11 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Open, draw, run, cut, undo, add a skip, train, export, prove; writes report.html, model.svg, receipt.json."""
+    """The whole way on the bundled model, in nine chapters.
+
+    Open, draw, run, cut, undo, add a skip, train, export, prove. Writes report.html, model.html, model.svg,
+    receipt.json, and the model exported and saved.
+    """
     from graphwright.files import atomic_directory
 
     set_threads(threads)
@@ -104,9 +109,13 @@ class _Story:
         """Tell all chapters."""
         steps: list[tuple[str, str, Callable[[Chapter], None]]] = [
             ("open", 'model = gw.open("bundled")', self.open),
-            ("draw", 'model.program.to_svg("model.svg")', self.draw),
+            ("draw", 'p = model.program; p.to_svg("model.svg"); p.to_html("model.html")', self.draw),
             ("measure", "model.perplexity(held_out); model.generate(prompt, 160, temperature=0.7)", self.measure),
-            ("cut a branch while it runs", 'with p.edit("cut") as e: e.cut(edge)', self.cut),
+            (
+                "cut a branch while it runs",
+                'with p.edit("cut") as e: e.cut("layers.1.mlp.down -> layers.1.out")',
+                self.cut,
+            ),
             ("undo", "p.undo()", self.undo),
             ("add a skip", 'with p.edit("skip") as e: e.link("layers.0.out", "layers.2.out", zeros)', self.skip),
             ("train the edited model", 'with p.edit("train"): Trainer(model, text, recipe).run()', self.train),
@@ -116,9 +125,7 @@ class _Story:
         for number, (title, code, step) in enumerate(steps, 1):
             chapter = Chapter(title, code)
             if self.show:
-                bold, dim, off = (
-                    ("\033[1m", "\033[2m", "\033[0m") if colours(__import__("sys").stdout) else ("", "", "")
-                )
+                bold, dim, off = ("\033[1m", "\033[2m", "\033[0m") if colours(sys.stdout) else ("", "", "")
                 say(f"\n{bold}{number}. {title}{off}\n   {dim}>>> {code}{off}")
             started = perf_counter()
             step(chapter)
@@ -155,7 +162,8 @@ class _Story:
     def draw(self, c: Chapter) -> None:
         text = self.p.to_svg(self.place / "model.svg")
         c.facts = {"bytes": len(text)}
-        c.lines = [f"model.svg, {len(text):,} bytes; blocks are collapsed, report.html unfolds them"]
+        self.p.to_html(self.place / "model.html")
+        c.lines = [f"model.svg, {len(text):,} bytes; in model.html blocks open with a click"]
 
     def measure(self, c: Chapter) -> None:
         from graphwright.models.corpus import pydoc_split
@@ -182,13 +190,12 @@ class _Story:
     def cut(self, c: Chapter) -> None:
         from graphwright.models import StaleCache
 
-        edge = next(e for e in self.p.in_edges(BRANCH[1]) if self.p.path(self.p.graph.source(e)) == BRANCH[0])
         ids = self._ids()
         cache = self.model.new_cache(len(ids) + 2)
         cache.step(ids[None])
         started = perf_counter()
         with self.p.edit("cut the MLP branch of block 1", tool="graphwright demo") as e:
-            e.cut(edge)
+            e.cut(" -> ".join(BRANCH))
         try:
             cache.check()
             refused = False

@@ -16,13 +16,16 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A")],
-    right: Annotated[str, typer.Argument(metavar="B")],
-    logits: Annotated[str | None, typer.Option(help="A text on which to compare logits.")] = None,
+    left: Annotated[str, typer.Argument(metavar="A", help="Hugging Face directory, saved model, or the word bundled.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    logits: Annotated[str | None, typer.Option(metavar="TEXT", help="A text on which to compare logits.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Config fields, structure and weights. Exit 0 the same, 1 different."""
+    """What two models differ in: config, structure, weights.
+
+    Exit 0: the same, 1: different.
+    """
     from graphwright.models.compare import compare_models
 
     found = compare_models(left, right, text=logits)
@@ -33,5 +36,6 @@ def diff(
             say(f"config {name}: {a} -> {b}")
         say(str(found.program) if not found.program.identical else "structure and weights are the same")
         if found.logits:
-            say(", ".join(f"{name} {value:.4g}" for name, value in found.logits.items()))
+            moved, nats, same = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
+            say(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * same:.1f} %")
     return 0 if found.identical else FAILED

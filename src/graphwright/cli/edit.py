@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Json, emit_json, say, verb
+from graphwright.cli.common import Debug, Dir, Json, emit_json, say, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -18,24 +18,36 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def edit(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    cut: Annotated[list[str] | None, typer.Option(help='Edge into a junction: "source -> target".')] = None,
-    connect: Annotated[list[str] | None, typer.Option(help='New edge into a junction: "source -> target".')] = None,
-    insert: Annotated[list[str] | None, typer.Option(help='An op on an edge: "source -> target : op".')] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help='An attribute: "node.attr=value", the value as JSON.')
+    directory: Dir,
+    cut: Annotated[
+        list[str] | None, typer.Option(metavar="EDGE", help='Edge into a junction: "source -> target".')
     ] = None,
-    apply: Annotated[Path | None, typer.Option(help="Replay a journal.jsonl of another model.")] = None,
-    undo: Annotated[int, typer.Option(min=0, help="Take back this many entries first.")] = 0,
-    why: Annotated[str, typer.Option(help="What the journal says.")] = "edit from the shell",
+    connect: Annotated[
+        list[str] | None, typer.Option(metavar="EDGE", help='New edge into a junction: "source -> target".')
+    ] = None,
+    insert: Annotated[
+        list[str] | None, typer.Option(metavar="EDGE:OP", help='An op on an edge: "source -> target : op".')
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ATTR", help='An attribute: "node.attr=value", the value as JSON.'),
+    ] = None,
+    apply: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay a journal.jsonl of another model.")] = None,
+    undo: Annotated[int, typer.Option(metavar="N", min=0, help="Take back this many entries first.")] = 0,
+    why: Annotated[str | None, typer.Option(metavar="TEXT", help="What the journal says; else the edits.")] = None,
     log: Annotated[bool, typer.Option("--log", help="Print the journal.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Save the model here; without it only a saved model is changed, in place.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the model here; without it only a saved model is changed, in place."),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands at --out.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Cut, connect, insert, set, replay or undo; prints what changed, version and hashes."""
+    """Cut, connect, insert, set, replay or undo; else the journal.
+
+    What is asked for in one call is one journal entry. Prints version and hashes.
+    """
     from graphwright.errors import UsageError
     from graphwright.models import open, resolve
     from graphwright.models.saved import is_saved
@@ -53,21 +65,23 @@ def edit(
         p.undo(undo)
     if apply is not None:
         _replay(p, apply)
-    if cut or connect or insert or set_:
-        with p.edit(why, tool="graphwright edit") as e:
+    asked = {"cut": cut, "connect": connect, "insert": insert, "set": set_}
+    if any(asked.values()):
+        said = "; ".join(f"{verb} {text}" for verb, texts in asked.items() for text in texts or ())
+        with p.edit(why or said, tool="graphwright edit") as e:
             for text in cut or ():
-                e.cut(_edge(p, text))
+                e.cut(text)
             for text in connect or ():
-                e.connect(*_ends(text))
+                e.connect(*_sides(text.partition("->"), "source -> target"))
             for text in insert or ():
-                place, _, op = text.rpartition(":")
-                e.insert(_edge(p, place), op.strip())
+                e.insert(*_sides(text.rpartition(":"), "source -> target : op"))
             for text in set_ or ():
-                path, _, value = text.partition("=")
-                node, _, attr = path.strip().rpartition(".")
+                path, value = _sides(text.partition("="), "node.attr=value")
+                node, attr = _sides(path.rpartition("."), "node.attr=value")
                 e.set_attr(node, **{attr: _value(value)})
+    place = out if out is not None else resolve(directory)
     if changes:
-        model.save(out if out is not None else resolve(directory), overwrite=out is None)
+        model.save(place, overwrite=out is None or overwrite)
     facts = {
         "version": p.version,
         "before": before,
@@ -80,32 +94,19 @@ def edit(
         emit_json(facts)
         return
     if changes:
-        say(f"version {p.version}, hash {before[:12]} -> {facts['after'][:12]}" + (f", saved to {out}" if out else ""))
+        say(f"version {p.version}, hash {before[:12]} -> {facts['after'][:12]}" + f", saved to {place}")
     if log or not changes:
         say(repr(p.journal))
 
 
-def _ends(text: str) -> tuple[str, str]:
+def _sides(parts: tuple[str, str, str], form: str) -> tuple[str, str]:
+    """What stands on both sides of the mark. Raises: UsageError if one is missing."""
     from graphwright.errors import UsageError
 
-    source, arrow, target = text.partition("->")
-    if not arrow:
-        raise UsageError("an edge is written source -> target", got=text, fix='"layers.1.mlp.down -> layers.1.out"')
-    return source.strip(), target.strip()
-
-
-def _edge(p: Any, text: str) -> Any:
-    from graphwright.errors import UsageError
-
-    source, target = _ends(text)
-    found = [e for e in p.in_edges(target) if p.graph.source(e) == p.node(source)]
-    if len(found) != 1:
-        raise UsageError(
-            "no such edge" if not found else "several edges",
-            where=text,
-            expected=", ".join(p.path(n) for n in p.producers(target)),
-        )
-    return found[0]
+    left, _, right = (part.strip() for part in parts)
+    if not (left and right):
+        raise UsageError("this cannot be read", expected=f'"{form}"', got="".join(parts))
+    return left, right
 
 
 def _value(text: str) -> Any:
@@ -120,4 +121,9 @@ def _replay(p: Any, path: Path) -> None:
     from graphwright.graph import chain
     from graphwright.program import Journal, replay
 
-    replay(Journal(chain.read(path)), p)
+    try:
+        links = chain.read(path)
+    except chain.JournalCorrupt as error:
+        error.where = f"{path}, {error.where}"
+        raise
+    replay(Journal(links), p)

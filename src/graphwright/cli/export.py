@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Quiet, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Quiet, Threads, bar, emit_json, say, set_threads, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -17,14 +17,14 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def export(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    out: Annotated[Path | None, typer.Argument(metavar="OUT")] = None,
-    rung: Annotated[str, typer.Option(help="auto, or 1 to 5.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="keep, or a dtype to round to.")] = "keep",
+    directory: Dir,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
+    rung: Annotated[str, typer.Option(metavar="N", help="auto, 1 (original class) or 5 (generated code).")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
     check: Annotated[
-        str, typer.Option(help="auto, required or none: proof by transformers in a clean process.")
+        str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
     ] = "auto",
-    max_shard_size: Annotated[str, typer.Option(help="Largest file of weights.")] = "5GB",
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of weights.")] = "5GB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
     threads: Threads = 0,
@@ -32,7 +32,11 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a Hugging Face directory, have it loaded by transformers in a clean process, and write receipt.json."""
+    """Write a checkpoint for transformers, proved, with its receipt.
+
+    transformers loads it in a clean process and must compute the same before the directory appears. receipt.json says
+    what was edited and what was checked.
+    """
     from dataclasses import asdict
 
     from graphwright.errors import UsageError
@@ -48,7 +52,7 @@ def export(
             say(str(found))
         return
     if out is None:
-        raise UsageError("where to?", fix=f"graphwright export {directory} OUT")
+        raise UsageError("where to? OUT is missing", fix=f"graphwright export {directory} OUT")
     with bar(quiet or as_json) as report:
         receipt = model.export(
             out, rung=rung, dtype=dtype, check=check, max_shard_size=max_shard_size, overwrite=overwrite, report=report

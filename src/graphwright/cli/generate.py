@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Quiet, Seed, Threads, emit_json, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, emit_json, set_threads, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -17,13 +17,17 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def generate(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    prompt: Annotated[str, typer.Argument()],
-    tokens: Annotated[int, typer.Option(min=0, help="Most new tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest that reach this probability.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
+    directory: Dir,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from stdin.")],
+    tokens: Annotated[int, typer.Option(metavar="N", min=0, help="Most new tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Draw among the k likeliest; 0 for all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Draw among the likeliest that reach this probability.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End before this string; may be repeated.")
+    ] = None,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -42,16 +46,19 @@ def generate(
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    result = model.generate(
-        prompt,
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        stream=None if as_json else stream,
-    )
+    try:
+        result = model.generate(
+            sys.stdin.read() if prompt == "-" else prompt,
+            tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            stream=None if as_json else stream,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("this is as far as it came") from None
     if as_json:
         emit_json({**asdict(result), "tokens_per_s": result.tokens_per_s})
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Json, emit_json, say, verb
+from graphwright.cli.common import Debug, Dir, Json, emit_json, say, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -17,24 +17,30 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def inspect(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    depth: Annotated[int, typer.Option(min=1, help="Levels of the tree.")] = 3,
+    directory: Dir,
+    depth: Annotated[int, typer.Option(metavar="N", min=1, help="Levels of the tree.")] = 3,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Family, tree, dtypes, bytes, FLOPs and KV bytes per token of a model. Reads no weight."""
+    """What a model is, from its headers: family, tree, bytes, FLOPs.
+
+    Reads no weight. FLOPs and KV bytes are per token.
+    """
     from graphwright.models import UnsupportedArchitecture, open, resolve
 
     try:
-        facts = open(directory, tokenizer=False).inspect()
+        model = open(directory)
     except UnsupportedArchitecture as error:
         _unknown(resolve(directory), error, as_json)
         return
+    facts = model.inspect()
     if as_json:
-        emit_json(facts.to_json())
+        emit_json({**facts.to_json(), "notes": list(model.notes)})
         return
     say(facts.text(depth))
+    for note in model.notes:
+        say(f"note: {note}")
     if tensors:
         say()
         for row in facts.tensors:
@@ -50,11 +56,12 @@ def _unknown(path: Path, error: Any, as_json: bool) -> None:
     if as_json:
         emit_json({"family": None, "note": error.what, "tensors": rows})
         return
-    say(f"{error.what}: {error.got} (nearest: {error.expected})")
+    say(f"{error.what}: {error.got} ({error.fix})")
+    say(f"{len(rows)} tensors, {sum(row['bytes'] for row in rows):,} B")
     groups: dict[str, list[int]] = {}
     for row in rows:
         count = groups.setdefault(".".join(row["key"].split(".")[:3]), [0, 0])
         count[0] += 1
         count[1] += row["bytes"]
     for name, (count, size) in groups.items():
-        say(f"  {name:<48} {count:>5} tensors {size:>14,} B")
+        say(f"  {name:<48} {count:>5} tensor{'s' if count > 1 else ' '} {size:>14,} B")

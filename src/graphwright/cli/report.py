@@ -29,7 +29,7 @@ table{border-collapse:collapse;width:100%;margin:.6rem 0}
 td,th{text-align:left;padding:.32rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:600}
 td.n{text-align:right;font-variant-numeric:tabular-nums}
-.figure{border:1px solid var(--line);border-radius:6px;padding:.6rem;overflow:auto;max-height:46rem;margin:.6rem 0}
+.figure{border:1px solid var(--line);border-radius:6px;padding:.6rem;overflow:auto;margin:.6rem 0}
 .figure svg{display:block;margin:0 auto;max-width:100%;height:auto}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.7rem;margin:1rem 0}
 .card{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem}
@@ -63,8 +63,8 @@ def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) ->
         + "</div>",
         "<h2>Bits per byte on held-out text</h2>",
         _bars(scores),
-        "<h2>The edited graph</h2><p class=lead>Against the model as opened: green is new. Blocks are collapsed; "
-        "<code>program.to_html()</code> unfolds them.</p>",
+        "<h2>The edited graph</h2><p class=lead>Against the model as opened: the thick green is new, what is as it was "
+        "is pale. In <a href=model.html>model.html</a>, the model as opened, blocks open with a click.</p>",
         f"<div class=figure>{story.picture}</div>",
         "<h2>Training loss</h2><p class=lead>Nats per byte, per step.</p>",
         _curve(story.losses),

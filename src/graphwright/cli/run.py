@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Threads, emit_json, say, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Threads, emit_json, say, set_threads, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -16,16 +16,16 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def run(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    text: Annotated[str, typer.Option(help="What to run on.")],
+    directory: Dir,
+    text: Annotated[str, typer.Option(metavar="TEXT", help="What to run on.")],
     watch: Annotated[
-        list[str] | None, typer.Option(help="Path of a node whose values to summarise; may be repeated.")
+        list[str] | None, typer.Option(metavar="NODE", help="Node whose values to summarise; may be repeated.")
     ] = None,
     threads: Threads = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Top-5 next tokens with probability; statistics of watched values."""
+    """The five likeliest next tokens; statistics of values inside."""
     import numpy as np
 
     from graphwright.models import open

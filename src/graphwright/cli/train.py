@@ -18,39 +18,56 @@ def register(app: typer.Typer) -> None:
 @verb
 def train(
     source: Annotated[
-        str, typer.Argument(metavar="DIR_OR_CONFIG", help="A model, or a config.json to start from scratch.")
+        str,
+        typer.Argument(
+            metavar="DIR_OR_CONFIG",
+            help="A model (directory, or the word bundled), or a config.json to start from scratch.",
+        ),
     ],
-    text: Annotated[Path, typer.Option(help="File to train on, UTF-8.")],
+    text: Annotated[Path, typer.Option(metavar="FILE", help="File to train on, UTF-8.")],
     out: Annotated[
-        Path | None, typer.Option(help="Hugging Face directory to write; a structure no class has is saved as a model.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Hugging Face directory to write; a structure no class has is saved as a model."
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 100,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 16,
-    window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps to reach it.")] = 10,
-    weight_decay: Annotated[float, typer.Option()] = 0.1,
-    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands at --out.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps in all.")] = 100,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Windows per step.")] = 16,
+    window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 256,
+    lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.")] = 1e-3,
+    warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Steps to reach it.")] = 10,
+    weight_decay: Annotated[float, typer.Option(metavar="X", help="Of matrices.")] = 0.1,
+    clip: Annotated[float, typer.Option(metavar="X", help="Largest gradient norm; 0 for none.")] = 1.0,
     bf16: Annotated[bool, typer.Option("--bf16", help="Matrix products in bfloat16.")] = False,
     state: Annotated[
-        Path | None, typer.Option(help="Directory for the state to resume from; written every --save-every steps.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the state to resume from; written every --save-every steps."),
     ] = None,
-    save_every: Annotated[int, typer.Option(min=1)] = 100,
-    held_out: Annotated[Path | None, typer.Option(help="File to measure bits per byte on, before and after.")] = None,
+    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between two states.")] = 100,
+    held_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to measure bits per byte on, before and after.")
+    ] = None,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, run again to resume."""
-    from graphwright.files import UnreadableFile
+    """Train a model, or a config from scratch, on a text file.
+
+    AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, the same command again
+    resumes where it stopped.
+    """
+    from graphwright.files import UnreadableFile, check_free
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
     from graphwright.models.create import create
     from graphwright.models.train import Recipe, Trainer
 
     set_threads(threads)
+    if out is not None:
+        check_free(out, overwrite)  # now, not after the training
     texts = {}
     for name, path in (("text", text), ("held_out", held_out)):
         if path is not None:
@@ -82,7 +99,11 @@ def train(
         losses: list[float] = []
         with model.program.edit(f"train on {text.name}", author="human", tool="graphwright train"):
             while trainer.done < recipe.steps:
-                made = trainer.run(min(save_every, recipe.steps - trainer.done), report)
+                kept = trainer.done
+                try:
+                    made = trainer.run(min(save_every, recipe.steps - kept), report)
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt(_kept(state, kept)) from None
                 losses += made.losses
                 facts["tokens_per_s"] = made.tokens_per_s
                 if state is not None:
@@ -94,7 +115,7 @@ def train(
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
     }
     if out is not None:
-        facts["out"] = _write(model, out, scratch)
+        facts["out"] = _write(model, out, scratch, overwrite)
     if as_json:
         emit_json(facts)
         return
@@ -111,9 +132,16 @@ def train(
         say(f"wrote {out}: {facts['out']}")
 
 
-def _write(model, out: Path, scratch: bool) -> str:  # typer reads annotations of commands only
+def _kept(state: Path | None, steps: int) -> str:
+    if state is None:
+        return "nothing is kept; --state DIR would keep what was trained"
+    return f"{steps} steps are kept in {state}; the same command goes on from there" if steps else "nothing is kept yet"
+
+
+def _write(model, out: Path, scratch: bool, overwrite: bool) -> str:  # typer reads annotations of commands only
     if model.export_plan().rung is None:
-        model.save(out)
+        model.save(out, overwrite=overwrite)
         return "a saved model (its structure is no family's): graphwright export says more"
-    receipt = model.export(out, dtype="bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep")
+    dtype = "bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep"
+    receipt = model.export(out, dtype=dtype, overwrite=overwrite)
     return "a Hugging Face directory, confirmed by transformers" if receipt.confirmed else "a Hugging Face directory"

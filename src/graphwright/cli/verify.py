@@ -18,15 +18,21 @@ def register(app: typer.Typer) -> None:
 
 @command
 def verify(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    against: Annotated[Path | None, typer.Option(help="The directory that it was exported from.")] = None,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="What graphwright export wrote.")],
+    against: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory that it was exported from.")
+    ] = None,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run the modeling code that a rung 5 export carries.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Checksums, headers, a clean load and the stored probe. Exit 0 holds, 1 differs, 3 could not be checked."""
+    """Check an export against its receipt.
+
+    Checksums, headers, a clean load and the stored probe. Exit 0: all holds, 1: something is wrong, 3: something could
+    not be checked.
+    """
     from graphwright.models import resolve
     from graphwright.models.export.verify import verify as check
 
@@ -39,5 +45,5 @@ def verify(
         for line in found.unchecked:
             say(f"unchecked  {line}")
         for line in found.problems:
-            say(f"differs    {line}")
+            say(f"wrong      {line}")
     return found.exit_code

@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Build the native code that bulk edits use; cached on disk, so a second call is quick."""
+    """Compile, once per install, the native code of bulk edits.
+
+    It is cached on disk: a second call is quick.
+    """
     started = perf_counter()
     from graphwright.graph.warmup import warmup as build
 

@@ -3,7 +3,7 @@
 from graphwright.files.atomic import AtomicFile, atomic_write
 from graphwright.files.buffers import Buffer, StrPath, flat_bytes
 from graphwright.files.checksums import blake2b_128, sha256_file
-from graphwright.files.directory import atomic_directory
+from graphwright.files.directory import atomic_directory, check_free
 from graphwright.files.errors import DestinationExists, FileError, JsonError, UnreadableFile, UnwritableTarget
 from graphwright.files.strict_json import parse_json, read_json
 
@@ -19,6 +19,7 @@ __all__ = [
     "atomic_directory",
     "atomic_write",
     "blake2b_128",
+    "check_free",
     "flat_bytes",
     "parse_json",
     "read_json",

@@ -28,7 +28,7 @@ from graphwright.files._staging import (
     writing,
 )
 from graphwright.files.buffers import StrPath
-from graphwright.files.errors import DestinationExists
+from graphwright.files.errors import DestinationExists, UnwritableTarget
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
             _recover(place)
             sweep(place)
             sweep(place, "old")
-            _check_free(place, overwrite)
+            check_free(place, overwrite)
             temp, lock = _create(place)
         yield temp
         with writing(place):
@@ -111,13 +111,19 @@ def _create(place: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _check_free(place: Path, overwrite: bool) -> None:
+def check_free(target: StrPath, overwrite: bool = False) -> None:
+    """For a long job to ask before it starts. Raises: DestinationExists, UnwritableTarget if there is no parent."""
+    place = Path(os.path.realpath(target))
+    if not place.parent.is_dir():
+        raise UnwritableTarget("there is no folder to put this into", where=place, fix=f"mkdir -p {place.parent}")
     if not os.path.lexists(place):
         return
     if not place.is_dir():
         raise DestinationExists("a file stands where the directory should go", where=place, fix="name another place")
     if not overwrite and os.listdir(place):
-        raise DestinationExists("the directory exists and is not empty", where=place, fix="overwrite=True replaces it")
+        raise DestinationExists(
+            "the directory exists and is not empty", where=place, fix="overwrite=True (--overwrite) replaces it"
+        )
 
 
 def _put(temp: Path, place: Path, overwrite: bool) -> None:

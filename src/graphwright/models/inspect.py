@@ -27,7 +27,7 @@ class TensorRow:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
     """What can be known from headers and config.
 
@@ -68,7 +68,7 @@ class Inspection:
         """(depth, name, note, parameters) per module, equal runs of layers folded into one line."""
         return _tree(self.tensors, depth)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text()
 
     def text(self, depth: int = 3) -> str:
@@ -232,7 +232,7 @@ def _tree(tensors: tuple[TensorRow, ...], depth: int) -> list[tuple[int, str, st
             run = i + 1
             while names[i].isdigit() and run < len(names) and sign((*at, names[run])) == sign(here):
                 run += 1
-            label = names[i] if run == i + 1 else f"{names[i]} .. {names[run - 1]} ({run} equal)"
+            label = names[i] if run == i + 1 else f"{names[i]} .. {names[run - 1]} ({run} equal, one shown)"
             only = list(children.get(here, ()))
             note = notes.get(here) or (notes.get((*here, only[0]), "") if len(only) == 1 else "")
             lines.append((level, label, note, sum(totals[(*at, n)] for n in names[i:run])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -12,6 +13,7 @@ from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
+from graphwright.models.errors import StaleCache
 from graphwright.models.generation.cache import Cache
 from graphwright.models.generation.generate import Generation, decode, generate
 from graphwright.models.generation.padding import with_padding
@@ -165,6 +167,7 @@ class Model:
 
     def prefill(self, cache: Cache, ids: Any, **options: Any) -> np.ndarray:
         """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
+        self.need_own(cache)
         return cache.prefill(self.check_ids(ids), **options)
 
     def decode(
@@ -179,11 +182,22 @@ class Model:
             allow_stale: run on rows of another state of the model.
             sampling: fields of `Sampling`.
         """
+        self.need_own(cache)
         return decode(cache, steps, Sampling(**sampling), stream, allow_stale)
 
     def reprefill(self, cache: Cache) -> None:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
+        self.need_own(cache)
         cache.refill()
+
+    def need_own(self, cache: Cache) -> None:
+        """Raises: StaleCache for a cache of another model: its rows and its program are not this one's."""
+        if not isinstance(cache, Cache):
+            raise UsageError("this is no cache", got=type(cache).__name__, fix="model.new_cache(capacity)")
+        if cache.program is not self.program:
+            raise StaleCache(
+                "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
+            )
 
     @overload
     def generate(
@@ -287,6 +301,9 @@ class Model:
 
         return save_model(self, directory, history=history, overwrite=overwrite)
 
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"
+
     def __repr__(self) -> str:
         p = self.program
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
@@ -295,5 +312,9 @@ class Model:
 def need_tokenizer(model: Model) -> Tokenizer:
     """The tokenizer. Raises: UsageError if there is none."""
     if model.tokenizer is None:
-        raise UsageError("the model has no tokenizer", where=str(model.directory), fix="give token ids instead of text")
+        raise UsageError(
+            "the model has no tokenizer",
+            where=str(model.directory),
+            fix="put its tokenizer.json beside config.json; from Python, token ids do too",
+        )
     return model.tokenizer

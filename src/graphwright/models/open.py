@@ -82,6 +82,8 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     place = Path(path)
     if not place.exists():
         raise ModelNotFound("no such directory", where=str(place), fix="nothing is downloaded; give a local path")
+    if place.is_file() and place.suffix == ".json":
+        raise ModelNotFound("a model is opened by its directory", where=str(place), fix=str(place.parent))
     return place
 
 
@@ -133,14 +135,18 @@ def build(
 ) -> Program:
     """The program of a model over mapped weights."""
     b = Builder(name)
-    params = {}
+    params, arrays = {}, []
     for path, key in keys.items():
         array = mapped(checkpoint, key)
+        arrays.append(array)
         if stored != "keep" and array.dtype is not array_dtype(stored):
             array = empty(array.shape, array_dtype(stored)).copy_from(array)
         params[path] = b.param(path, Parameter(array, True, key), key=key)
     family.build(b, dims, params, array_dtype(compute))
-    return b.build()
+    program = b.build()
+    for array in arrays:
+        program.weights.refer(array)
+    return program
 
 
 def mapped(checkpoint: Checkpoint, key: str) -> NDArray:

@@ -56,8 +56,11 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch, self.window) < 1 or self.lr <= 0 or self.clip < 0:
-            raise UsageError("steps, batch and window are at least 1, lr above 0, clip at least 0", got=self)
+        for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("clip", 0)):
+            if not getattr(self, name) >= least:
+                raise UsageError(f"{name} is out of range", expected=f">= {least}", got=getattr(self, name))
+        if not self.lr > 0:
+            raise UsageError("lr is out of range", expected="> 0", got=self.lr)
 
 
 @dataclass(slots=True)
@@ -191,12 +194,16 @@ class Trainer:
         now, done = self._identity(), facts.get("done")
         wrong = [name for name, value in now.items() if facts.get(name) != value]
         if wrong or type(done) is not int or not 0 <= done <= self.recipe.steps:
-            told = wrong or ["done"]
+            told = {n: (now.get(n, f"0 to {self.recipe.steps}"), facts.get(n)) for n in wrong or ["done"]}
+            if "recipe" in told and isinstance(facts.get("recipe"), dict):
+                ours, theirs = told.pop("recipe")
+                told |= {n: (value, theirs.get(n)) for n, value in ours.items() if theirs.get(n) != value}
             raise UsageError(
                 "the saved training is of another run",
                 where=str(directory),
-                got=", ".join(f"{n}: {facts.get(n)}" for n in told),
-                expected=", ".join(f"{n}: {now.get(n, self.recipe.steps)}" for n in told),
+                expected=", ".join(f"{n} {str(value)[:16]}" for n, (value, _) in told.items()),
+                got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in told.items()),
+                fix="train with the options, text and model of that run, or keep the state in another directory",
             )
         with Checkpoint(directory, stem="state") as checkpoint:
             arrays = {name: _read(checkpoint, name, variable) for name, variable in self._variables()}

@@ -17,15 +17,20 @@ from graphwright.program.errors import (
     PortEmpty,
     PortTaken,
     ProgramFileError,
+    Released,
     ReplayConflict,
     SpecMismatch,
+    StaleRun,
+    UnknownEdge,
     UnknownNode,
 )
-from graphwright.program.interpret import Run, check_feeds, evaluate, run
+from graphwright.program.feeds import check_feeds
+from graphwright.program.interpret import evaluate
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
 from graphwright.program.program import Program, Value
 from graphwright.program.replay import Replayed, replay
+from graphwright.program.running import Run, run
 from graphwright.program.save import save
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
 from graphwright.program.trace import TraceRecorder, record, trace
@@ -55,14 +60,17 @@ __all__ = [
     "Program",
     "ProgramDiff",
     "ProgramFileError",
+    "Released",
     "ReplayConflict",
     "Replayed",
     "Run",
     "Selection",
     "SpecMismatch",
+    "StaleRun",
     "StaleSelection",
     "TraceRecorder",
     "Transaction",
+    "UnknownEdge",
     "UnknownNode",
     "Value",
     "Weights",

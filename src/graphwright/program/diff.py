@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from graphwright.graph import NodeId
 from graphwright.program.hashing import encode_attrs
 
 if TYPE_CHECKING:
-    from graphwright.program.program import Program
+    from graphwright.program.program import Program, Value
 
 _CHUNK = 1 << 20  # elements compared at once in float64
 
@@ -51,7 +52,8 @@ class ProgramDiff:
     """What `program.diff(other)` found, told as a change from `other` to `program`.
 
     Attributes:
-        added, removed, changed: nodes by path.
+        added, removed, changed: nodes by path, the one they have in `program`.
+        renamed: path before -> path now, of nodes that both have under one handle.
         edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
         outputs: name -> (before, after), None for one that was not there.
         weights: changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
@@ -60,6 +62,7 @@ class ProgramDiff:
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    renamed: dict[str, str]
     changed: tuple[NodeChange, ...]
     edges_added: tuple[str, ...]
     edges_removed: tuple[str, ...]
@@ -75,6 +78,7 @@ class ProgramDiff:
         return not (
             self.added
             or self.removed
+            or self.renamed
             or self.changed
             or self.edges_added
             or self.edges_removed
@@ -92,6 +96,7 @@ class ProgramDiff:
             "identical": self.identical,
             "added": list(self.added),
             "removed": list(self.removed),
+            "renamed": dict(self.renamed),
             "changed": changed,
             "edges_added": list(self.edges_added),
             "edges_removed": list(self.edges_removed),
@@ -106,6 +111,7 @@ class ProgramDiff:
         if self.identical:
             return f"identical ({self.equal} weights)"
         lines = [f"+ {path}" for path in self.added] + [f"- {path}" for path in self.removed]
+        lines += [f"~ {old} is renamed {new}" for old, new in self.renamed.items()]
         lines += [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()]
         lines += [f"+ edge {e}" for e in self.edges_added] + [f"- edge {e}" for e in self.edges_removed]
         lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
@@ -122,16 +128,20 @@ class ProgramDiff:
 
 def diff(p: Program, other: Program) -> ProgramDiff:
     """What changed from `other` to `p`. Weights that both share as one array are equal without being read."""
-    here, there = _paths(p), _paths(other)
+    renamed = renames(p, other)
+    here, there = _paths(p, {}), _paths(other, renamed)
     common = [path for path in there if path in here]
-    changed = [NodeChange(path, facts) for path in common if (facts := _facts(p, here[path], other, there[path]))]
-    new, old = _edges(p), _edges(other)
-    after, before = _outputs(p), _outputs(other)
+    changed = [
+        NodeChange(path, facts) for path in common if (facts := _facts(p, here[path], other, there[path], renamed))
+    ]
+    new, old = _edges(p, {}), _edges(other, renamed)
+    after, before = _outputs(p, {}), _outputs(other, renamed)
     shared = [key for key in other.weights if key in p.weights]
     compared = [_compare(key, p, other) for key in shared]
     return ProgramDiff(
         added=tuple(path for path in here if path not in there),
         removed=tuple(path for path in there if path not in here),
+        renamed=renamed,
         changed=tuple(changed),
         edges_added=tuple((new - old).elements()),
         edges_removed=tuple((old - new).elements()),
@@ -144,15 +154,43 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     )
 
 
-def _paths(p: Program) -> dict[str, NodeId]:
-    return {p.path(n): n for n in p.order()}
+def renames(p: Program, other: Program) -> dict[str, str]:
+    """Path in `other` -> path in `p` of nodes that were renamed between two states of one program.
+
+    Handles say which, but those of strangers mean nothing to each other: so most nodes that both have by one path must
+    have one handle in both, and a renamed node the same op, and the same attributes or the same specs.
+    """
+    handles, others = ({q.path(n): n for n in q.nodes()} for q in (p, other))
+    common = handles.keys() & others.keys()
+    if 2 * sum(handles[path] == others[path] for path in common) <= len(common):
+        return {}
+    now = {n: path for path, n in handles.items() if path not in common}
+    return {
+        path: now[n]
+        for path, n in others.items()
+        if n in now
+        and (p.op(n), p.seq(n)) == (other.op(n), other.seq(n))
+        and (p.specs(n) == other.specs(n) or encode_attrs(p.attrs(n)) == encode_attrs(other.attrs(n)))
+    }
 
 
-def _operands(p: Program, node: NodeId) -> list[str]:
-    return [p.path(v) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
+Names = Mapping[str, str]
+"""Path in the program -> path by which it is told of, where that is another."""
 
 
-def _facts(p: Program, n: NodeId, other: Program, m: NodeId) -> dict[str, tuple[Any, Any]]:
+def _path(p: Program, ref: NodeId | Value, names: Names) -> str:
+    return names.get(p.path(ref), p.path(ref))
+
+
+def _paths(p: Program, names: Names) -> dict[str, NodeId]:
+    return {_path(p, n, names): n for n in p.order()}
+
+
+def _operands(p: Program, node: NodeId, names: Names) -> list[str]:
+    return [_path(p, v, names) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
+
+
+def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> dict[str, tuple[Any, Any]]:
     facts: dict[str, tuple[Any, Any]] = {}
     if p.op(n) != other.op(m):
         facts["op"] = (other.op(m), p.op(n))
@@ -164,22 +202,22 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId) -> dict[str, tuple[
     }
     if p.specs(n) != other.specs(m):
         facts["specs"] = (repr(list(other.specs(m))), repr(list(p.specs(n))))
-    if _operands(p, n) != _operands(other, m):
-        facts["operands"] = (_operands(other, m), _operands(p, n))
+    if (before := _operands(other, m, renamed)) != (after := _operands(p, n, {})):
+        facts["operands"] = (before, after)
     return facts
 
 
-def _edges(p: Program) -> Counter[str]:
+def _edges(p: Program, names: Names) -> Counter[str]:
     """Edges as text. Ports of a junction are numbers without meaning; the order of its sum shows in `operands`."""
     found: Counter[str] = Counter()
-    for path, node in _paths(p).items():
+    for path, node in _paths(p, names).items():
         for i, v in enumerate(p.operands(node)):
-            found[f"{p.path(v)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"] += 1
+            found[f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"] += 1
     return found
 
 
-def _outputs(p: Program) -> dict[str, str]:
-    return {n: f"{p.path(v)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+def _outputs(p: Program, names: Names) -> dict[str, str]:
+    return {n: f"{_path(p, v, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
 
 
 def _order_of(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:

@@ -20,16 +20,19 @@ from graphwright.program.trace import record
 Ref = NodeId | Value | str
 
 
-def differentiate(p: Program, outputs: Ref | Sequence[Ref], wrt: Sequence[Ref], sizes: Mapping[str, int]) -> Program:
+def differentiate(
+    p: Program, outputs: Ref | Sequence[Ref], wrt: Sequence[Ref], sizes: Mapping[str, int], seeded: bool = False
+) -> Program:
     """The program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params.
 
     Args:
-        outputs: floating values, or names of nodes or outputs; a seed of ones each.
+        outputs: floating values, or names of nodes or outputs.
         wrt: params, inputs or inner values; the results are named `grad.<path>`.
         sizes: numbers for the named sizes of the inputs.
+        seeded: the program has an input `seed.<output>` more per output, to weigh its elements by; else ones.
     Raises: UnboundDim for a size without a number; NoTape for a value that the outputs do not depend on; UsageError.
     """
-    roots = [_value(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
+    roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
         raise UsageError("a gradient needs an output and something to differentiate by", got=f"{outputs!r}, {wrt!r}")
@@ -43,21 +46,34 @@ def differentiate(p: Program, outputs: Ref | Sequence[Ref], wrt: Sequence[Ref], 
                 fix='program.grad(outputs, wrt, {"B": 4, ...})',
             )
 
+    names = [p.path(n) for n in p.inputs()]
+    if seeded:
+        specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
+        names += [f"seed.{p.path(r)}" for r in roots]
+
     def backward(*feeds: Tensor) -> dict[str, Tensor]:
-        given = {p.path(n): feed for n, feed in zip(p.inputs(), feeds, strict=True)}
+        given = dict(zip(p.input_names(), feeds, strict=False))
         for value in wanted:
             if p.op(value.node) == INPUT:
                 given[p.path(value)].requires_grad = True
         with enable_grad():
             values = tensors(p, given, dict(sizes), [*roots, *wanted])
-            seeds = [values[r] if values[r].size == 1 else values[r].sum() for r in roots]
-            found = grad(seeds, [values[v] for v in wanted])
+            weights = list(feeds[len(given) :]) or [None] * len(roots)
+            ends = [_total(values[r], weight) for r, weight in zip(roots, weights, strict=True)]
+            found = grad(ends, [values[v] for v in wanted])
         return {f"grad.{p.path(v)}": _given(g) for v, g in zip(wanted, found, strict=True)}
 
-    return record(backward, tuple(specs), tuple(p.path(n) for n in p.inputs()))[0]
+    return record(backward, tuple(specs), tuple(names))[0]
 
 
-def _value(p: Program, ref: Ref) -> Value:
+def _total(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Σ weight · value, which is differentiated."""
+    if weight is not None:
+        value = value * weight
+    return value if value.size == 1 else value.sum()
+
+
+def endpoint(p: Program, ref: Ref) -> Value:
     """A value by handle, name of a node, or name of an output."""
     return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
 

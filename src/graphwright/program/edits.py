@@ -17,7 +17,7 @@ from graphwright.ops import get
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
-from graphwright.program.program import MAX_PORT, Value, is_key
+from graphwright.program.structure import MAX_PORT, Value, is_key
 from graphwright.program.weights import SOURCE, array_digest
 
 if TYPE_CHECKING:

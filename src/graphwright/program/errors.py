@@ -14,6 +14,10 @@ class UnknownNode(UsageError, KeyError):
     """No node of this name or handle."""
 
 
+class UnknownEdge(UsageError, KeyError):
+    """No edge between these nodes, or several."""
+
+
 class NameTaken(UsageError):
     """A node of this name exists."""
 
@@ -52,6 +56,14 @@ class ProgramFileError(GraphwrightError, ValueError):
 
 class FeedError(UsageError):
     """Missing, unknown or misshapen inputs of a run; all are listed."""
+
+
+class Released(UsageError):
+    """A value that a run did not keep, or any of a run that was closed."""
+
+
+class StaleRun(UsageError):
+    """The program or a weight changed after a run, so its values are no longer what the program computes."""
 
 
 class BoundaryMismatch(UsageError):

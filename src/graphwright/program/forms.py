@@ -12,7 +12,7 @@ from graphwright.array import DTYPES, Spec
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.hashing import decode_attrs
-from graphwright.program.program import Value
+from graphwright.program.structure import Value
 
 MAX_RANK = 32
 _BIG = 1 << 62

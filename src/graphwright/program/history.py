@@ -12,6 +12,7 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.edits import SetWeight, made_by, payload
 from graphwright.program.errors import NotUndoable
+from graphwright.program.interrupts import held_back
 from graphwright.program.journal import Entry, Undo
 from graphwright.program.spill import Spill
 
@@ -63,6 +64,7 @@ class History:
             lock.__exit__(None, None, None)
             raise
         self._lock, self.open = lock, transaction
+        p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._held = [(v, v.data, v.shared) for v in p.weights.values()]
         self._expected = {id(v): array for v, array, _ in self._held}
         for variable, _, _ in self._held:
@@ -75,11 +77,12 @@ class History:
 
     def collect_trained(self, transaction: Transaction) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
-        for key, variable in list(self.program.weights.items()):
-            expected = self._expected.get(id(variable))
-            if expected is not None and (trained := variable.data) is not expected:
-                variable.data = expected
-                transaction.do(SetWeight(key, trained))
+        with held_back():
+            for key, variable in list(self.program.weights.items()):
+                expected = self._expected.get(id(variable))
+                if expected is not None and (trained := variable.data) is not expected:
+                    variable.data = expected
+                    transaction.do(SetWeight(key, trained))
 
     def drop_trained(self) -> None:
         """Take back what was trained since the last value that the edit itself set."""
@@ -125,8 +128,9 @@ class History:
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
-        """Close the edit and tell the listeners; after a roll-back put values and flags of the weights back."""
+        """Close the edit; after a roll-back put values and flags of the weights back."""
         self.open = None
+        self.program.order_log, self.program.admits_cycles = None, False
         for variable, array, shared in self._held:
             if failed:
                 variable.data = array
@@ -136,10 +140,9 @@ class History:
         if entry is not None:
             self.spill.entered(entry.undo)
         self._lock.__exit__(None, None, None)
-        if entry is not None:
-            self._tell(entry)
 
-    def _tell(self, entry: Entry) -> None:
+    def tell(self, entry: Entry) -> None:
+        """Call the listeners with an entry."""
         for listener in list(self.listeners):
             try:
                 listener(entry)
@@ -155,12 +158,13 @@ class History:
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
-            what = f"fewer edits are there to {verb}" if stack else f"there is nothing to {verb}"
+            what = f"there are fewer edits to {verb}" if stack else f"there is nothing to {verb}"
             raise NotUndoable(what, where=self.program.name, expected=n, got=len(stack))
         for entry in stack[len(stack) - n :]:
             _check_kept(entry)
-        for _ in range(n):
-            self.step(back)
+        with held_back():
+            for _ in range(n):
+                self.step(back)
 
     def step(self, back: bool) -> Entry:
         """Undo or redo one entry, as an entry of its own."""
@@ -168,7 +172,7 @@ class History:
         _writable(p)
         with p.graph.locked():
             made = self._step(back)
-        self._tell(made)
+        self.tell(made)
         return made
 
     def _step(self, back: bool) -> Entry:
@@ -185,13 +189,14 @@ class History:
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
             undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
+            p.sort_weights((*undo.inverse, *undo.forward))
         finally:
             p.graveyard.mode = "edit"
         for node, specs in undo.specs.items():
             if node in p.graph:
                 p.update_node(node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
-        p.find_loose()
+        p.find_loose(p.valid)
         other.append(stack.pop())
         facts = {"undoes" if back else "redoes": entry.seq}
         made = p.journal.append(
@@ -286,7 +291,7 @@ def _check_kept(entry: Entry) -> Undo:
                 raise NotUndoable(
                     "the bytes that would undo this entry are gone",
                     where=where,
-                    got=error.what,
+                    got=error.what if error.where is None else f"{error.where}: {error.what}",
                     fix="put the file back as it was",
                 ) from error
     return entry.undo

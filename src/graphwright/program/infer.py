@@ -103,15 +103,3 @@ def infer(
     if wrong:
         raise SpecMismatch(wrong)
     return seen
-
-
-def bound_specs(p: Program, order: Iterable[NodeId], dims: Mapping[str, int]) -> dict[NodeId, tuple[Spec, ...]]:
-    """Specs of all nodes with numbers for named sizes. Raises: SpecMismatch."""
-    result: dict[NodeId, tuple[Spec, ...]] = {}
-    for node in order:
-        stored = p.specs(node)
-        if not any(s.symbolic for s in stored):
-            result[node] = stored
-        else:
-            result[node] = tuple(s.bind(dims) for s in stored)
-    return result

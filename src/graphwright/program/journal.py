@@ -83,7 +83,8 @@ class Entry:
     def __str__(self) -> str:
         kind = f" (undoes {self.undoes})" if self.undoes is not None else ""
         kind += f" (redoes {self.redoes})" if self.redoes is not None else ""
-        return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} edits  {self.why}{kind}"
+        edits = "edit " if len(self.edits) == 1 else "edits"
+        return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} {edits}  {self.why}{kind}"
 
 
 _FIELDS = (

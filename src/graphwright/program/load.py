@@ -24,8 +24,9 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.packing import Unpacker
-from graphwright.program.program import EDGE_COLUMNS, NODE_COLUMNS, Program, is_key, is_name
+from graphwright.program.program import Program
 from graphwright.program.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFIX
+from graphwright.program.structure import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.tensor_files import TensorFiles
 from graphwright.program.validate import validate
 
@@ -61,6 +62,12 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
     folder = Path(directory)
+    if not (folder / "program.json").is_file():
+        raise ProgramFileError(
+            "this is no saved program: there is no program.json",
+            where=folder,
+            fix="graphwright.open opens Hugging Face directories and saved models",
+        )
     try:
         return _load(folder, check, verify)
     except InvalidProgram:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from graphwright.graph import NodeId
-from graphwright.program.kinds import STORED, WRITE
+from graphwright.program.kinds import INPUT, STORED, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
@@ -22,7 +22,7 @@ def rewrite(
     handlers: Mapping[str, Emit],
     start: Callable[[Program], None] | None = None,
 ) -> tuple[Program, dict[Value, Value]]:
-    """Copy what the outputs need into a new program; ops with a handler are emitted by it.
+    """Copy all inputs and what the outputs need into a new program; ops with a handler are emitted by it.
 
     Args:
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
@@ -37,7 +37,7 @@ def rewrite(
     values: dict[Value, Value] = {}
     needed = p.reachable([*p.outputs(), *p.writes()])
     for node in p.order():
-        if node not in needed:
+        if node not in needed and p.op(node) != INPUT:
             continue
         op, path = p.op(node), p.path(node)
         operands = [values[v] for v in p.operands(node)]

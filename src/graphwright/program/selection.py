@@ -30,7 +30,7 @@ class CountMismatch(UsageError):
     """A selection of another size than asserted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Selection:
     """Nodes of one program, in topological order, with the query that found them.
 
@@ -101,6 +101,11 @@ class Selection:
 
     def __contains__(self, node: object) -> bool:
         return node in self.nodes
+
+    def __repr__(self) -> str:
+        alive = [self.program.path(n) for n in self.nodes[:3] if n in self.program.graph]
+        names = ": " + ", ".join(alive) + (", ..." if self.count > 3 else "") if alive else ""
+        return f"Selection({self.count} node{'s' * (self.count != 1)} of {self.program.name!r}{names})"
 
     def __str__(self) -> str:
         self._alive()

@@ -33,12 +33,15 @@ from graphwright.program.edits import (
     SetWeight,
 )
 from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
+from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
+from graphwright.program.interrupts import held_back
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
 
 if TYPE_CHECKING:
+    from graphwright.program.journal import Entry
     from graphwright.program.selection import Selection
 
 Ref = NodeId | Value | str
@@ -58,7 +61,7 @@ class Transaction:
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
-        self.owner = 0
+        self.owner, self._left = 0, False
         self.cone: set[NodeId] = set()
         self.line = _caller()
         self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
@@ -79,16 +82,26 @@ class Transaction:
         ):  # their inverse takes the value from before: it must be the journal's
             p.history.collect_trained(self)
         record, inverse = edit.to_json(p), edit.invert(p)
-        edit.apply(p)
-        self.done.append((edit, inverse, record))
-        if isinstance(edit, SetWeight):
-            p.history.note(p.weights[edit.key])
-        elif isinstance(edit, AddNode) and edit.variable is not None:
-            p.history.note(edit.variable)
-        for node in edit.touches(p):
-            self.touched[node] = None
+        with held_back():
+            edit.apply(p)
+            self.done.append((edit, inverse, record))
+            if isinstance(edit, SetWeight):
+                p.history.note(p.weights[edit.key])
+            elif isinstance(edit, AddNode) and edit.variable is not None:
+                p.history.note(edit.variable)
+            for node in edit.touches(p):
+                self.touched[node] = None
 
     def __enter__(self) -> Transaction:
+        try:
+            with held_back():
+                return self._enter()
+        except KeyboardInterrupt as error:  # it came while the edit was opened: nobody else would close it
+            if self.owner:
+                self.__exit__(type(error), error, None)
+            raise
+
+    def _enter(self) -> Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
@@ -106,19 +119,34 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        entry = None
+        try:
+            with held_back():
+                entry = self._leave(failed=kind is not None)
+        except KeyboardInterrupt:
+            if not self._left:  # it came before it was held back
+                with held_back():
+                    self._leave(failed=True)
+            raise
+        finally:
+            if entry is not None:
+                self.program.history.tell(entry)
+
+    def _leave(self, failed: bool) -> Entry | None:
         p = self.program
+        self._left = True
         current = p.history.open
         assert current is not None, "an edit is left once"
         if current is not self:
             mark, labels, touched, loose = current._savepoints.pop()
-            if kind is not None:
+            if failed:
                 p.history.drop_trained()
                 current._roll_back(mark, labels, loose)
                 current.touched = touched
-            return
-        if kind is not None:
+            return None
+        if failed:
             self._give_up()
-            return
+            return None
         try:
             self._settle()
             entry = p.history.write(self)
@@ -126,6 +154,7 @@ class Transaction:
             self._give_up()
             raise
         p.history.end(entry)
+        return entry
 
     def _give_up(self) -> None:
         self._roll_back(0, 0, self.loose_before)
@@ -138,6 +167,7 @@ class Transaction:
         p.history.collect_trained(self)
         # what was broken before may be anywhere: then everything is looked at
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
+        p.sort_weights([edit for pair in self.done for edit in pair[:2]])
         try:
             p.straighten()
             for node in alive:
@@ -157,11 +187,13 @@ class Transaction:
     def _roll_back(self, mark: int, labels: int, loose: frozenset[EdgeId]) -> None:
         p = self.program
         p.graveyard.mode = "roll back"
+        undone = [edit for pair in self.done[mark:] for edit in pair[:2]]
         while len(self.done) > mark:
             inverse = self.done.pop()[1]
             inverse.apply(p)
             if isinstance(inverse, SetWeight):
                 p.history.note(p.weights[inverse.key])
+        p.sort_weights(undone)
         while len(self.relabelled) > labels:
             p.order_labels.restore(self.relabelled.pop())
         p.loose.clear()
@@ -176,7 +208,8 @@ class Transaction:
     def spec(self, ref: Ref) -> Spec:
         """Spec of a value, changes of this edit included."""
         p = self.program
-        infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
+        with held_back():
+            infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
         return p.spec(ref)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -284,14 +317,26 @@ class Transaction:
             self.do(RemoveNode(node))
 
     def set_attr(self, ref: Ref, **attrs: Any) -> None:
-        """Change attributes of a node."""
+        """Change attributes of a node; those that are as they were make no edit. Raises: UsageError without any."""
         node = self.program.node(ref)
-        self.do(SetAttr(node, {**self.program.attrs(node), **attrs}))
+        before = self.program.attrs(node)
+        after = {**before, **attrs}
+        if not attrs:
+            known = ", ".join(f"{name}={value!r}" for name, value in before.items())
+            raise UsageError(
+                "no attribute is given",
+                where=self.program.path(node),
+                expected=f"some of {known}" if known else "a node that has attributes",
+                fix="e.set_attr(node, name=value)",
+            )
+        if repr(encode_attrs(after)) != repr(encode_attrs(before)):
+            self.do(SetAttr(node, after))
 
     def rename(self, ref: Ref, name: str, *, key: str | None = None) -> None:
         """Give a node another name; its checkpoint key stays, unless another `key` is given."""
         node = self.program.node(ref)
-        self.do(Rename(node, name))
+        if key is None or name != self.program.path(node):
+            self.do(Rename(node, name))
         if key is not None:
             self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
 
@@ -357,19 +402,25 @@ class Transaction:
                 )
         return self._edge(value, target, port)
 
-    def cut(self, edge: EdgeId) -> None:
-        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit."""
+    def cut(self, edge: EdgeId | str) -> None:
+        """Remove an edge into a junction; a port's edge only if the port is filled again in the same edit.
+
+        Args:
+            edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
+        """
+        edge = self.program.edge(edge)
         dst = self.program.graph.target(edge)
         self.do(RemoveEdge(edge))
         self.touched[dst] = None
 
-    def rewire(self, edge: EdgeId, src: Ref) -> None:
+    def rewire(self, edge: EdgeId | str, src: Ref) -> None:
         """Let an edge start at another value; handle and port stay. Raises: CycleError with the path."""
-        self.do(Rewire(edge, self.program.value(src)))
+        self.do(Rewire(self.program.edge(edge), self.program.value(src)))
 
-    def insert(self, edge: EdgeId, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
+    def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
         """Put a one-operand op (or a junction) on an edge; the edge keeps handle and port, and leaves the new node."""
         p = self.program
+        edge = p.edge(edge)
         source = p.edge_value(edge)
         if name is None:
             name = p.free_name(f"{p.path(p.graph.target(edge))}.{op}")

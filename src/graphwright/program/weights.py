@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,14 +18,14 @@ SOURCE = "source"
 
 
 class Promise(NamedTuple):
-    """What a saved program says of an array in its files, whose bytes are checked when they are first touched.
+    """What is known of an array in a program's own files without reading it.
 
     Attributes:
-        digest: its `array_digest`.
-        source: whether it was counted by reference when it was saved.
+        digest: its `array_digest`, which a saved program tells and its bytes are checked against; None in a checkpoint.
+        source: whether it counts by reference.
     """
 
-    digest: str
+    digest: str | None
     source: bool
 
 
@@ -52,7 +53,15 @@ class Weights(Mapping[str, Variable]):
         try:
             return self._variables[key]
         except KeyError:
-            raise UnknownNode("no weight of this key", where=key, fix="program.weights lists them") from None
+            near = get_close_matches(str(key), self._variables, 3, 0.5)
+            raise UnknownNode(
+                "no weight of this key",
+                where=key,
+                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) has them all",
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
@@ -82,24 +91,35 @@ class Weights(Mapping[str, Variable]):
 
     def rekey(self, old: str, new: str) -> None:
         """Let a variable be stored under another key."""
-        self._variables[new] = self._variables.pop(old)
+        self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
         self._digests.pop(old, None)
+
+    def sort(self, ranks: Mapping[str, int]) -> None:
+        """List the keys in this order."""
+        self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
         """The digest, or `SOURCE` for a weight that lies untouched in an opened file; reads no file."""
         return self.reference_of(self.array(key)) or self.digest(key)
 
+    def refer(self, array: NDArray) -> None:
+        """Let `SOURCE` stand for an array that lies in the file this program was opened from."""
+        self.promises[array] = Promise(None, True)
+
     def reference_of(self, array: NDArray) -> str | None:
-        """What stands for an array in a file: its promised digest, or `SOURCE`; None for one in memory."""
-        if not array.storage.readonly:
-            return None
+        """What stands for an array in this program's files: its promised digest, or `SOURCE`; None for any other.
+
+        An array that another program brought along from its own file is another: its bytes count.
+        """
         promise = self.promises.get(array)
-        return SOURCE if promise is None or promise.source else promise.digest
+        if promise is None:
+            return None
+        return SOURCE if promise.source else promise.digest
 
     def digest(self, key: str) -> str:
         """BLAKE2b-128 over dtype, shape and bytes; computed once per value."""
         array = self.array(key)
-        if array.storage.readonly and (promise := self.promises.get(array)) is not None:
+        if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             assert array.storage.memory is not None  # touching it checks the promise
             return promise.digest
         known = self._digests.get(key)

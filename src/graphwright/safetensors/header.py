@@ -78,7 +78,8 @@ def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
     (length,) = LENGTH.unpack_from(prefix)
     limit = min(MAX_HEADER, file_bytes - LENGTH.size)
     if length > limit:
-        raise HeaderError("length", where=where, expected=f"at most {limit}", got=length)
+        fix = "the file is cut short, or no safetensors file: copy it again"
+        raise HeaderError("length", where=where, expected=f"at most {limit}", got=length, fix=fix)
     return length
 
 
@@ -180,4 +181,5 @@ def _check_tiling(infos: list[TensorInfo], payload_bytes: int, where: object) ->
             raise HeaderError("tiling", info.key, where=where, expected=f"begin {reached}", got=info.begin)
         reached = info.end
     if reached != payload_bytes:
-        raise HeaderError("tiling", where=where, expected=f"{reached} bytes of payload", got=payload_bytes)
+        fix = "the file is cut short, or something hangs behind: copy it again"
+        raise HeaderError("tiling", where=where, expected=f"{reached} bytes of payload", got=payload_bytes, fix=fix)

@@ -119,7 +119,7 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, int):
         found = size
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", size, re.IGNORECASE)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", str(size), re.IGNORECASE)
         base = 1024 if match and match[3] else 1000
         found = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " ")) if match else 0
     if found <= 0:

@@ -167,6 +167,7 @@ def test_unreadable_config(text: str, copy: Callable[[str], Path]) -> None:
         gw.open(path)
     assert caught.value.where == str(path / "config.json")
     assert caught.value.got
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_no_config(copy: Callable[[str], Path]) -> None:

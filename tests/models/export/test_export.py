@@ -53,7 +53,8 @@ def test_a_changed_structure_goes_to_rung_5_and_says_why(made, name):
     assert (plan.rung, plan.possible) == (5, (5,))
     assert [n["rung"] for n in plan.not_better] == [1, 2, 3, 4]
     assert plan.not_better[0]["path"] == plan.deviations[0].path
-    assert "layers.1" in str(plan)
+    assert "layers.1" in str(plan) == repr(plan)
+    assert "not rung 2, 3, 4: " in str(plan)
 
 
 @pytest.mark.parametrize("rung", [1, "1", 2, 3, 4])

@@ -132,3 +132,8 @@ def test_an_edited_figure_is_noticed(proved, tmp_path):
     (tmp_path / "receipt.json").write_text(text.replace('"top1_agreement": 0', '"top1_agreement": 1', 1))
     with pytest.raises(ExportError, match="changed after"):
         Receipt.read(tmp_path)
+
+
+def test_without_an_edit_the_summary_shows_no_hash(proved):
+    assert dict(proved("copy")[2].summary())["edits"] == "none"
+    assert dict(proved("edited")[2].summary())["edits"].startswith("3, journal ")

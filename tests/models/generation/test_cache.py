@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
 from graphwright.errors import UsageError
-from graphwright.models import CacheFull, NonFinite, PromptError
+from graphwright.models import CacheFull, NonFinite, PromptError, StaleCache
 from graphwright.models.generation.cached_program import LENGTH
 from graphwright.models.inspect import flops
 
@@ -72,6 +73,17 @@ def test_frequencies_that_follow_the_length_are_those_of_the_whole_prompt(
     m = gw.open(made(name).path)
     theirs = made(name).logits(IDS)[:, -1]
     assert relative(m.prefill(m.new_cache(47, batch=2), IDS, chunk=7), theirs) < 5e-6
+
+
+def test_model_that_no_longer_reads_its_ids_still_generates(model: gw.Model) -> None:
+    p = model.program
+    with p.edit("cut both branches") as e:
+        for edge in p.in_edges("layers.2.out"):
+            e.cut(edge)
+    assert not model.logits(IDS).any()
+    assert not model.logits(IDS, np.ones_like(IDS)).any()
+    assert not model.prefill(model.new_cache(9, batch=2), IDS[:, :9]).any()
+    assert model.generate(IDS[0, :9], 3).ids == [0, 0, 0]
 
 
 def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
@@ -256,3 +268,43 @@ def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
     assert not np.array_equal(a.last_logits(), b.last_logits())
     for cache, ids in ((a, IDS[:1, :5]), (b, IDS[:1, 5:10])):
         assert relative(cache.last_logits(), model.logits(ids)[:, -1]) < 1e-5
+
+
+def test_cache_of_another_model_is_refused(model: gw.Model, made: Callable[[str], Made]) -> None:
+    other = gw.open(made("llama").path, compute="bfloat16")
+    cache = model.new_cache(9)
+    model.prefill(cache, [1, 2])
+    for attempt in (
+        lambda: other.prefill(cache, [3]),
+        lambda: other.generate([1, 2], 2, cache=cache),
+        lambda: list(other.decode(cache, 1)),
+        lambda: other.reprefill(cache),
+    ):
+        with pytest.raises(StaleCache, match="another model"):
+            attempt()
+    assert cache.length == 2
+
+
+@pytest.mark.parametrize("capacity", [1.5, "9", 10**15])
+def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
+    with pytest.raises(UsageError) as caught:
+        model.new_cache(capacity)
+    assert caught.value.where == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 1.5),
+        ("max_new_tokens", "3"),
+        ("max_new_tokens", 1.5),
+        ("logprobs", 2.5),
+        ("temperature", "hot"),
+        ("top_k", 1.5),
+        ("seed", 1.5),
+        ("cache", 3),
+    ],
+)
+def test_options_of_another_kind(name: str, value: Any, model: gw.Model) -> None:
+    with pytest.raises(UsageError):
+        model.generate([1, 2], **{"max_new_tokens": 2, name: value})

@@ -88,6 +88,14 @@ def test_marks_agree_with_the_difference_of_the_programs() -> None:
     assert nodes["changed"] == {c.path for c in told.changed} - rewired_only | {w.key for w in told.weights}
 
 
+def test_a_renamed_node_is_marked_as_changed_alone() -> None:
+    program = models.llama(2)
+    before = program.fork()
+    with program.edit("rename") as e:
+        e.rename("layers.1.mlp.act", "layers.1.mlp.squash")
+    assert marked(layout(program, diff=before, level=ALL)) == {"changed": {"layers.1.mlp.squash"}}
+
+
 def test_a_closed_group_is_marked_if_something_inside_is() -> None:
     program, before = edited()
     made = layout(program, frozenset({"layers"}), diff=before)

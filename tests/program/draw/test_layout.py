@@ -242,3 +242,10 @@ def test_deep_nesting_needs_no_recursion() -> None:
     program = b.build()
     assert len(layout(program, level=2000).groups) == 1499
     assert program.to_dot(level=2000).count("subgraph") == 1499
+
+
+def test_a_weight_with_two_readers_in_a_group_is_counted_once() -> None:
+    b = Builder()
+    x, w = b.input("x", ("B", 4)), b.param("m.w", [[0.5] * 4] * 4)
+    b.output(b.linear(b.linear(x, w, name="m.one"), w, name="m.two"), "y")
+    assert layout(b.build(), frozenset()).boxes["m"].lines[1] == "2 ops · 16 params"

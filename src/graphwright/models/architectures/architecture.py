@@ -109,12 +109,15 @@ def find(config: Config) -> Architecture:
         if name in known:
             return known[name]
     near = get_close_matches(wanted[0], known, 3, 0.3)
+    fix = "graphwright.models.register(Architecture(...)); inspect works without"
+    if str(config.get("model_type")).startswith("graphwright-"):
+        fix = "this is an export as code, for transformers; to go on editing, open what model.save wrote"
     raise UnsupportedArchitecture(
         "no architecture describes this class",
         where=str(config.path),
         got=wanted[0],
         expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
-        fix="graphwright.models.register(Architecture(...)); inspect works without",
+        fix=fix,
     )
 
 

@@ -37,7 +37,10 @@ class Config(Mapping[str, Any]):
         try:
             fields = read_json(path, _LIMIT, nesting=16)
         except (JsonError, OSError) as error:
-            raise ConfigError("config.json cannot be read", where=str(path), got=str(error)) from error
+            got = str(error)
+            if isinstance(error, JsonError):
+                got = error.what if error.got is None else f"{error.what}: {error.got}"
+            raise ConfigError("config.json cannot be read", where=str(path), got=got) from error
         if not isinstance(fields, dict):
             raise ConfigError("config.json is not an object", where=str(path), got=type(fields).__name__)
         return Config(fields, path.read_bytes(), path)

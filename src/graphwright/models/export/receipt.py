@@ -110,7 +110,8 @@ class Receipt:
             if "after" in value:
                 before = f"{value['before']:,} -> " if value.get("before", value["after"]) != value["after"] else ""
                 rows.append((name.replace("_", " "), f"{before}{value['after']:,}"))
-        rows.append(("edits", f"{len(self.journal['edits'])}, journal {self.journal['hash'][:12]}"))
+        made = len(self.journal["edits"])
+        rows.append(("edits", f"{made}, journal {self.journal['hash'][:12]}" if self.journal["entries"] else "none"))
         return rows
 
 

@@ -22,7 +22,7 @@ RUNGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExportPlan:
     """Which rungs can carry a model.
 
@@ -40,9 +40,12 @@ class ExportPlan:
     bytes: int
     possible: tuple[int, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung can carry this structure"]
-        lines += [f"  not rung {n['rung']}: {n['reason']}" for n in self.not_better]
+        reasons: dict[str, list[str]] = {}
+        for n in self.not_better:
+            reasons.setdefault(n["reason"], []).append(str(n["rung"]))
+        lines += [f"  not rung {', '.join(rungs)}: {reason}" for reason, rungs in reasons.items()]
         lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
         lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
@@ -83,5 +86,5 @@ def choose_rung(plan: ExportPlan, rung: int | str) -> int:
         where=plan.not_better[-1]["path"] if plan.not_better else None,
         got=why,
         expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-        fix="program.save(DIR) keeps any structure; program.undo() takes edits back",
+        fix=f"rung='auto' takes rung {plan.rung}" if plan.rung else "model.save(DIR) keeps any structure",
     )

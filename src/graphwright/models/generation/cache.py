@@ -18,6 +18,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cached_program import LENGTH, Derived, derived_for, fingerprints
 from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.generation.sampling import need
 from graphwright.models.health import check_finite
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
@@ -53,6 +54,8 @@ class Cache:
     """
 
     def __init__(self, program: Program, batch: int, capacity: int) -> None:
+        need("batch", batch)
+        need("capacity", capacity)
         if batch < 1 or capacity < 1:
             raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
         self.program, self.batch, self.capacity = program, batch, capacity
@@ -66,7 +69,10 @@ class Cache:
         self._mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
         self._now: dict[str, str] = {}
         self._valid_at = program.version
-        self._prepare(self._derive(True))
+        try:
+            self._prepare(self._derive(True))
+        except MemoryError as error:
+            raise UsageError("there is no memory for so many rows", where="capacity", got=str(error)) from error
 
     @property
     def length(self) -> int:

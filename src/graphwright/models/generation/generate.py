@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import Cache
 from graphwright.models.generation.prompt import prompt_ids
-from graphwright.models.generation.sampling import Sampling, log_softmax
+from graphwright.models.generation.sampling import Sampling, log_softmax, need
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
@@ -118,6 +118,8 @@ def generate(
     Raises: PromptError, UsageError naming the range, NonFinite naming a weight or node, StaleCache, CacheFull with the
         text so far in `partial`. The cache then holds the tokens that were run, and can be used on.
     """
+    for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("logprobs", logprobs)):
+        need(name, value)
     if n < 1 or max_new_tokens < 0 or logprobs < 0:
         raise UsageError(
             "n is at least 1, max_new_tokens and logprobs at least 0",
@@ -132,6 +134,7 @@ def generate(
     if cache is None:
         rows = len(ids) + max(max_new_tokens - 1, 0)
         cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
+    model.need_own(cache)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill, mark = perf_counter() - started, cache.snapshot()
     results = []

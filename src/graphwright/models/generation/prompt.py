@@ -24,11 +24,18 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
     try:
         batch = np.atleast_2d(np.asarray(ids))
     except ValueError as error:  # ragged
-        raise PromptError("ids are integers [B, T] or [T]", got=str(error), fix="pad them and give a mask") from error
+        raise PromptError(
+            "ids are integers [B, T] or [T]", got="rows of different lengths", fix="pad them and give a mask"
+        ) from error
     if batch.size == 0:
         raise PromptError("an empty prompt", fix="give at least one token; model.tokenizer.bos_id is a start")
     if batch.ndim != 2 or batch.dtype.kind not in "iu":
-        raise PromptError("ids are integers [B, T] or [T]", got=f"{batch.dtype} {list(batch.shape)}")
+        text = batch.dtype.kind == "U"
+        raise PromptError(
+            "ids are integers [B, T] or [T]",
+            got="text" if text else f"{batch.dtype} {list(batch.shape)}",
+            fix="model.tokenizer.encode(text) gives ids" if text else None,
+        )
     wrong = (batch < 0) | (batch >= vocab)
     if wrong.any():
         row, place = divmod(int(np.argmax(wrong)), batch.shape[1])
@@ -42,10 +49,15 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A padding mask as bool [B, T]. Raises: PromptError for another shape."""
-    seen = np.atleast_2d(np.asarray(mask))
+    """A padding mask as bool [B, T]. Raises: PromptError for another shape, or what is neither true nor false."""
+    try:
+        seen = np.atleast_2d(np.asarray(mask))
+    except ValueError as error:  # ragged
+        raise PromptError("a mask has the shape of the ids", expected=list(shape), got=str(error)) from error
     if seen.shape != shape:
         raise PromptError("the mask has another shape than the ids", expected=list(shape), got=list(seen.shape))
+    if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
+        raise PromptError("a mask is true for tokens and false for padding", expected="0 and 1", got=f"{seen.dtype}")
     return np.ascontiguousarray(seen.astype(bool))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 class NonFinite(ComputeError):
     """A value that is NaN or infinite where a number is needed."""
+
+
+def need(name: str, value: object, kind: type = Integral) -> None:
+    """Raises: UsageError if an option is no number of this kind."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is no number of this kind", where=name, expected=kind.__name__.lower(), got=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence", "frequency"):
+            need(name, getattr(self, name), Real)
+        for name in ("top_k", "seed"):
+            need(name, getattr(self, name), Integral)
         ranges = {
             "temperature": (self.temperature >= 0, ">= 0"),
             "top_k": (self.top_k >= 0, ">= 0"),

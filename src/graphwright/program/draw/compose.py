@@ -317,7 +317,8 @@ def _pins(a: Arrangement) -> Inner:
 def _group_lines(chosen: View, at: int, members: list[int]) -> tuple[str, ...]:
     scene, module = chosen.scene, chosen.tree.modules[at]
     specs = [scene.nodes[i].specs[0] for i in module.exits if scene.nodes[i].specs]
-    numbers = sum(prod(d for d in s.shape if isinstance(d, int)) for i in members for _, s, _ in scene.nodes[i].weights)
+    inside = {key: spec for i in members for _, spec, key in scene.nodes[i].weights}  # a tied weight is one
+    numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in inside.values())
     return group_lines(module.path, scene.repeats.get(module.path, 1), len(members), numbers, [repr(s) for s in specs])
 
 

@@ -1,10 +1,11 @@
-"""Two programs in one scene: what was added, removed and changed between them, by name and nothing else."""
+"""Two programs in one scene: what was added, removed and changed between them, and nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from graphwright.program.diff import renames
 from graphwright.program.draw.scene import Scene, SceneNode, identities, read
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import STORED
@@ -18,15 +19,18 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 def union(program: Program, before: Program) -> Scene:
     """The scene of `program` with what only `before` has put in as removed, and all differences marked.
 
-    A node is changed if its op, attributes, specs, outputs or stored values differ. Edges are added or removed; a
+    A node is changed if its name, op, attributes, specs, outputs or stored values differ. Edges are added or removed; a
     rewired port is one of each.
     """
     now, old = read(program), read(before)
+    renamed = renames(program, before)
+    old.nodes = [replace(node, path=renamed.get(node.path, node.path)) for node in old.nodes]
+    fresh = set(renamed.values())
     known = {node.path: node for node in old.nodes}
     nodes: list[SceneNode] = []
     for node in now.nodes:
         was = known.get(node.path)
-        mark = ADDED if was is None else CHANGED if _differ(program, before, node, was) else ""
+        mark = ADDED if was is None else CHANGED if node.path in fresh or _differ(program, before, node, was) else ""
         nodes.append(replace(node, mark=mark))
     at = {node.path: i for i, node in enumerate(nodes)}
     for node in old.nodes:

@@ -1,0 +1,235 @@
+"""Running a program node by node on arrays: every value can be read, and the gradient taken, after the run.
+
+This is the slow, plain meaning of a program; a plan must agree with it bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Self
+
+from graphwright.array import NDArray
+from graphwright.autograd import as_tensor
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.program.differentiate import endpoint
+from graphwright.program.errors import Released, StaleRun
+from graphwright.program.feeds import check_feeds
+from graphwright.program.interpret import step
+from graphwright.program.kinds import INPUT, STORED, WRITE
+from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
+
+Ref = NodeId | Value | str
+_GRADIENTS = 8  # gradient programs kept per program
+
+
+class Run:
+    """The values of one run; `with program.run(...) as run:` frees them at the end.
+
+    Attributes:
+        program, version: what ran.
+        values: arrays by value; every node's, or those asked for.
+        keep: which those are: `all`, `outputs` or `some`.
+        seconds: how long the run took.
+        times: seconds by node, of every node that ran.
+    """
+
+    def __init__(self, program: Program, keep: str, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> None:
+        self.program, self.version, self.keep = program, program.version, keep
+        self.values: dict[Value, NDArray] = {}
+        self.times: dict[NodeId, float] = {}
+        self.seconds = 0.0
+        self.patched = self.closed = False
+        self._feeds, self._dims = feeds, dims
+        self._weights: dict[str, tuple[NDArray, int]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values kept, each block of memory once; weights and feeds among them are not counted."""
+        foreign = [v.data for v in self.program.weights.values() if isinstance(v.data, NDArray)]
+        foreign += self._feeds.values()
+        own = {id(array.storage) for array in foreign}
+        blocks = {id(a.storage): a.storage.nbytes for a in self.values.values() if id(a.storage) not in own}
+        return sum(blocks.values())
+
+    def value(self, ref: Ref) -> NDArray:
+        """The array of a node or value. Raises: Released if it was not kept, or the run is closed."""
+        wanted = self.program.value(ref)
+        if wanted not in self.values:
+            raise Released(
+                "the run is closed" if self.closed else "this value was freed after its last reader",
+                where=self.program.path(wanted),
+                fix="read values before close()" if self.closed else "run(..., keep='all')",
+            )
+        return self.values[wanted]
+
+    def grad(
+        self, outputs: Ref | Sequence[Ref], wrt: Sequence[Ref], seed: Sequence[Any] | None = None
+    ) -> list[NDArray]:
+        """Gradients of Σ outputs (with seeds: Σ seed · output), by `program.grad` on the values of this run.
+
+        Args:
+            outputs: floating values, or names of nodes or outputs.
+            wrt: params, inputs or inner values.
+            seed: an array per output, of its shape and dtype; ones by default.
+        Returns: an array per `wrt`, in order.
+        Raises: StaleRun if the program or a weight changed since; Released after `close()`; as `program.grad`.
+        """
+        self._check_fresh()
+        roots = [outputs] if isinstance(outputs, Value | NodeId | str) else list(outputs)
+        gradient = self._gradient(roots, wrt, seed is not None)
+        feeds = {**self._feeds, **dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))}
+        known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
+        given = {}
+        for node in gradient.nodes():
+            path, several = gradient.path(node), len(gradient.specs(node)) > 1
+            if path in known and not several and gradient.op(node) == self.program.op(known[path][0].node):
+                given[Value(node)] = known[path][1]
+        found = run(gradient, feeds, keep="outputs", given=given)
+        return [found[name] for name in gradient.output_names()]
+
+    def _gradient(self, outputs: Sequence[Ref], wrt: Sequence[Ref], seeded: bool) -> Program:
+        """The gradient's program, kept with the program while its version stays."""
+        p = self.program
+        made: dict[Any, Program] = p.derived.setdefault("gradients", {})
+        key = (
+            p.version,
+            *(endpoint(p, r) for r in outputs),
+            None,
+            *map(p.value, wrt),
+            tuple(sorted(self._dims.items())),
+            seeded,
+        )
+        if key not in made:
+            for old in [k for k in made if k[0] != p.version] or list(made)[:1] * (len(made) >= _GRADIENTS):
+                del made[old]
+            made[key] = p.grad(outputs, wrt, self._dims, seeded=seeded)
+        return made[key]
+
+    def _check_fresh(self) -> None:
+        p = self.program
+        if self.closed:
+            raise Released("the run is closed", where=p.name, fix="take gradients before close()")
+        if self.patched:
+            raise UsageError(
+                "a patched run has no gradient: what it computed is not what the program says",
+                where=p.name,
+                fix="make the patch an edit, or run without it",
+            )
+        if p.version != self.version:
+            edits = [entry.why for entry in p.journal if entry.base_version >= self.version]
+            raise StaleRun(
+                "the program was edited after this run",
+                where=p.name,
+                expected=f"version {self.version}",
+                got=f"version {p.version}: {', '.join(edits)}",
+                fix="run again",
+            )
+        changed = [
+            k
+            for k, (array, v) in self._weights.items()
+            if p.weights.array(k) is not array or array.storage.version != v
+        ]
+        if changed:
+            raise StaleRun("weights changed after this run", where=p.name, got=", ".join(changed[:5]), fix="run again")
+
+    def close(self) -> None:
+        """Let go of the values; weights, feeds and arrays that were taken out stay. May be called again."""
+        self.values, self._feeds, self._weights, self.closed = {}, {}, {}, True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> NDArray:
+        return self.value(self.program.output(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.program.output_names())
+
+    def __repr__(self) -> str:
+        kept = "closed" if self.closed else f"{len(self.values)} values, {self.nbytes:,} bytes"
+        return (
+            f"Run({self.program.name!r} version {self.version}, keep={self.keep!r}: {kept}, "
+            f"{1e3 * self.seconds:.3g} ms, outputs {', '.join(self) or 'none'})"
+        )
+
+
+def run(
+    p: Program,
+    feeds: Mapping[str, Any],
+    *,
+    keep: str | Sequence[Ref] = "all",
+    capture: Collection[Ref | EdgeId] = (),
+    patch: Mapping[Ref | EdgeId, Any] | None = None,
+    given: Mapping[Value, NDArray] | None = None,
+) -> Run:
+    """Run node by node on arrays; states and params are written together at the end.
+
+    A value that is not kept is let go after its last reader; memory shared by views goes with the last of them.
+
+    Args:
+        feeds: arrays or tensors by input name.
+        keep: "all", "outputs", or the values to keep beside the outputs.
+        capture: more values (or what edges carry) to keep.
+        patch: arrays to put in place of a node's first result, a value, or what one edge carries.
+        given: values known already: their nodes do not run, nor what only these need.
+    Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
+    """
+    start = perf_counter()
+    refuse_broken(p)
+    checked, dims = check_feeds(p, feeds)
+    arrays: dict[str, Any] = {name: t.data for name, t in checked.items()}
+    wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
+    wanted |= {p.edge_value(r) if isinstance(r, EdgeId) else p.value(r) for r in capture}
+    swaps = {(k if isinstance(k, EdgeId) else p.value(k)): as_tensor(v).data for k, v in (patch or {}).items()}
+    made = Run(p, "all" if keep == "all" else "some" if wanted else "outputs", arrays, dims)
+    made.patched = bool(swaps)
+    values: dict[Value, Any] = dict(given or {})
+    kept = wanted | set(p.outputs())
+    known = {v.node for v in values}
+    needed = p.reachable([*kept, *p.writes()], beyond=known) - known
+    order = [node for node in p.order() if node in needed]
+    unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
+    writes: list[tuple[str, NDArray]] = []
+    for node in order:
+        began, op = perf_counter(), p.op(node)
+        edges = p.in_edges(node)
+        if op in STORED:
+            array = p.weights.array(p.key(node))
+            made._weights[p.key(node)] = array, array.storage.version
+            results: tuple[Any, ...] = (array,)
+        elif op == INPUT:
+            results = (arrays[p.path(node)],)
+        else:
+            ins: list[Any] = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in edges]
+            if op == WRITE:
+                writes.append((p.key(p.operands(node)[0].node), ins[1]))
+                results = ()
+            else:
+                results = step(p, node, op, ins, dims)
+            del ins
+        for port, result in enumerate(results):
+            values[Value(node, port)] = swaps.get(Value(node, port), result)
+        made.times[node] = perf_counter() - began
+        if keep != "all":
+            unread.subtract(p.edge_value(e) for e in edges)
+            read = {p.edge_value(e) for e in edges} | {Value(node, port) for port in range(len(results))}
+            for v in read - kept:
+                if not unread[v]:
+                    values.pop(v, None)
+    if writes:
+        fresh = [array.copy() for _, array in writes]  # all are read before any is written
+        memory = {id(p.weights.array(key).storage) for key, _ in writes}
+        values = {v: a.copy() if id(a.storage) in memory else a for v, a in values.items()}
+        for (key, _), array in zip(writes, fresh, strict=True):
+            p.weights[key].own().copy_from(array)
+            made._weights.pop(key, None)  # what it read was copied
+    made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
+    made.seconds = perf_counter() - start
+    return made

@@ -1,0 +1,229 @@
+"""Methods of a tensor beside those of torch and numpy, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import graphwright as gw
+from graphwright.array import bfloat16, float32, int64
+from graphwright.autograd import Tensor, arange, full, grad, no_grad, ones, tensor, zeros
+from graphwright.errors import DTypeError, ShapeError, UsageError
+
+SHAPE = (3, 4, 5)
+
+
+def pair(shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, torch.Tensor]:
+    values = np.random.default_rng(0).uniform(0.2, 2, shape)
+    return tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
+
+
+def assert_like_torch(fn: Callable[[Any], Any], shape: tuple[int, ...] = SHAPE) -> None:
+    """The same values and, where there is one, the same gradient."""
+    ours, theirs = pair(shape)
+    a, b = fn(ours), fn(theirs)
+    np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-12)
+    if b.dtype.is_floating_point:
+        seed = np.random.default_rng(1).normal(size=a.shape)
+        b.backward(torch.tensor(seed))
+        np.testing.assert_allclose(grad(a, ours, [tensor(seed)])[0].numpy(), theirs.grad.numpy(), rtol=1e-10)
+    else:
+        assert not a.requires_grad
+
+
+# -- indexing ----------------------------------------------------------------------------------------------------------
+def indices(rank: int) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Tuples of ints, slices, None and at most one ellipsis."""
+    one = st.one_of(
+        st.integers(-3, 2),
+        st.builds(slice, st.none() | st.integers(-6, 6), st.none() | st.integers(-6, 6), st.none() | st.integers(1, 3)),
+    )
+    parts = st.lists(one, max_size=rank).flatmap(
+        lambda kept: st.tuples(st.just(kept), st.lists(st.integers(0, len(kept)), max_size=2), st.booleans())
+    )
+
+    def put(drawn: tuple[list[Any], list[int], bool]) -> tuple[Any, ...]:
+        kept, places, dots = drawn
+        result = list(kept)
+        for at in places:
+            result.insert(at, None)
+        if dots:
+            result.insert(len(result) // 2, Ellipsis)
+        return tuple(result)
+
+    return parts.map(put)
+
+
+@given(index=indices(3))
+@example(index=(..., 1))
+@example(index=(None, 2, ..., None, slice(1, None, 2)))
+@example(index=(slice(3, 1),))
+def test_an_index_picks_what_it_picks_in_torch(index: tuple[Any, ...]) -> None:
+    assert_like_torch(lambda x: x[index])
+
+
+def test_one_index_alone_and_numpys_integers() -> None:
+    assert_like_torch(lambda x: x[1])
+    assert_like_torch(lambda x: x[...])
+    x, _ = pair()
+    assert np.array_equal(x[np.int64(-1)].numpy(), x.numpy()[-1])
+    assert x[1, :, 2:].data.storage is x.data.storage  # a view
+
+
+@pytest.mark.parametrize("index", [(0, 0, 0, 0), (..., 0, ...), 3, -4, (slice(None), 4), slice(None, None, -1)])
+def test_an_index_outside_is_refused(index: Any) -> None:
+    with pytest.raises(ShapeError):
+        pair()[0][index]
+
+
+@pytest.mark.parametrize("index", [[0, 1], "a", 1.0])
+def test_an_index_of_another_kind_is_refused(index: Any) -> None:
+    with pytest.raises(UsageError, match="ints, slices"):
+        pair()[0][index]
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "argmax": lambda x: x.argmax(1),
+    "argmax of the last axis": lambda x: x.argmax(-1),
+    "amax": lambda x: x.amax(1),
+    "amax of two axes": lambda x: x.amax((0, 2), keepdims=True) if isinstance(x, Tensor) else x.amax((0, 2), True),
+    "reshape": lambda x: x.reshape(5, 12),
+    "reshape, a tuple": lambda x: x.reshape((5, 12)),
+    "reshape, one size left open": lambda x: x.reshape(2, -1, 5),
+    "view": lambda x: x.view(60),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "permute, a tuple": lambda x: x.permute((2, 0, -2)),
+    "transpose": lambda x: x.transpose(0, -1),
+    "T": lambda x: x.T if isinstance(x, Tensor) else x.permute(2, 1, 0),
+    "expand": lambda x: x[:, :1].expand(3, 6, 5),
+    "contiguous": lambda x: x.transpose(0, 1).contiguous(),
+    "clone": lambda x: x.clone(),
+    "log": lambda x: x.log(),
+    "sqrt": lambda x: x.sqrt(),
+    "exp": lambda x: x.exp(),
+    "sigmoid": lambda x: x.sigmoid(),
+    "tanh": lambda x: x.tanh(),
+    "relu": lambda x: (x - 1).relu(),
+    "softmax": lambda x: x.softmax(-1),
+    "softmax of the last axis": lambda x: x.softmax(2),
+    "softmax of another axis": lambda x: x.softmax(1),
+    "mean": lambda x: x.mean(1),
+    "float": lambda x: x.float().to(x.dtype),
+    "less": lambda x: x < 1.0,
+    "at most": lambda x: x <= x.transpose(0, 1).transpose(0, 1),
+    "greater": lambda x: x > 1.0,
+    "at least": lambda x: x >= x + 0.0,
+    "divided": lambda x: 1.0 - x / 3.0,
+    "negated": lambda x: -x * 2.0,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_torchs(name: str) -> None:
+    assert_like_torch(METHODS[name])
+
+
+def test_sizes_that_cannot_be_worked_out() -> None:
+    x, _ = pair()
+    for sizes in ((-1, -1, 5), (7, -1), (0, -1)):
+        with pytest.raises(ShapeError, match="-1"):
+            x.reshape(*sizes)
+
+
+def test_contiguous_is_itself_where_it_can_be() -> None:
+    x, _ = pair()
+    assert x.contiguous() is x
+    turned = x.transpose(0, 1)
+    assert turned.contiguous().data.contiguous
+    assert not turned.data.contiguous
+
+
+# -- leaving tensor land -----------------------------------------------------------------------------------------------
+def test_one_element_is_a_number() -> None:
+    assert (int(tensor([7])), float(tensor(2.5)), bool(tensor([[0]])), tensor([True]).item()) == (7, 2.5, False, True)
+    for convert in (int, float, bool, Tensor.item):
+        with pytest.raises(ShapeError, match="one element"):
+            convert(tensor([1.0, 2.0]))
+
+
+def test_length_is_that_of_the_first_axis() -> None:
+    assert len(zeros(4, 2)) == 4
+    with pytest.raises(UsageError, match="scalar"):
+        len(tensor(1.0))
+
+
+def test_numpy_takes_a_tensor_as_an_array() -> None:
+    x = tensor([[1.0, 2.0]])
+    assert np.asarray(x).base is not None or np.shares_memory(np.asarray(x), x.numpy())
+    assert not np.shares_memory(np.array(x, copy=True), x.numpy())
+    assert np.array(x, dtype=np.float64).dtype == np.float64
+    low = tensor([1.5]).to("bfloat16")
+    assert np.asarray(low, dtype=np.float32).tolist() == low.tolist() == [1.5]
+    with pytest.raises(DTypeError):
+        np.asarray(low)
+
+
+def test_what_a_tensor_says_of_itself() -> None:
+    assert repr(tensor([1.0, 2.5])) == "Tensor([1. , 2.5])"
+    assert repr(tensor([1], requires_grad=False)) == "Tensor([1], dtype=int64)"
+    assert repr(tensor([1.5], dtype="bfloat16", requires_grad=True)) == (
+        "Tensor([1.5], dtype=bfloat16, requires_grad=True)"
+    )
+    assert "..." in repr(zeros(100))
+    seen = []
+    gw.trace(lambda x: seen.append((repr(x), x.symbolic, x.is_leaf)), zeros(2, 3))
+    assert seen == [("Tensor(f32[2, 3], traced)", True, True)]
+    x, _ = pair()
+    assert x.is_leaf
+    assert not (x * 2.0).is_leaf
+
+
+# -- making them -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16", "int64", "bool"])
+def test_filled_tensors(kind: str) -> None:
+    wanted = getattr(torch, kind)
+    for ours, theirs in [
+        (zeros(2, 3, dtype=kind), torch.zeros(2, 3, dtype=wanted)),
+        (ones(3, dtype=kind), torch.ones(3, dtype=wanted)),
+        (full((2, 1), 3.14159, kind), torch.full((2, 1), 3.14159, dtype=wanted)),
+    ]:
+        assert ours.dtype.name.rstrip("_") == kind
+        wide = "float32" if kind == "bfloat16" else None
+        assert np.array_equal(ours.numpy(wide), theirs.float().numpy() if wide else theirs.numpy())
+
+
+@pytest.mark.parametrize("args", [(5,), (2, 5), (1, 8, 3), (0.0, 1.0, 0.25), (5, 0, -2)])
+def test_ranges(args: tuple[float, ...]) -> None:
+    ours, theirs = arange(*args), torch.arange(*args)
+    assert ours.tolist() == theirs.tolist()
+    assert ours.dtype is (int64 if theirs.dtype == torch.int64 else float32)
+
+
+def test_a_made_tensor_has_memory_of_its_own() -> None:
+    host = np.ones(3, np.float32)
+    first = tensor(host)
+    for source in (host, first, first.data):
+        made = tensor(source)
+        assert not np.shares_memory(made.numpy(), first.numpy())
+        assert not np.shares_memory(made.numpy(), host)
+    assert tensor(first, dtype="bfloat16").dtype is bfloat16
+
+
+@pytest.mark.parametrize("value", ["text", [object()], [[1, 2], [3]], {"a": 1}])
+def test_what_is_no_array_of_numbers(value: Any) -> None:
+    with pytest.raises((UsageError, ValueError)):
+        tensor(value)
+
+
+def test_integers_want_no_gradient() -> None:
+    with pytest.raises(DTypeError, match="floating"):
+        tensor([1, 2], requires_grad=True)
+    with no_grad():
+        assert not (tensor([1.0], requires_grad=True) * 2.0).requires_grad
