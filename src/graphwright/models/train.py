@@ -195,8 +195,9 @@ class Trainer:
         wrong = [name for name, value in now.items() if facts.get(name) != value]
         if wrong or type(done) is not int or not 0 <= done <= self.recipe.steps:
             told = {n: (now.get(n, f"0 to {self.recipe.steps}"), facts.get(n)) for n in wrong or ["done"]}
-            if "recipe" in told and isinstance(facts.get("recipe"), dict):
-                ours, theirs = told.pop("recipe")
+            theirs = facts.get("recipe")
+            if "recipe" in told and isinstance(theirs, dict):
+                ours, _ = told.pop("recipe")
                 told |= {n: (value, theirs.get(n)) for n, value in ours.items() if theirs.get(n) != value}
             raise UsageError(
                 "the saved training is of another run",

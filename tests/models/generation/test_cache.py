@@ -306,5 +306,6 @@ def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
     ],
 )
 def test_options_of_another_kind(name: str, value: Any, model: gw.Model) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 2, name: value}
     with pytest.raises(UsageError):
-        model.generate([1, 2], **{"max_new_tokens": 2, name: value})
+        model.generate([1, 2], **options)
