@@ -174,6 +174,12 @@ def test_a_kernel_that_is_missing_is_named() -> None:
         backend(CPU).bind("conv9d", [], [], {}, [])
 
 
+def test_a_bfloat16_scalar_is_an_array_of_no_axes() -> None:
+    one = empty((), bfloat16).copy_from(from_numpy(np.array(1.5, np.float32))).to_numpy("float32")
+    assert isinstance(one, np.ndarray)
+    assert (one.shape, one.item()) == ((), 1.5)
+
+
 def test_specs() -> None:
     spec = Spec(("B", 8), float32)
     assert spec.symbolic

@@ -130,6 +130,7 @@ def test_a_bar_fits_a_narrow_terminal(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
     with bar() as report:
+        assert report is not None
         report(Progress("training", 3, 1000, {"loss": 1.234, "lr": 5.585e-05, "tokens/s": 12345.0}))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "3/1000" in text

@@ -118,7 +118,7 @@ class NDArray:
             raise DTypeError("numpy has no bfloat16", fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
         if self.dtype is bfloat16 and not bits:
             # the upper half of a float32: exact
-            wide = self.to_numpy(bits=True).astype(np.uint32) << 16
+            wide = np.asarray(self.to_numpy(bits=True).astype(np.uint32) << 16)  # a shift of no axes gives a scalar
             host = wide.view(np.float32)
         else:
             host = self._host()
@@ -172,7 +172,7 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
     return backend(device).empty(shape, dtype)
 
 
-def from_numpy(host: np.ndarray, *, bits: DType | None = None) -> NDArray:
+def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None) -> NDArray:
     """An array that shares memory with `host` where numpy's layout allows it.
 
     Args:

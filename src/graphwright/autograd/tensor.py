@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class Tensor:
         """Nested lists of Python numbers."""
         return self._array("tolist()").to_numpy("float32" if self.dtype.name == "bfloat16" else None).tolist()
 
-    def __float__(self) -> float:
+    def __float__(self) -> builtins.float:  # `float` is a method here
         return float(self.item())
 
     def __int__(self) -> int:

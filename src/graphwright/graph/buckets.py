@@ -226,7 +226,7 @@ class Buckets:
             now = owner.cells[edge]
             left[done] = self.remove(now, edge)
             if not self.fits(node, place, owner.cells):
-                self.restore(now, edge, left[done])
+                self.restore(now, edge, int(left[done]))
                 return left, done
             self.restore(node, edge, place)
             owner.cells[edge] = node

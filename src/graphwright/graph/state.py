@@ -290,6 +290,6 @@ def _in_range(values: Ids, end: int) -> bool:
     return not len(values) or bool(values.min() >= 0 and values.max() < end)
 
 
-def _require(holds: bool, what: str) -> None:
+def _require(holds: bool | np.bool_, what: str) -> None:
     if not holds:
         raise GraphFileError(f"the saved tables contradict each other: expected {what}")
