@@ -59,8 +59,6 @@ class HeaderError(CheckpointError, ValueError):
     """The header of a file breaks a rule of `HEADER_RULES`: `rule` names it, `key` the tensor, if it is about one."""
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
-        if rule in ("length", "tiling"):
-            facts.setdefault("fix", "the file may be cut off: download or copy it again")
         super().__init__(_broken("header", rule, key, HEADER_RULES), **facts)
         self.rule, self.key = rule, key
 

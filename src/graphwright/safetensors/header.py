@@ -73,12 +73,12 @@ class Header:
 
 def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
     """N, from the first 8 bytes of a file of `file_bytes` bytes. Raises: HeaderError("length")."""
+    fix = "the file is cut short, or no safetensors file: copy it again"
     if len(prefix) < LENGTH.size:
-        raise HeaderError("length", where=where, expected="8 bytes or more", got=f"{len(prefix)} bytes")
+        raise HeaderError("length", where=where, expected="8 bytes or more", got=f"{len(prefix)} bytes", fix=fix)
     (length,) = LENGTH.unpack_from(prefix)
     limit = min(MAX_HEADER, file_bytes - LENGTH.size)
     if length > limit:
-        fix = "the file is cut short, or no safetensors file: copy it again"
         raise HeaderError("length", where=where, expected=f"at most {limit}", got=length, fix=fix)
     return length
 
