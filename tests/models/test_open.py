@@ -291,3 +291,9 @@ def test_without_a_tokenizer_the_file_to_add_is_named(model: gw.Model) -> None:
 def test_a_notebook_shows_model_and_picture(model: gw.Model) -> None:
     assert "Model(llama" in model._repr_html_()
     assert "<svg" in model._repr_html_()
+
+
+@pytest.mark.parametrize("path", [3, None, b"x", "a\0b"])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(UsageError, match="no path to a model"):
+        gw.open(path)

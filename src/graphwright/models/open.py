@@ -74,7 +74,7 @@ def _notes(config: Config, dims: Any, tokenizer: Tokenizer | None) -> list[str]:
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
-    """A path, with the word `bundled` for the model inside the package. Raises: ModelNotFound; UsageError for no path."""
+    """A path; `bundled` is the model inside the package. Raises: ModelNotFound; UsageError for what is no path."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise UsageError("no path to a model", expected="a directory, or 'bundled'", got=path)
     if os.fspath(path) == "bundled":
