@@ -6,6 +6,7 @@ Each peer does what its users do after a change of structure: torch eager just r
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +16,17 @@ from benchmarks.harness import Figure
 D, H, HD, FF, V, T, B, LAYERS = 256, 4, 64, 704, 512, 64, 2, 22
 EDITS = ("skip", "remove")
 PARTS = ("edit", "first result", "steady step")
+
+
+def steady(step: Callable[[], object]) -> float:
+    """Median seconds of five steps, after one more to warm up."""
+    step()
+    taken = []
+    for _ in range(5):
+        started = perf_counter()
+        step()
+        taken.append(perf_counter() - started)
+    return float(np.median(taken))
 
 
 def ours(rounds_: int) -> dict[str, list[float]]:
@@ -67,18 +79,19 @@ def ours(rounds_: int) -> dict[str, list[float]]:
             t1 = perf_counter()
             run(*args)
             t2 = perf_counter()
-            for _ in range(3):
-                run(*args)
             taken[f"{kind}: edit"].append(t1 - t0)
             taken[f"{kind}: first result"].append(t2 - t0)
-            taken[f"{kind}: steady step"].append((perf_counter() - t2) / 3)
+            taken[f"{kind}: steady step"].append(steady(lambda: run(*args)))
     return taken
 
 
 def torch_peer(compiled: bool, rounds_: int) -> dict[str, list[float]]:
     import torch
+    import torch._inductor.config
     import torch.nn.functional as F
     from torch import nn
+
+    torch._inductor.config.force_disable_caches = True  # a structure that was never compiled before is in no cache
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -138,10 +151,8 @@ def torch_peer(compiled: bool, rounds_: int) -> dict[str, list[float]]:
                 net.blocks = nn.ModuleList([b for i, b in enumerate(net.blocks) if i != 10])
             step()
             t1 = perf_counter()
-            for _ in range(3):
-                step()
             taken[f"{kind}: first result"].append(t1 - t0)
-            taken[f"{kind}: steady step"].append((perf_counter() - t1) / 3)
+            taken[f"{kind}: steady step"].append(steady(lambda: step()))
     return taken
 
 
@@ -198,10 +209,8 @@ def jax_peer(rounds_: int) -> dict[str, list[float]]:
             fresh = jax.jit(lambda p: jax.value_and_grad(lambda q: forward(q, skip))(p))  # read when traced
             jax.block_until_ready(fresh(params))
             t1 = perf_counter()
-            for _ in range(3):
-                jax.block_until_ready(fresh(params))
             taken[f"{kind}: first result"].append(t1 - t0)
-            taken[f"{kind}: steady step"].append((perf_counter() - t1) / 3)
+            taken[f"{kind}: steady step"].append(steady(lambda: jax.block_until_ready(fresh(params))))
     return taken
 
 
@@ -221,7 +230,7 @@ def run() -> list[Figure]:
         figure = Figure(
             f"Edit to first training result, {what}",
             f"22 layers, width 256, batch 2 x 64, loss and all gradients, {torch.get_num_threads()} threads; "
-            f"median of 5, JAX of 2, torch.compile of {slow}",
+            f"median of 5, JAX of 2, torch.compile of {slow} with cold caches",
         )
         for who, taken in peers.items():
             for part in PARTS:
