@@ -99,6 +99,16 @@ def test_refusals_name_place_and_way_out(error, change, where, fix):
     refused(tiny(), error, change, where=where, fix=fix)
 
 
+def test_authors_are_the_four_of_the_journal():
+    p = tiny()
+    for author in ("human", "gate", "evolution", "pass"):
+        with p.edit("again", author=author, tool="me") as e:
+            e.connect("h", "j")
+    assert [entry.author for entry in p.journal] == ["human", "gate", "evolution", "pass"]
+    with pytest.raises(UsageError, match="no such author"):
+        p.edit("again", author="me")
+
+
 def test_the_other_errors():
     p = tiny()
     with pytest.raises(NotUndoable, match="nothing to undo"):

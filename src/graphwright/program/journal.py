@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from graphwright.program.edits import Edit
 
 
+AUTHORS = ("human", "gate", "evolution", "pass")
+"""Who may edit; which program of that kind it was is said by `tool`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undo:
     """What takes an entry back and forth again; lives in memory, and in `history.safetensors` of a saved program.

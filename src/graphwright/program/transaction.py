@@ -36,6 +36,7 @@ from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.interrupts import held_back
+from graphwright.program.journal import AUTHORS
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
@@ -59,6 +60,8 @@ class Transaction:
     """
 
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
+        if author not in AUTHORS:
+            raise UsageError("no such author", expected=", ".join(AUTHORS), got=author, fix="name a program by tool=")
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
         self.owner, self._left = 0, False
