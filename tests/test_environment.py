@@ -145,7 +145,9 @@ def test_make_help_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.M)
     targets = phony.split()
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == targets
     assert sorted(targets) == sorted(re.findall(r"^([a-z]+):", text, re.M))
 
