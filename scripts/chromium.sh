@@ -7,7 +7,7 @@ done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   echo "installing chromium with apt-get" >&2
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } ||
+  timeout 300 sh -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium" >/dev/null ||
     echo "chromium could not be installed: the browser tests are not run" >&2
 elif command -v brew >/dev/null 2>&1; then
   brew install --quiet --cask chromium || echo "chromium could not be installed: the browser tests are not run" >&2
