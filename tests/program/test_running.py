@@ -190,3 +190,35 @@ def test_constants_are_each_array_once():
     stored = {p.key(n): p.weights.array(p.key(n)) for n in p.order() if p.op(n) in ("param", "const")}
     assert p.constants() == stored
     assert list(p.constants()) == list(stored)
+
+
+def squares() -> Program:
+    """total' = total + x², a state that the gradient of the sum of total · x reads."""
+    b = Builder("squares")
+    x, total = b.input("x", (2,)), b.state("total", np.asarray([2, 3], "f4"))
+    b.output(b.mul(total, x, name="weighed"), "y")
+    b.carry(b.add(total, b.mul(x, x, name="square"), name="grown"), total)
+    return b.build()
+
+
+def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
+    p, x = squares(), np.asarray([4, 5], "f4")
+    (dx,) = p.run(x=x).grad("y", ["x"])
+    assert dx.to_numpy().tolist() == [2, 3]
+    assert p.weights.array("total").to_numpy().tolist() == [18, 28]
+    with pytest.raises(StaleRun, match="total"):  # its old value was let go
+        p.run(x=x, keep="outputs").grad("y", ["x"])
+
+
+def test_a_seed_for_each_output():
+    with pytest.raises(UsageError, match="one seed per output"):
+        tiny().run(x=X).grad("y", ["w"], [])
+
+
+def test_producers_are_what_is_read():
+    p = random_program(2)
+    for node in p.nodes():
+        read = p.producers(node)
+        assert set(read) == {p.graph.source(e) for e in p.graph.in_edges(node)}
+        assert len(set(read)) == len(read)
+        assert all(node in p.consumers(r) for r in read)

@@ -71,7 +71,7 @@ class Backend(Protocol):
 
 SPINS = "10000"
 """How often a thread of a kernel looks for the others before it sleeps. With the OpenMP runtime's 300 000 it burns the
-core that the awaited one needs, where other processes want the cores too: steps took 2 to 15 times longer."""
+core that the awaited one needs, where other processes want the cores too."""
 
 _backends: dict[str, Backend] = {}
 

@@ -6,7 +6,7 @@ of the same buffer (half the price of a numpy scalar access). Invariant: growing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -194,8 +194,3 @@ def aligned_copy(data: Array) -> Array:
 def grown(capacity: int, need: int) -> int:
     """The next capacity: half as much again, at least `need`."""
     return max(need, capacity + capacity // 2, 16)
-
-
-def rows_of(values: Array) -> Sequence[Any]:
-    """Rows as Python values, the way single reads give them."""
-    return values.tolist()

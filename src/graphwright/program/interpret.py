@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from graphwright.array import NDArray, empty
 from graphwright.autograd import Tensor, Variable, active_recorder
 from graphwright.errors import GraphwrightError
@@ -98,8 +96,3 @@ def _apart(tensor: Tensor, written: Sequence[Variable]) -> Tensor:
     assert isinstance(tensor.data, NDArray)  # nothing is traced here
     memory = {id(w.data.storage) for w in written}
     return tensor.clone() if id(tensor.data.storage) in memory else tensor
-
-
-def as_host(array: NDArray) -> np.ndarray:
-    """An array as numpy; bfloat16 widened to float32."""
-    return array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)

@@ -35,6 +35,8 @@ class Run:
         keep: which those are: `all`, `outputs` or `some`.
         seconds: how long the run took.
         times: seconds by node, of every node that ran.
+        patched: True if a value was put in the place of a computed one.
+        closed: True once the values were let go.
     """
 
     def __init__(self, program: Program, keep: str, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> None:
@@ -80,15 +82,17 @@ class Run:
         """
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Value | NodeId | str) else list(outputs)
+        if seed is not None and len(seed) != len(roots):
+            raise UsageError("one seed per output", where=self.program.name, expected=len(roots), got=len(seed))
         gradient = self._gradient(roots, wrt, seed is not None)
-        feeds = {**self._feeds, **dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))}
+        seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
         known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
         given = {}
         for node in gradient.nodes():
             path, several = gradient.path(node), len(gradient.specs(node)) > 1
             if path in known and not several and gradient.op(node) == self.program.op(known[path][0].node):
                 given[Value(node)] = known[path][1]
-        found = run(gradient, feeds, keep="outputs", given=given)
+        found = run(gradient, {**self._feeds, **seeds}, keep="outputs", given=given)
         return [found[name] for name in gradient.output_names()]
 
     def _gradient(self, outputs: Sequence[Ref], wrt: Sequence[Ref], seeded: bool) -> Program:
@@ -229,7 +233,8 @@ def run(
         values = {v: a.copy() if id(a.storage) in memory else a for v, a in values.items()}
         for (key, _), array in zip(writes, fresh, strict=True):
             p.weights[key].own().copy_from(array)
-            made._weights.pop(key, None)  # what it read was copied
+            if keep == "all":  # what the run read of it is kept; else the write makes the run stale
+                del made._weights[key]
     made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
     made.seconds = perf_counter() - start
     return made
