@@ -17,7 +17,8 @@ from graphwright.autograd.engine import (
 from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
-from graphwright.autograd.tensor import Parameter, Tensor, Variable, update
+from graphwright.autograd.tensor import Tensor
+from graphwright.autograd.variable import Parameter, Variable, update
 
 __all__ = [
     "GradShapeRequired",

@@ -145,12 +145,12 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """Run or record an op on tensors and numbers; one tensor, or a tuple of them."""
-    from graphwright.autograd.tensor import Tensor, Variable
+    from graphwright.autograd.tensor import Tensor
 
     inputs = _operands(row, operands)
     recorder = active.get()
     data: list[Any] = [t.data for t in inputs]
-    if recorder is not None and any(isinstance(t.data, Symbol) or isinstance(t, Variable) for t in inputs):
+    if recorder is not None and any(isinstance(t.data, Symbol) or t.carried for t in inputs):
         data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
         results: Sequence[Any] = recorder.record(row, data, attrs)
     else:

@@ -12,7 +12,8 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphwright.autograd.tensor import Tensor, Variable
+    from graphwright.autograd.tensor import Tensor
+    from graphwright.autograd.variable import Variable
     from graphwright.ops import Op
 
 

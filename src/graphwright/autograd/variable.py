@@ -1,0 +1,84 @@
+"""Variables and parameters: leaves whose value changes while they stay who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from graphwright.array import DType, NDArray, float32
+from graphwright.autograd.recorder import active
+from graphwright.autograd.tensor import Tensor
+from graphwright.errors import ShapeError
+from graphwright.ops import compute, get, writable_over
+
+
+class Variable(Tensor):
+    """A leaf that keeps its identity while its value changes: state of a model or an optimizer.
+
+    Tracing turns it into a `param` or `state` node; assigning to it becomes a write at the end of the step. Its array
+    is copied before the first write if it maps a file or `shared` says that somebody else holds it.
+    """
+
+    __slots__ = ("shared",)
+    data: NDArray  # never a symbol
+    carried: ClassVar[bool] = True
+
+    def __init__(self, data: NDArray, requires_grad: bool = False, name: str = "") -> None:
+        super().__init__(data, requires_grad, name)
+        self.shared = False
+
+    def own(self) -> NDArray:
+        """The array, made private and writable first if it is not."""
+        if self.shared or self.data.storage.readonly or not self.data.contiguous:
+            self.data, self.shared = self.data.copy(), False
+        return self.data
+
+    def assign(self, value: Tensor) -> None:
+        """Take the value of a tensor of the same spec. Raises: ShapeError."""
+        if value.spec != self.spec:
+            raise ShapeError("a variable keeps its spec", where=self.name or None, expected=self.spec, got=value.spec)
+        recorder = active.get()
+        if recorder is not None:
+            recorder.assign(self, value)
+        else:
+            assert isinstance(value.data, NDArray)
+            self.own().copy_from(value.data)
+
+
+class Parameter(Variable):
+    """A variable that is trained; the gradient of a 16-bit one is summed and kept in float32."""
+
+    __slots__ = ()
+
+    def __init__(self, data: NDArray, requires_grad: bool = True, name: str = "") -> None:
+        super().__init__(data, requires_grad, name)
+
+    @property
+    def grad_dtype(self) -> DType:
+        """As above: in 8 bits of significand, a sum of 300 ones is 256."""
+        return float32 if self.data.dtype.is_low else self.data.dtype
+
+
+def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: Any) -> None:
+    """Run an op whose results replace the values of variables, in place where it can; keeps no tape.
+
+    Args:
+        targets: one variable per result of the op, in order.
+        name: an op; results that its `inplace` trait pairs with an operand are written over it.
+    """
+    row = get(name)
+    full = row.complete(attrs)
+    recorder = active.get()
+    if recorder is not None:
+        for target, symbol in zip(
+            targets, recorder.record(row, [recorder.resolve(o) for o in operands], full), strict=True
+        ):
+            recorder.assign(target, Tensor(symbol))
+        return
+    outs = [target.own() for target in targets]
+    arrays = [o._array(f"an update by {name}") for o in operands]
+    if writable_over(row, outs, arrays):
+        compute(row, arrays, full, outs)
+    else:  # an op that reads an operand after it wrote the result: made aside, then copied
+        for out, result in zip(outs, compute(row, arrays, full), strict=True):
+            out.copy_from(result)
