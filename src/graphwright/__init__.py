@@ -20,7 +20,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from graphwright import models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
-    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
+    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, matmul, no_grad, stack, tensor, where
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
@@ -47,12 +47,15 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "matmul": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "stack": "autograd",
     "tensor": "autograd",
     "trace": "program",
+    "where": "autograd",
 }
 """Public name -> the folder it lives in."""
 _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
@@ -79,6 +82,7 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "matmul",
     "models",
     "nn",
     "no_grad",
@@ -87,8 +91,10 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "stack",
     "tensor",
     "trace",
+    "where",
 ]
 
 

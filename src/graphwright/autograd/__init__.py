@@ -14,6 +14,7 @@ from graphwright.autograd.engine import (
     grad,
     unbroadcast,
 )
+from graphwright.autograd.functions import lerp, matmul, maximum, minimum, norm, outer, stack, std, var, where
 from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
@@ -42,12 +43,22 @@ __all__ = [
     "full",
     "grad",
     "grad_enabled",
+    "lerp",
+    "matmul",
+    "maximum",
+    "minimum",
     "no_grad",
+    "norm",
     "ones",
+    "outer",
     "scope",
     "scoped",
+    "stack",
+    "std",
     "tensor",
     "unbroadcast",
     "update",
+    "var",
+    "where",
     "zeros",
 ]

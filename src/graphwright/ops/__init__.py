@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, reduce, shape, update
+from graphwright.ops import (
+    activation,
+    arithmetic,
+    attention,
+    compare,
+    functions,
+    identity,
+    index,
+    linear,
+    loss,
+    norm,
+    reduce,
+    shape,
+    softmax,
+    update,
+)
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -14,11 +29,15 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "activation",
+    "arithmetic",
     "attention",
     "call",
+    "compare",
     "compute",
-    "elementwise",
+    "functions",
     "get",
+    "identity",
     "index",
     "linear",
     "loss",
@@ -26,6 +45,7 @@ __all__ = [
     "op",
     "reduce",
     "shape",
+    "softmax",
     "update",
     "writable_over",
 ]

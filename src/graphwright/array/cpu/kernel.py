@@ -6,6 +6,7 @@ Invariant: what `bind` returns reads and writes the bound tensors only; running 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,3 +46,13 @@ def kernel(name: str, work: Work | None = None) -> Callable[[Bind], Bind]:
         return bind
 
     return enter
+
+
+def pointwise(**calls: Callable[..., object]) -> None:
+    """Enter kernels that are one ATen call each: all operands, then `out=`."""
+    for name, call in calls.items():
+
+        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
+            return partial(call, *ins, out=outs[0])
+
+        kernel(name)(bind)
