@@ -20,7 +20,20 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from graphwright import models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
-    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, matmul, no_grad, stack, tensor, where
+    from graphwright.autograd import (
+        Function,
+        Parameter,
+        Tensor,
+        enable_grad,
+        grad,
+        matmul,
+        mode,
+        no_grad,
+        set_grad_enabled,
+        stack,
+        tensor,
+        where,
+    )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Builder": "program",
     "Device": "array",
+    "Function": "autograd",
     "Graph": "graph",
     "Model": "models",
     "NDArray": "array",
@@ -48,10 +62,12 @@ _HOME = {
     "int64": "array",
     "load": "program",
     "matmul": "autograd",
+    "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "set_grad_enabled": "autograd",
     "stack": "autograd",
     "tensor": "autograd",
     "trace": "program",
@@ -63,6 +79,7 @@ _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan"
 __all__ = [
     "Builder",
     "Device",
+    "Function",
     "Graph",
     "GraphwrightError",
     "Model",
@@ -83,6 +100,7 @@ __all__ = [
     "int64",
     "load",
     "matmul",
+    "mode",
     "models",
     "nn",
     "no_grad",
@@ -91,6 +109,7 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "set_grad_enabled",
     "stack",
     "tensor",
     "trace",
