@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, reduce, shape, update
+from graphwright.ops import attention, conv, elementwise, index, linear, loss, norm, pool, reduce, shape, update
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -17,6 +17,7 @@ __all__ = [
     "attention",
     "call",
     "compute",
+    "conv",
     "elementwise",
     "get",
     "index",
@@ -24,6 +25,7 @@ __all__ = [
     "loss",
     "norm",
     "op",
+    "pool",
     "reduce",
     "shape",
     "update",
