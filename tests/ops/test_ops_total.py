@@ -7,7 +7,8 @@ import pytest
 from op_cases import draws
 from torch_ops import TORCH
 
-from graphwright.array import CPU, NDArray, backend, from_numpy
+from graphwright.array import CPU, NDArray, backend, empty, from_numpy
+from graphwright.array.cpu import tensor_allocations
 from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
 from graphwright.ops import OPS, UnknownOp, call, compute, get, op
 
@@ -256,3 +257,23 @@ def test_in_place_gives_the_same_bits(name: str) -> None:
         outs = [arrays[place] if o == out else r.copy() for o, r in enumerate(fresh)]
         for mine, other in zip(compute(row, arrays, attrs, outs), fresh, strict=True):
             assert_bits(mine, other, what=f"{name} over operand {place}")
+
+
+ALLOCATES = {
+    "rope_dynamic": "its frequencies depend on a position, which it reads on the host",
+    "rope_longer": "as rope_dynamic",
+}
+
+
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.view is None])
+def test_a_bound_kernel_allocates_nothing_in_float32(name: str) -> None:
+    kernels = backend(CPU)
+    allocated = []
+    for inputs, attrs in draws(name):
+        arrays = [from_numpy(x.astype(np.float32) if x.dtype == np.float64 else x) for x in inputs]
+        outs = compute(OPS[name], arrays, attrs)
+        ins, made = [a.spec for a in arrays], [o.spec for o in outs]
+        work = [empty(s.sizes, s.dtype) for s in kernels.workspace(name, made, ins, attrs)]
+        calls = kernels.bind(name, outs, arrays, attrs, work)
+        allocated += tensor_allocations(lambda calls=calls: [run() for run in calls])
+    assert bool(allocated) == (name in ALLOCATES), allocated
