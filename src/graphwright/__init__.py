@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Function,
         Parameter,
         Tensor,
+        einsum,
         enable_grad,
         grad,
         matmul,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         set_grad_enabled,
         stack,
         tensor,
+        topk,
         where,
     )
     from graphwright.graph import Graph
@@ -54,6 +56,7 @@ _HOME = {
     "bfloat16": "array",
     "bool_": "array",
     "compile": "plan",
+    "einsum": "autograd",
     "enable_grad": "autograd",
     "float16": "array",
     "float32": "array",
@@ -70,6 +73,7 @@ _HOME = {
     "set_grad_enabled": "autograd",
     "stack": "autograd",
     "tensor": "autograd",
+    "topk": "autograd",
     "trace": "program",
     "where": "autograd",
 }
@@ -92,6 +96,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "compile",
+    "einsum",
     "enable_grad",
     "float16",
     "float32",
@@ -112,6 +117,7 @@ __all__ = [
     "set_grad_enabled",
     "stack",
     "tensor",
+    "topk",
     "trace",
     "where",
 ]

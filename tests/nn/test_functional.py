@@ -209,6 +209,7 @@ def test_norms_are_torchs(scale: int) -> None:
     mine, theirs = parts(2, 5)
     assert_close(ours.layer_norm(t, (2, 5), *mine), F.layer_norm(s, (2, 5), *theirs), rtol=1e-11, atol=1e-13)
     mine, theirs = parts(4)
+    weight, bias = [*mine, None, None][:2]
     assert_close(ours.group_norm(t, 2, *mine), F.group_norm(s, 2, *theirs), rtol=1e-11, atol=1e-13)
     padded = [*theirs, None, None][:2]
     wanted = F.instance_norm(s, None, None, *padded)
@@ -216,9 +217,8 @@ def test_norms_are_torchs(scale: int) -> None:
     mean, var = RNG.normal(size=4), RNG.uniform(0.5, 2, 4)
     running = [torch.from_numpy(v.copy()) for v in (mean, var)]
     evaluated = F.batch_norm(s, *running, *padded)
-    assert_close(ours.batch_norm(t, tensor(mean), tensor(var), *mine), evaluated, rtol=1e-11, atol=1e-13)
-    train: Any = ours.batch_norm
-    moved = train(t, tensor(mean), tensor(var), *mine, training=True, momentum=0.3)
+    assert_close(ours.batch_norm(t, tensor(mean), tensor(var), weight, bias), evaluated, rtol=1e-11, atol=1e-13)
+    moved = ours.batch_norm(t, tensor(mean), tensor(var), weight, bias, training=True, momentum=0.3)
     trained = F.batch_norm(s, *running, *padded, training=True, momentum=0.3)  # moves the running ones in place
     for a, b in zip(moved, (trained, *running), strict=True):
         assert_close(a, b, rtol=1e-11, atol=1e-13)

@@ -262,6 +262,8 @@ def test_in_place_gives_the_same_bits(name: str) -> None:
 
 
 ALLOCATES = {
+    "sort": "one row of indices, within ATen",
+    "topk": "as sort",
     "rope_dynamic": "its frequencies depend on a position, which it reads on the host",
     "rope_longer": "as rope_dynamic",
 }

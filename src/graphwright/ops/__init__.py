@@ -18,6 +18,7 @@ from graphwright.ops import (
     reduce,
     shape,
     softmax,
+    sort,
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -50,6 +51,7 @@ __all__ = [
     "reduce",
     "shape",
     "softmax",
+    "sort",
     "update",
     "writable_over",
 ]

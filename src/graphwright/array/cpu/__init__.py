@@ -24,6 +24,7 @@ from graphwright.array.cpu import (
     pool,
     reduce,
     softmax,
+    sort,
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
@@ -49,6 +50,7 @@ __all__ = [
     "pool",
     "reduce",
     "softmax",
+    "sort",
     "update",
 ]
 
