@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, conv, elementwise, index, linear, loss, norm, pool, reduce, shape, update
+from graphwright.ops import (
+    arrange,
+    attention,
+    conv,
+    elementwise,
+    gather,
+    index,
+    linear,
+    loss,
+    norm,
+    pool,
+    reduce,
+    shape,
+    update,
+)
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -14,11 +28,13 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "arrange",
     "attention",
     "call",
     "compute",
     "conv",
     "elementwise",
+    "gather",
     "get",
     "index",
     "linear",

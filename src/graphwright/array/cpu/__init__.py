@@ -9,7 +9,20 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
-from graphwright.array.cpu import attention, conv, elementwise, index, linear, loss, norm, pool, reduce, update
+from graphwright.array.cpu import (
+    arrange,
+    attention,
+    conv,
+    elementwise,
+    gather,
+    index,
+    linear,
+    loss,
+    norm,
+    pool,
+    reduce,
+    update,
+)
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.device import CPU
 from graphwright.array.dtype import DType
@@ -19,9 +32,11 @@ from graphwright.array.storage import Storage
 
 __all__ = [
     "CpuBackend",
+    "arrange",
     "attention",
     "conv",
     "elementwise",
+    "gather",
     "index",
     "linear",
     "loss",
