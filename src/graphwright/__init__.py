@@ -20,7 +20,20 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from graphwright import models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
-    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
+    from graphwright.autograd import (
+        Function,
+        Parameter,
+        Tensor,
+        enable_grad,
+        grad,
+        matmul,
+        mode,
+        no_grad,
+        set_grad_enabled,
+        stack,
+        tensor,
+        where,
+    )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Builder": "program",
     "Device": "array",
+    "Function": "autograd",
     "Graph": "graph",
     "Model": "models",
     "NDArray": "array",
@@ -47,12 +61,17 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "matmul": "autograd",
+    "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "set_grad_enabled": "autograd",
+    "stack": "autograd",
     "tensor": "autograd",
     "trace": "program",
+    "where": "autograd",
 }
 """Public name -> the folder it lives in."""
 _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
@@ -60,6 +79,7 @@ _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan"
 __all__ = [
     "Builder",
     "Device",
+    "Function",
     "Graph",
     "GraphwrightError",
     "Model",
@@ -79,6 +99,8 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "matmul",
+    "mode",
     "models",
     "nn",
     "no_grad",
@@ -87,8 +109,11 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "set_grad_enabled",
+    "stack",
     "tensor",
     "trace",
+    "where",
 ]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from graphwright.ops import (
+    activation,
+    arithmetic,
     arrange,
     attention,
+    compare,
     conv,
-    elementwise,
+    functions,
     gather,
+    identity,
     index,
     linear,
     loss,
@@ -15,6 +19,7 @@ from graphwright.ops import (
     pool,
     reduce,
     shape,
+    softmax,
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -28,14 +33,18 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "activation",
+    "arithmetic",
     "arrange",
     "attention",
     "call",
+    "compare",
     "compute",
     "conv",
-    "elementwise",
+    "functions",
     "gather",
     "get",
+    "identity",
     "index",
     "linear",
     "loss",
@@ -44,6 +53,7 @@ __all__ = [
     "pool",
     "reduce",
     "shape",
+    "softmax",
     "update",
     "writable_over",
 ]

@@ -10,17 +10,22 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
 from graphwright.array.cpu import (
+    activation,
+    arithmetic,
     arrange,
     attention,
+    compare,
     conv,
-    elementwise,
+    functions,
     gather,
+    identity,
     index,
     linear,
     loss,
     norm,
     pool,
     reduce,
+    softmax,
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
@@ -32,17 +37,22 @@ from graphwright.array.storage import Storage
 
 __all__ = [
     "CpuBackend",
+    "activation",
+    "arithmetic",
     "arrange",
     "attention",
+    "compare",
     "conv",
-    "elementwise",
+    "functions",
     "gather",
+    "identity",
     "index",
     "linear",
     "loss",
     "norm",
     "pool",
     "reduce",
+    "softmax",
     "update",
 ]
 
