@@ -18,7 +18,7 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from graphwright import models, nn, optim, program
+    from graphwright import amp, data, models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
     from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
     from graphwright.graph import Graph
@@ -55,7 +55,7 @@ _HOME = {
     "trace": "program",
 }
 """Public name -> the folder it lives in."""
-_MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
+_MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
 
 __all__ = [
     "Builder",
@@ -69,9 +69,11 @@ __all__ = [
     "Program",
     "Tensor",
     "__version__",
+    "amp",
     "bfloat16",
     "bool_",
     "compile",
+    "data",
     "enable_grad",
     "float16",
     "float32",

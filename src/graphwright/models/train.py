@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.amp import autocast
 from graphwright.array import BY_TAG, NDArray, from_numpy, random
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
@@ -20,7 +21,7 @@ from graphwright.files import atomic_directory, read_json
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.model import Model, need_tokenizer
 from graphwright.nn import functional
-from graphwright.optim import AdamW, amp, clip_grad_norm_, warmup_cosine
+from graphwright.optim import AdamW, clip_grad_norm_, warmup_cosine
 from graphwright.plan import compile
 from graphwright.progress import Progress, Report
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
@@ -117,7 +118,7 @@ class Trainer:
     def _step(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         opt, r = self.optimizer, self.recipe
         opt.zero_grad()
-        with amp.autocast(r.autocast) if r.autocast else nullcontext():
+        with autocast(r.autocast) if r.autocast else nullcontext():
             logits = self.model.program(ids=ids, positions=positions)
         loss = functional.cross_entropy(logits.float(), targets)
         loss.backward()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, reduce, shape, update
+from graphwright.ops import attention, elementwise, index, linear, loss, norm, optimize, reduce, shape, update
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -24,6 +24,7 @@ __all__ = [
     "loss",
     "norm",
     "op",
+    "optimize",
     "reduce",
     "shape",
     "update",

@@ -124,7 +124,12 @@ NO_EMIT: dict[str, str] = {
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
     "kv_append": "transformers brings its own cache",
-    "adamw": "updates are not part of an exported model",
+    "adam_step": "updates are not part of an exported model",
+    "adamw_step": "updates are not part of an exported model",
+    "sgd_step": "updates are not part of an exported model",
+    "rmsprop_step": "updates are not part of an exported model",
+    "ema_step": "updates are not part of an exported model",
+    "unscale_check": "updates are not part of an exported model",
 }
 
 OPERATORS = frozenset({"neg", "add", "sub", "mul", "div", "eq", "lt", "le", "junction", "matmul", "rope_longer"})
