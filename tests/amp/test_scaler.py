@@ -98,6 +98,12 @@ def test_calls_out_of_order_are_told():
     scaler.unscale_(opt)
     with pytest.raises(UsageError, match="already"):
         scaler.unscale_(opt)
-    for wrong in ({"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
+    refused: list[dict[str, Any]] = [{"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}]
+        {"init_scale": 0.0},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"growth_interval": 0},
+    ]
+    for wrong in refused:
         with pytest.raises(UsageError, match="out of range"):
             GradScaler(**wrong)

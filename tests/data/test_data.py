@@ -6,6 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from graphwright.autograd import Tensor
@@ -151,7 +152,7 @@ def test_what_cannot_be_loaded(make):
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
-def write(path, ids, dtype="<u2"):
+def write(path, ids, dtype: npt.DTypeLike = "<u2"):
     np.asarray(ids, dtype).tofile(path)
     return path
 
@@ -186,7 +187,8 @@ def test_files_that_hold_no_window(tmp_path):
     for path in (empty, tmp_path / "absent.bin"):
         with pytest.raises(UnreadableFile):
             TokenWindows([path], 5)
-    for options in ({"window": 0}, {"window": 2, "stride": 0}, {"window": 2, "dtype": "float32"}):
+    refused: list[dict[str, Any]] = [{"window": 0}, {"window": 2, "stride": 0}, {"window": 2, "dtype": "float32"}]
+    for options in refused:
         with pytest.raises(UsageError):
             TokenWindows(short, **options)
     assert len(TokenWindows(str(short), 4)) == 1
