@@ -16,6 +16,7 @@ from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
+from graphwright.program.patching import Place, patched
 
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
@@ -54,6 +55,7 @@ def compile_program(
     rewrites: str = "exact",
     layout: str = "reuse",
     watch: Sequence[str] = (),
+    patch: Sequence[Place] = (),
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -62,12 +64,17 @@ def compile_program(
         inputs: per input a shape, a Spec, or an example array.
         outputs: names of the outputs wanted; all by default.
         freeze: casts of weights are made once per weight version instead of in every run.
-        rewrites: "exact" or "none"; `plan.rewrites` lists what was done.
+        rewrites: "exact", "fast" or "none", see `Options`; `plan.rewrites` lists what was done.
         layout: "reuse" or "naive".
         watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
+        patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
+            value itself needed does not run.
     """
     given = {**(inputs or {}), **named}
-    specs = {}
+    source = p
+    if patch:
+        p = patched(p, patch)
+    specs, dims = {}, {}
     for node in p.inputs():
         name = p.path(node)
         if name in given:
@@ -80,6 +87,9 @@ def compile_program(
                 if plain
                 else as_tensor(value).spec
             )
+            p.spec(node).match(specs[name].shape, dims)
+    for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
+        specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
     return plan_for(p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch))
 

@@ -28,7 +28,8 @@ class Options:
 
     Attributes:
         freeze: weights will not change under the plan's feet: conversions of them are made once per weight version.
-        rewrites: "exact" (the same bits with less work) or "none" (one row per node).
+        rewrites: "exact" (the same bits with less work), "fast" (also what rounds otherwise, each use with its bound in
+            `plan.rewrites`) or "none" (one row per node).
         layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
         watch: names of nodes whose values are kept readable.
     """
@@ -95,7 +96,7 @@ class Plan:
     @property
     def fresh(self) -> bool:
         """True while the program has the version that was planned, and the constants that rewrites relied on."""
-        if self.program.version != self.version:
+        if self.program.version != self.version or _edited_source(self.program):
             return False
         weights = self.program.weights
         return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
@@ -103,11 +104,13 @@ class Plan:
     def check_fresh(self) -> None:
         """Raises: StalePlan if the program was edited since."""
         if not self.fresh:
+            source = _edited_source(self.program)
+            edited, planned = (self.program, self.version) if source is None else source
             raise StalePlan(
                 "the program was edited after this plan was made",
-                where=self.program.name,
-                expected=f"version {self.version}",
-                got=f"version {self.program.version}",
+                where=edited.name,
+                expected=f"version {planned}",
+                got=f"version {edited.version}",
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
@@ -242,3 +245,12 @@ class Plan:
             f"Plan({self.program.name!r} v{self.version}: {len(self.instrs)} instructions ({copies} copies), "
             f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)"
         )
+
+
+def _edited_source(p: Program) -> tuple[Program, int] | None:
+    """What a derived program was made of, at any remove, if that was edited since; with the version it had."""
+    while p.source is not None:
+        if p.source[0].version != p.source[1]:
+            return p.source
+        p = p.source[0]
+    return None

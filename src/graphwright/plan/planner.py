@@ -51,9 +51,9 @@ def make_plan(
         raise UsageError("the program has no output and writes nothing", where=p.name)
     with uncollected():
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
-        if rewrites == "exact":
-            rewrite(draft)
-        rows = Rows(draft, freeze=freeze, fold=rewrites == "exact")
+        if rewrites != "none":
+            rewrite(draft, fast=rewrites == "fast")
+        rows = Rows(draft, freeze=freeze, fold=rewrites != "none")
         commit = Commit(rows)
         lifetimes(rows)
         in_place(rows)
