@@ -98,7 +98,7 @@ def test_calls_out_of_order_are_told():
     scaler.unscale_(opt)
     with pytest.raises(UsageError, match="already"):
         scaler.unscale_(opt)
-    refused: list[dict[str, Any]] = [{"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}]
+    refused: list[dict[str, Any]] = [
         {"init_scale": 0.0},
         {"growth_factor": 1.0},
         {"backoff_factor": 1.0},

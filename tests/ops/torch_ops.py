@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import torch_dtype
 
@@ -268,6 +269,9 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
     "ema_step": ema,
     "unscale_check": unscale_check,
+    "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),
+    "scatter_sum": lambda ins, a: torch.zeros(a["shape"], dtype=ins[0].dtype).scatter_add(a["axis"], ins[1], ins[0]),
+    **WINDOWS,
 }
 
 

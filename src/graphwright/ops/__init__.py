@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, optimize, reduce, shape, update
+from graphwright.ops import (
+    attention,
+    conv,
+    elementwise,
+    index,
+    linear,
+    loss,
+    norm,
+    optimize,
+    pool,
+    reduce,
+    shape,
+    update,
+)
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -17,6 +30,7 @@ __all__ = [
     "attention",
     "call",
     "compute",
+    "conv",
     "elementwise",
     "get",
     "index",
@@ -25,6 +39,7 @@ __all__ = [
     "norm",
     "op",
     "optimize",
+    "pool",
     "reduce",
     "shape",
     "update",

@@ -55,6 +55,35 @@ def _split(parts: Sequence[int]) -> str:
     return f"({sizes((-1, *parts[1:]))}{',' if len(parts) == 1 else ''})"
 
 
+def _conv(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    rest = _all_axes(a["output_padding"]) if "output_padding" in a else [0]
+    slide = ", ".join(str(_all_axes(a[k])) for k in ("stride", "padding", "dilation"))
+    bias = i[2] if len(i) > 2 else None
+    return f"torch.convolution({i[0]}, {i[1]}, {bias}, {slide}, {'output_padding' in a}, {rest}, {a['groups']})"
+
+
+def _all_axes(value: int | Sequence[int]) -> list[int]:
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _pool(name: str, *given: str) -> Emit:
+    """A function of torch named for the rank, with the attributes that it calls by the same names."""
+
+    def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
+        rank = len(a[given[0]])
+        rest = "".join(f", {k}={a[k]!r}" for k in given[1:])
+        more = ", return_indices=True" if name.startswith("max") else ""
+        return f"F.{name}{rank}d({i[0]}, {tuple(a[given[0]])}{rest}{more})"
+
+    return row
+
+
+def _interpolate(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    mode = "bilinear" if a["mode"] == "linear" and len(a["sizes"]) == 2 else a["mode"]
+    corners = ", align_corners=True" if a["align_corners"] else ""
+    return f"F.interpolate({i[0]}, {tuple(a['sizes'])}, mode={mode!r}{corners})"
+
+
 def _attend(i: Sequence[str], a: Mapping[str, Any]) -> str | None:
     if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
         return None
@@ -114,12 +143,30 @@ EMIT: dict[str, Emit] = {
     "rope_longer": lambda i, a: f"{i[2]} if int({i[0]}.max()) + 1 > {a['original']!r} else {i[1]}",
     "rope": lambda i, a: f"rope({', '.join(i)})",
     "sdpa": _attend,
+    "conv": _conv,
+    "conv_transpose": _conv,
+    "max_pool": _pool("max_pool", "kernel", "stride", "padding", "dilation"),
+    "avg_pool": _pool("avg_pool", "kernel", "stride", "padding", "count_include_pad"),
+    "adaptive_avg_pool": _pool("adaptive_avg_pool", "sizes"),
+    "interpolate": _interpolate,
+    "gather": lambda i, a: f"{i[0]}.gather({a['axis']}, {i[1]})",
 }
 
 NO_EMIT: dict[str, str] = {
     "size": "a size is a number of the run",
     "pad_slice": "backward ops are not part of an exported model",
     "embedding_backward": "backward ops are not part of an exported model",
+    **dict.fromkeys(
+        (
+            "conv_weight",
+            "scatter_sum",
+            "avg_pool_backward",
+            "adaptive_avg_pool_backward",
+            "interpolate_backward",
+        ),
+        "backward ops are not part of an exported model",
+    ),
+    **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
     "sdpa_backward": "backward ops are not part of an exported model",
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
@@ -155,5 +202,5 @@ POSTFIX = frozenset(
 )
 """Ops whose text is appended to that of their only operand."""
 
-RESULTS = {"rope_table": ("cos", "sin")}
+RESULTS = {"rope_table": ("cos", "sin"), "max_pool": ("largest", "place")}
 """Names of the results of ops that have several."""

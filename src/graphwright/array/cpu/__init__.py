@@ -9,7 +9,19 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
-from graphwright.array.cpu import attention, elementwise, index, linear, loss, norm, optimize, reduce, update
+from graphwright.array.cpu import (
+    attention,
+    conv,
+    elementwise,
+    index,
+    linear,
+    loss,
+    norm,
+    optimize,
+    pool,
+    reduce,
+    update,
+)
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.device import CPU
 from graphwright.array.dtype import DType
@@ -17,7 +29,20 @@ from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
-__all__ = ["CpuBackend", "attention", "elementwise", "index", "linear", "loss", "norm", "optimize", "reduce", "update"]
+__all__ = [
+    "CpuBackend",
+    "attention",
+    "conv",
+    "elementwise",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "optimize",
+    "pool",
+    "reduce",
+    "update",
+]
 
 _ALIGN = 64
 
