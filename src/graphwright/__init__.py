@@ -20,7 +20,17 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from graphwright import amp, data, models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
-    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
+    from graphwright.autograd import (
+        Function,
+        Parameter,
+        Tensor,
+        enable_grad,
+        grad,
+        mode,
+        no_grad,
+        set_grad_enabled,
+        tensor,
+    )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Builder": "program",
     "Device": "array",
+    "Function": "autograd",
     "Graph": "graph",
     "Model": "models",
     "NDArray": "array",
@@ -47,10 +58,12 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "set_grad_enabled": "autograd",
     "tensor": "autograd",
     "trace": "program",
 }
@@ -60,6 +73,7 @@ _MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", 
 __all__ = [
     "Builder",
     "Device",
+    "Function",
     "Graph",
     "GraphwrightError",
     "Model",
@@ -81,6 +95,7 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "mode",
     "models",
     "nn",
     "no_grad",
@@ -89,6 +104,7 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "set_grad_enabled",
     "tensor",
     "trace",
 ]

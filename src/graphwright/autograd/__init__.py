@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
-from graphwright.autograd.engine import (
+from graphwright.autograd.engine import backward, grad, unbroadcast
+from graphwright.autograd.errors import (
     GradShapeRequired,
     GraphFreed,
+    LeafModified,
     ModifiedSinceForward,
     NoTape,
     NotDifferentiable,
-    backward,
-    grad,
-    unbroadcast,
+    ViewModified,
 )
-from graphwright.autograd.modes import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad
-from graphwright.autograd.recorder import Recorder, Symbol, TraceError, scope, scoped
+from graphwright.autograd.function import Context, Function
+from graphwright.autograd.hooks import Hook
+from graphwright.autograd.memory import Kept, memory
+from graphwright.autograd.modes import (
+    autocast_dtype,
+    autocast_to,
+    enable_grad,
+    grad_enabled,
+    mode,
+    no_grad,
+    set_grad_enabled,
+    training,
+)
+from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import Parameter, Variable, update
 
 __all__ = [
+    "Context",
+    "Function",
     "GradShapeRequired",
     "GraphFreed",
+    "Hook",
+    "Kept",
+    "LeafModified",
     "ModifiedSinceForward",
     "NoTape",
     "NotDifferentiable",
@@ -31,7 +48,9 @@ __all__ = [
     "Symbol",
     "Tensor",
     "TraceError",
+    "TraceMutation",
     "Variable",
+    "ViewModified",
     "active_recorder",
     "arange",
     "as_tensor",
@@ -42,11 +61,15 @@ __all__ = [
     "full",
     "grad",
     "grad_enabled",
+    "memory",
+    "mode",
     "no_grad",
     "ones",
     "scope",
     "scoped",
+    "set_grad_enabled",
     "tensor",
+    "training",
     "unbroadcast",
     "update",
     "zeros",

@@ -5,13 +5,16 @@ What a tensor holds is in `base.py`, what its index means in `indexing.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, dtype, float32
 from graphwright.array.layout import Shape
+from graphwright.autograd.apply import scalar
 from graphwright.autograd.base import TensorBase
 from graphwright.autograd.indexing import indexed
+from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import call
 from graphwright.ops.rules import axes_of
@@ -24,21 +27,24 @@ class Tensor(TensorBase):
     __hash__ = TensorBase.__hash__
 
     # -- gradient ----------------------------------------------------------------------------------------------------
-    def backward(self, grad: Tensor | None = None, *, retain_graph: bool = False) -> None:
+    def backward(
+        self, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
+    ) -> None:
         """Add d self / d leaf to `grad` of every leaf that requires it.
 
         Args:
             grad: gradient of what follows, of this tensor's spec; needed unless it has one element.
             retain_graph: keep saved values for another backward.
+            inputs: fill `grad` of these tensors only, leaves or inner ones.
         Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward.
         """
         from graphwright.autograd.engine import backward
 
-        backward(self, grad, retain_graph=retain_graph)
+        backward(self, grad, retain_graph=retain_graph, inputs=inputs)
 
     def detach(self) -> Tensor:
         """The same memory without the tape."""
-        return Tensor(self.data)
+        return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
     # -- operations --------------------------------------------------------------------------------------------------
     def __add__(self, other: Any) -> Tensor:
@@ -192,3 +198,32 @@ class Tensor(TensorBase):
         if axis not in (-1, self.ndim - 1):
             return call("softmax", self.transpose(axis, -1)).transpose(axis, -1)
         return call("softmax", self)
+
+    # -- writing over it: see `autograd.inplace` ---------------------------------------------------------------------
+    def add_(self, other: Any) -> Tensor:
+        """Add to it, in its memory."""
+        return call("add", self, other, out=self)
+
+    def sub_(self, other: Any) -> Tensor:
+        """Subtract from it, in its memory."""
+        return call("sub", self, other, out=self)
+
+    def mul_(self, other: Any) -> Tensor:
+        """Multiply it, in its memory."""
+        return call("mul", self, other, out=self)
+
+    def div_(self, other: Any) -> Tensor:
+        """Divide it, in its memory."""
+        return call("div", self, other, out=self)
+
+    def copy_(self, other: Tensor) -> Tensor:
+        """Take the values of a tensor that broadcasts to its shape, cast to its dtype."""
+        return call("copy", other.to(self.dtype).expand(*self.shape), out=self)
+
+    def fill_(self, value: builtins.float) -> Tensor:
+        """One value everywhere; the gradient of what it held ends here."""
+        return self.copy_(scalar(repr(value), self.dtype))
+
+    def zero_(self) -> Tensor:
+        """Zeros everywhere."""
+        return self.fill_(0)

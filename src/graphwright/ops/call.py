@@ -16,14 +16,22 @@ from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, ShapeE
 from graphwright.ops.registry import Attrs, Op, get
 
 
-def call(name: str, *operands: Any, **attrs: Any) -> Any:
-    """Run an op on operands of any kind; one result, or a tuple of results."""
+def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
+    """Run an op on operands of any kind; one result, or a tuple of results.
+
+    Args:
+        out: what the result is written into, of its exact spec and of the kind of the operands; one per result. It may
+            lie on an operand only as the row's `inplace` trait allows. It is what is returned.
+    Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
+    """
     row = get(name)
-    for operand in operands:
+    outs = None if out is None else out if isinstance(out, tuple) else (out,)
+    for operand in operands if outs is None else (*operands, *outs):
         handler = getattr(type(operand), "__gw_op__", None)
         if handler is not None:
-            return handler(row, operands, row.complete(attrs))
-    results = compute(row, operands, row.complete(attrs))
+            full = row.complete(attrs)
+            return handler(row, operands, full) if outs is None else handler(row, operands, full, outs)
+    results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
 
 

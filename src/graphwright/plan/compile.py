@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
+from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled, training
 from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
@@ -142,7 +142,7 @@ class CompiledFunction:
         return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
 
     def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
-        key = (specs, grad_enabled(), autocast_dtype())
+        key = (specs, grad_enabled(), autocast_dtype(), training())
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
