@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
+    from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, load, replay, trace
 
@@ -58,11 +59,13 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "load_state": "optim",
     "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "save_state": "optim",
     "set_grad_enabled": "autograd",
     "tensor": "autograd",
     "trace": "program",
@@ -95,6 +98,7 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "load_state",
     "mode",
     "models",
     "nn",
@@ -104,6 +108,7 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "save_state",
     "set_grad_enabled",
     "tensor",
     "trace",

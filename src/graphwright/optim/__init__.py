@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphwright.optim import lr_scheduler
 from graphwright.optim.adam import Adam, AdamW
 from graphwright.optim.average import accumulate, ema_update
+from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
 from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.optimizer import Optimizer, ParamGroup, State
@@ -19,11 +20,15 @@ __all__ = [
     "Optimizer",
     "ParamGroup",
     "RMSprop",
+    "SavedState",
     "State",
+    "StateError",
     "accumulate",
     "clip_grad_norm_",
     "clip_grad_value_",
     "ema_update",
+    "load_state",
     "lr_scheduler",
+    "save_state",
     "warmup_cosine",
 ]
