@@ -26,10 +26,13 @@ if TYPE_CHECKING:
         Tensor,
         enable_grad,
         grad,
+        matmul,
         mode,
         no_grad,
         set_grad_enabled,
+        stack,
         tensor,
+        where,
     )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
@@ -60,6 +63,7 @@ _HOME = {
     "int64": "array",
     "load": "program",
     "load_state": "optim",
+    "matmul": "autograd",
     "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
@@ -67,8 +71,10 @@ _HOME = {
     "replay": "program",
     "save_state": "optim",
     "set_grad_enabled": "autograd",
+    "stack": "autograd",
     "tensor": "autograd",
     "trace": "program",
+    "where": "autograd",
 }
 """Public name -> the folder it lives in."""
 _MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
@@ -99,6 +105,7 @@ __all__ = [
     "int64",
     "load",
     "load_state",
+    "matmul",
     "mode",
     "models",
     "nn",
@@ -110,8 +117,10 @@ __all__ = [
     "replay",
     "save_state",
     "set_grad_enabled",
+    "stack",
     "tensor",
     "trace",
+    "where",
 ]
 
 

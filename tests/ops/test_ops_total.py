@@ -77,7 +77,7 @@ def test_unknown_op_names_the_nearest() -> None:
 
 def test_unknown_and_missing_attributes_are_refused() -> None:
     with pytest.raises(UsageError, match="softmax"):
-        call("softmax", from_numpy(np.ones(2)), axis=3)
+        call("softmax", from_numpy(np.ones(2)), dim=3)
     with pytest.raises(UsageError, match="reshape"):
         call("reshape", from_numpy(np.ones(2)))
 
@@ -242,6 +242,8 @@ def test_out_may_lie_on_an_operand_only_where_the_row_says_so() -> None:
     for name in OPS:
         row = OPS[name]
         if row.arity != 1 or row.attrs or row.view is not None or not row.traits.elementwise:
+            continue
+        if row.specs([front.spec], {}) != (front.spec,):
             continue
         with pytest.raises(AliasError):
             compute(row, [front], {}, [back])

@@ -21,6 +21,28 @@ def _reduce(name: str) -> Callable:
     return lambda ins, a: getattr(torch, name)(ins[0], list(a["axes"]), a["keepdims"]) if a["axes"] else ins[0].clone()
 
 
+def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
+    axes = range(x.dim()) if attrs["axes"] is None else attrs["axes"]
+    for axis in axes:
+        x = x.prod(axis, keepdim=True)
+    return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
+
+
+def cumsum(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    axis = attrs["axis"]
+    return ins[0].flip(axis).cumsum(axis).flip(axis) if attrs["reverse"] else ins[0].cumsum(axis)
+
+
+def softmax(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Entries left out by a mask get a score that is far below all others; a row without any is multiplied by 0."""
+    if len(ins) == 1:
+        return torch.softmax(ins[0], attrs["axis"])
+    weights = torch.exp(ins[0] - ins[0].detach().amax(attrs["axis"], True)) * ins[1]
+    total = weights.sum(attrs["axis"], True)
+    return weights / (total + (total == 0))
+
+
 def visible(queries: int, keys: int, attrs: dict, extra: dict) -> torch.Tensor:
     """[B or 1, 1, Tq, Tk]: which keys a query reads, written out pair by pair."""
     start = int(extra["q_start"]) if "q_start" in extra else keys - queries
@@ -197,46 +219,54 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))
 
 
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * ctx.scale, None
+
+
+SAME_NAME = (
+    "neg abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid relu "
+    "add sub mul div floor_divide remainder pow minimum maximum eq ne lt le gt ge "
+    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul"
+)
+"""Ops that torch has under the same name."""
+
 TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
-    **{
-        name: _unbroadcastable(name)
-        for name in (
-            "neg",
-            "abs",
-            "sign",
-            "exp",
-            "log",
-            "sqrt",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tanh",
-            "erf",
-            "sigmoid",
-            "relu",
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "minimum",
-            "maximum",
-            "eq",
-            "lt",
-            "le",
-            "where",
-            "matmul",
-        )
-    },
+    **{name: _unbroadcastable(name) for name in SAME_NAME.split()},
+    "step": lambda ins, a: torch.heaviside(ins[0], torch.zeros((), dtype=ins[0].dtype)),
+    "clamp": lambda ins, a: ins[0].clamp(a["low"], a["high"]),
     "silu": lambda ins, a: F.silu(ins[0]),
+    "swiglu": lambda ins, a: F.silu(ins[0]) * ins[1],
+    "leaky_relu": lambda ins, a: F.leaky_relu(ins[0], a["slope"]),
+    "elu": lambda ins, a: F.elu(ins[0], a["alpha"]),
     "gelu": lambda ins, a: F.gelu(ins[0], approximate=a["approximate"]),
+    "softplus": lambda ins, a: F.softplus(ins[0], threshold=700 if ins[0].dtype == torch.float64 else 80),
+    "logsigmoid": lambda ins, a: F.logsigmoid(ins[0]),
+    "sech": lambda ins, a: torch.cosh(ins[0]).reciprocal(),
+    "stop_gradient": lambda ins, a: ins[0].detach(),
+    "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
+    "assert_finite": lambda ins, a: ins[0].clone(),
     "cast": lambda ins, a: ins[0].to(torch_dtype(a["dtype"])),
     "copy": lambda ins, a: ins[0].clone(),
     "full_like": lambda ins, a: torch.full_like(ins[0], a["value"]),
     "junction": lambda ins, a: sum(ins[1:], ins[0]),
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
+    "prod": product,
     "amax": _reduce("amax"),
+    "amin": _reduce("amin"),
+    "any": lambda ins, a: _reduce("any")([ins[0] != 0], a),
+    "all": lambda ins, a: _reduce("all")([ins[0] != 0], a),
     "argmax": lambda ins, a: torch.argmax(ins[0], a["axis"]),
+    "argmin": lambda ins, a: torch.argmin(ins[0], a["axis"]),
+    "cumsum": cumsum,
+    "logsumexp": _reduce("logsumexp"),
     "reshape": lambda ins, a: ins[0].reshape(a["shape"]),
     "unflatten": lambda ins, a: ins[0].unflatten(a["axis"], a["sizes"]),
     "flatten": lambda ins, a: ins[0].flatten(a["start"], a["end"]),
@@ -249,7 +279,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "concat": lambda ins, a: torch.cat(list(ins), a["axis"]),
     "linear": lambda ins, a: F.linear(*ins),
     "rms_norm": rms_norm,
-    "softmax": lambda ins, a: torch.softmax(ins[0], -1),
+    "softmax": softmax,
+    "log_softmax": lambda ins, a: torch.log_softmax(ins[0], a["axis"]),
     "cross_entropy": cross_entropy,
     "cross_entropy_backward": cross_entropy_backward,
     "embedding": lambda ins, a: ins[0][ins[1]],

@@ -15,6 +15,7 @@ from graphwright.autograd.errors import (
     ViewModified,
 )
 from graphwright.autograd.function import Context, Function
+from graphwright.autograd.functions import lerp, matmul, maximum, minimum, norm, outer, stack, std, var, where
 from graphwright.autograd.hooks import Hook
 from graphwright.autograd.memory import Kept, memory
 from graphwright.autograd.modes import (
@@ -61,16 +62,26 @@ __all__ = [
     "full",
     "grad",
     "grad_enabled",
+    "lerp",
+    "matmul",
+    "maximum",
     "memory",
+    "minimum",
     "mode",
     "no_grad",
+    "norm",
     "ones",
+    "outer",
     "scope",
     "scoped",
     "set_grad_enabled",
+    "stack",
+    "std",
     "tensor",
     "training",
     "unbroadcast",
     "update",
+    "var",
+    "where",
     "zeros",
 ]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from graphwright.ops import (
+    activation,
+    arithmetic,
     attention,
+    compare,
     conv,
-    elementwise,
+    functions,
+    identity,
     index,
     linear,
     loss,
@@ -14,6 +18,7 @@ from graphwright.ops import (
     pool,
     reduce,
     shape,
+    softmax,
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -27,12 +32,16 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "activation",
+    "arithmetic",
     "attention",
     "call",
+    "compare",
     "compute",
     "conv",
-    "elementwise",
+    "functions",
     "get",
+    "identity",
     "index",
     "linear",
     "loss",
@@ -42,6 +51,7 @@ __all__ = [
     "pool",
     "reduce",
     "shape",
+    "softmax",
     "update",
     "writable_over",
 ]

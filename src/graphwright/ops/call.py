@@ -12,7 +12,7 @@ from graphwright.array.backend import backend
 from graphwright.array.device import CPU
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
-from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, ShapeError
+from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, NonFinite, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
@@ -109,9 +109,11 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
     """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    place = op if where is None else f"{where} ({op})"
+    if isinstance(error, NonFinite):
+        return NonFinite(error.what, where=place, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     kind = IndexOutOfRange if bounds else ComputeError
-    place = op if where is None else f"{where} ({op})"
     return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 

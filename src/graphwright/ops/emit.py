@@ -44,6 +44,24 @@ def _reduce(name: str) -> Emit:
     return row
 
 
+def _product(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    """Torch multiplies along one axis at a time; from the last on, so that the others keep their places."""
+    last = sorted(a["axes"], reverse=True)
+    text = "".join(f".prod({axis}{', keepdim=True' if a['keepdims'] else ''})" for axis in last)
+    return i[0] + (text or ".clone()")
+
+
+def _cumsum(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    text = f".cumsum({a['axis']})"
+    return f"{i[0]}.flip({a['axis']}){text}.flip({a['axis']})" if a["reverse"] else i[0] + text
+
+
+def _softmax(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    if len(i) == 1:
+        return f"{i[0]}.softmax({a['axis']})"
+    return f"{i[0]}.masked_fill(~{i[1]}, -torch.inf).softmax({a['axis']}).where({i[1]}, 0.0)"
+
+
 def _slice(i: Sequence[str], a: Mapping[str, Any]) -> str:
     axis, step = a["axis"], a["step"]
     part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
@@ -91,40 +109,50 @@ def _attend(i: Sequence[str], a: Mapping[str, Any]) -> str | None:
     return f"attend({', '.join(i)}, run, {number(a['scale'])}{window})"
 
 
+_TORCH = (
+    "abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid pow remainder "
+    "floor_divide minimum maximum where logical_and logical_or logical_xor logical_not isnan isinf isfinite"
+)
+"""Ops that torch has under the same name, with the operands as its only arguments."""
+
+_INFIX = {
+    **{"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@"},
+    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+}
+
 EMIT: dict[str, Emit] = {
+    **{name: _call(f"torch.{name}") for name in _TORCH.split()},
+    **{name: _infix(sign) for name, sign in _INFIX.items()},
     "neg": lambda i, a: f"-{i[0]}",
-    "abs": _call("torch.abs"),
-    "sign": _call("torch.sign"),
-    "exp": _call("torch.exp"),
-    "log": _call("torch.log"),
-    "sqrt": _call("torch.sqrt"),
-    "rsqrt": _call("torch.rsqrt"),
-    "sin": _call("torch.sin"),
-    "cos": _call("torch.cos"),
-    "tanh": _call("torch.tanh"),
-    "erf": _call("torch.erf"),
-    "sigmoid": _call("torch.sigmoid"),
+    "step": lambda i, a: f"({i[0]} > 0).to({i[0]}.dtype)",
+    "clamp": lambda i, a: f"{i[0]}.clamp({number(a['low'])}, {number(a['high'])})",
     "silu": _call("F.silu"),
+    "swiglu": lambda i, a: f"F.silu({i[0]}) * {i[1]}",
     "relu": _call("F.relu"),
+    "leaky_relu": lambda i, a: f"F.leaky_relu({i[0]}, {number(a['slope'])})",
+    "elu": lambda i, a: f"F.elu({i[0]}, {number(a['alpha'])})",
     "gelu": lambda i, a: f"F.gelu({i[0]}, approximate={a['approximate']!r})",
-    "add": _infix("+"),
-    "sub": _infix("-"),
-    "mul": _infix("*"),
-    "div": _infix("/"),
-    "minimum": _call("torch.minimum"),
-    "maximum": _call("torch.maximum"),
-    "eq": _infix("=="),
-    "lt": _infix("<"),
-    "le": _infix("<="),
-    "where": _call("torch.where"),
+    "softplus": lambda i, a: f"F.softplus({i[0]}, threshold=80)",
+    "logsigmoid": _call("F.logsigmoid"),
+    "sech": lambda i, a: f"torch.cosh({i[0]}).reciprocal()",
     "cast": lambda i, a: f"{i[0]}.to(torch.{a['dtype'].name})",
     "copy": lambda i, a: f"{i[0]}.clone()",
+    "stop_gradient": lambda i, a: f"{i[0]}.detach()",
+    "scale_gradient": lambda i, a: i[0],
+    "assert_finite": lambda i, a: i[0],
     "full_like": lambda i, a: f"torch.full_like({i[0]}, {number(a['value'])})",
     "junction": lambda i, a: " + ".join(i),
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
     "amax": _reduce("amax"),
+    "amin": _reduce("amin"),
+    "prod": _product,
+    "any": _reduce("any"),
+    "all": _reduce("all"),
+    "logsumexp": _reduce("logsumexp"),
     "argmax": lambda i, a: f"{i[0]}.argmax({a['axis']})",
+    "argmin": lambda i, a: f"{i[0]}.argmin({a['axis']})",
+    "cumsum": _cumsum,
     "reshape": lambda i, a: f"{i[0]}.reshape({sizes(a['shape'])})",
     "unflatten": lambda i, a: f"{i[0]}.unflatten({a['axis']}, {_split(a['sizes'])})",
     "flatten": lambda i, a: f"{i[0]}.flatten({a['start']}, {a['end']})",
@@ -133,11 +161,11 @@ EMIT: dict[str, Emit] = {
     "slice": _slice,
     "last": lambda i, a: f"{i[0]}.narrow({a['axis']}, -1, 1)",
     "concat": lambda i, a: f"torch.cat(({', '.join(i)}{',' if len(i) == 1 else ''}), {a['axis']})",
-    "matmul": _infix("@"),
     "linear": _call("F.linear"),
     "embedding": lambda i, a: f"F.embedding({i[1]}, {i[0]})",
     "rms_norm": lambda i, a: f"rms_norm({i[0]}, {i[1]}, {a['eps']!r})",
-    "softmax": lambda i, a: f"{i[0]}.softmax(-1)",
+    "softmax": _softmax,
+    "log_softmax": lambda i, a: f"{i[0]}.log_softmax({a['axis']})",
     "rope_table": lambda i, a: f"rope_table({', '.join(i)}, {number(a['scale'])})",
     "rope_dynamic": lambda i, a: f"rope_dynamic({i[0]}, {i[1]}, {a['theta']!r}, {a['factor']!r}, {a['original']!r})",
     "rope_longer": lambda i, a: f"{i[2]} if int({i[0]}.max()) + 1 > {a['original']!r} else {i[1]}",
@@ -179,17 +207,25 @@ NO_EMIT: dict[str, str] = {
     "unscale_check": "updates are not part of an exported model",
 }
 
-OPERATORS = frozenset({"neg", "add", "sub", "mul", "div", "eq", "lt", "le", "junction", "matmul", "rope_longer"})
+OPERATORS = frozenset({*_INFIX, "neg", "swiglu", "junction", "rope_longer"})
 """Ops whose text is no primary: nothing can be appended to it."""
 
 POSTFIX = frozenset(
     {
         "cast",
+        "clamp",
         "copy",
         "sum",
         "mean",
+        "prod",
         "amax",
+        "amin",
+        "any",
+        "all",
+        "logsumexp",
         "argmax",
+        "argmin",
+        "cumsum",
         "reshape",
         "unflatten",
         "flatten",
@@ -198,6 +234,8 @@ POSTFIX = frozenset(
         "slice",
         "last",
         "softmax",
+        "log_softmax",
+        "stop_gradient",
     }
 )
 """Ops whose text is appended to that of their only operand."""

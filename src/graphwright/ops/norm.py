@@ -1,4 +1,4 @@
-"""Normalisations and softmax."""
+"""Normalisations."""
 
 from __future__ import annotations
 
@@ -49,23 +49,3 @@ class RmsNorm:
     @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5}
-
-
-@op("softmax")
-class Softmax:
-    """e^(x - max) / Σ over the last axis; gradient y(g - Σ g·y)."""
-
-    arity, infer, saves, traits = 1, floating, Saves(outputs=(0,)), Traits(amp="f32")
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        y = outs[0]
-        return (y * (g - call("sum", g * y, axes=(-1,), keepdims=True)),)
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(5 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 3, 5))], {}

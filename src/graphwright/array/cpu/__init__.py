@@ -10,9 +10,13 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
 from graphwright.array.cpu import (
+    activation,
+    arithmetic,
     attention,
+    compare,
     conv,
-    elementwise,
+    functions,
+    identity,
     index,
     linear,
     loss,
@@ -20,6 +24,7 @@ from graphwright.array.cpu import (
     optimize,
     pool,
     reduce,
+    softmax,
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
@@ -31,9 +36,13 @@ from graphwright.array.storage import Storage
 
 __all__ = [
     "CpuBackend",
+    "activation",
+    "arithmetic",
     "attention",
+    "compare",
     "conv",
-    "elementwise",
+    "functions",
+    "identity",
     "index",
     "linear",
     "loss",
@@ -41,6 +50,7 @@ __all__ = [
     "optimize",
     "pool",
     "reduce",
+    "softmax",
     "update",
 ]
 

@@ -53,6 +53,16 @@ def kernel(name: str, work: Work | None = None, *, widen: bool = False) -> Calla
     return enter
 
 
+def pointwise(**calls: Callable[..., object]) -> None:
+    """Enter kernels that are one ATen call each: all operands, then `out=`."""
+    for name, call in calls.items():
+
+        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
+            return partial(call, *ins, out=outs[0])
+
+        kernel(name)(bind)
+
+
 def _widened(bind: Bind, work: Work | None) -> Kernel:
     def wide(specs: Sequence[Spec]) -> list[Spec]:
         return [Spec(s.shape, float32) if s.dtype.is_low else s for s in specs]

@@ -1,4 +1,4 @@
-"""Normalisations and softmax. ATen's fused forms allocate; these use planned scratch."""
+"""Normalisations. ATen's fused forms allocate; these use planned scratch."""
 
 from __future__ import annotations
 
@@ -46,9 +46,3 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     else:
         calls += [partial(torch.mul, x, row, out=out), partial(out.mul_, w)]
     return calls
-
-
-@kernel("softmax")
-def softmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """exp(x - max) / Σ over the last axis."""
-    return partial(torch.ops.aten._softmax.out, ins[0], -1, False, out=outs[0])
