@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
-from graphwright.array.cpu.update import carry
+from graphwright.array.cpu.kernel import Tensors, carry, kernel
 from graphwright.array.spec import Spec
 
 

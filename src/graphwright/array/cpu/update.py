@@ -7,14 +7,9 @@ from functools import partial
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.kernel import Tensors, carry, kernel
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
-
-
-def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Copies for the outputs that are not the operand's own memory."""
-    return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
 @kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
