@@ -10,7 +10,7 @@ from graphwright.ops import call
 
 
 class Activation(Module):
-    """An elementwise op of one operand; attributes of the op are arguments of the subclasses."""
+    """An op of one operand that keeps its shape; attributes of the op are arguments of the subclasses."""
 
     op: ClassVar[str] = ""
 
@@ -53,3 +53,51 @@ class GELU(Activation):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(approximate=approximate)
+
+
+class LeakyReLU(Activation):
+    """x, or slope · x where x < 0."""
+
+    op = "leaky_relu"
+
+    def __init__(self, slope: float = 0.01) -> None:
+        super().__init__(slope=slope)
+
+
+class ELU(Activation):
+    """x, or alpha · (eˣ - 1) where x < 0."""
+
+    op = "elu"
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__(alpha=alpha)
+
+
+class Softplus(Activation):
+    """ln(1 + eˣ)."""
+
+    op = "softplus"
+
+
+class LogSigmoid(Activation):
+    """ln σ(x)."""
+
+    op = "logsigmoid"
+
+
+class Softmax(Activation):
+    """eˣ / Σ eˣ over one axis."""
+
+    op = "softmax"
+
+    def __init__(self, axis: int = -1) -> None:
+        super().__init__(axis=axis)
+
+
+class LogSoftmax(Activation):
+    """x - ln Σ eˣ over one axis."""
+
+    op = "log_softmax"
+
+    def __init__(self, axis: int = -1) -> None:
+        super().__init__(axis=axis)
