@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import graphwright as gw
 from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
@@ -63,6 +64,21 @@ LAYERS = {
     ),
     "adaptive1d": (lambda: nn.AdaptiveAvgPool1d(3), lambda: T.AdaptiveAvgPool1d(3), LINES),
     "adaptive2d": (lambda: nn.AdaptiveAvgPool2d((1, 2)), lambda: T.AdaptiveAvgPool2d((1, 2)), SHEETS),
+    "layer-norm": (lambda: nn.LayerNorm(5, 1e-3), lambda: T.LayerNorm(5, 1e-3), X),
+    "layer-norm-two-axes": (lambda: nn.LayerNorm((3, 5)), lambda: T.LayerNorm((3, 5)), X),
+    "layer-norm-no-bias": (lambda: nn.LayerNorm(5, bias=False), lambda: T.LayerNorm(5, bias=False), X),
+    "layer-norm-plain": (
+        lambda: nn.LayerNorm(5, affine=False),
+        lambda: T.LayerNorm(5, elementwise_affine=False),
+        X,
+    ),
+    "group-norm": (lambda: nn.GroupNorm(2, 4), lambda: T.GroupNorm(2, 4), SHEETS),
+    "instance1d": (lambda: nn.InstanceNorm1d(4), lambda: T.InstanceNorm1d(4), LINES),
+    "instance2d": (lambda: nn.InstanceNorm2d(4, affine=True), lambda: T.InstanceNorm2d(4, affine=True), SHEETS),
+    "batch1d": (lambda: nn.BatchNorm1d(5), lambda: T.BatchNorm1d(5), X[:, 0]),
+    "batch1d-places": (lambda: nn.BatchNorm1d(4, 1e-3, 0.3), lambda: T.BatchNorm1d(4, 1e-3, 0.3), LINES),
+    "batch2d": (lambda: nn.BatchNorm2d(4), lambda: T.BatchNorm2d(4), SHEETS),
+    "batch2d-plain": (lambda: nn.BatchNorm2d(4, affine=False), lambda: T.BatchNorm2d(4, affine=False), SHEETS),
     "sequential": (
         lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)),
         lambda: T.Sequential(T.Linear(5, 6), T.Tanh(), T.Linear(6, 2)),
@@ -100,6 +116,37 @@ def test_equals_torch(name, input_grad):
                 close(grad_of(p).numpy(), grad_of(q).numpy())
         for own, other in zip(mine.state_dict().values(), theirs.state_dict().values(), strict=True):
             close(own.numpy(), other.numpy())
+
+
+def test_running_statistics_move_in_training_calls_only_and_in_a_plan_as_eagerly():
+    x = Tensor(from_numpy(SHEETS))
+    plain, compiled = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+    run = gw.compile(compiled)
+    for train in (True, True, False, True):
+        for layer in (plain, compiled):
+            layer.train(train)
+        np.testing.assert_allclose(run(x).numpy(), plain(x).numpy(), rtol=1e-5, atol=1e-6)
+        for a, b in zip(plain.state_dict().values(), compiled.state_dict().values(), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+    assert plain.num_batches_tracked.item() == 3
+    before = plain.running_mean.numpy().copy()
+    y = plain(x)
+    moved = plain.running_mean.numpy().copy()
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    np.testing.assert_array_equal(plain.running_mean.numpy(), moved)
+    with gw.mode("eval_grad"):
+        plain(x).sum().backward()
+    np.testing.assert_array_equal(plain.running_mean.numpy(), moved)
+    assert not np.array_equal(before, moved)
+
+
+def test_norms_of_another_rank_are_refused():
+    for layer, values in ((nn.BatchNorm2d(4), LINES), (nn.BatchNorm1d(4), SHEETS), (nn.InstanceNorm1d(4), SHEETS)):
+        with pytest.raises(UsageError, match="rank"):
+            layer(Tensor(from_numpy(values)))
+    with pytest.raises(UsageError, match="more than one value"):
+        nn.BatchNorm1d(5)(Tensor(from_numpy(X[:1, 0])))
 
 
 def close(mine: np.ndarray, theirs: np.ndarray) -> None:

@@ -220,6 +220,11 @@ def rmsprop(lr, attrs, g, p, v, *rest):
     return p - lr * (buffer or [d])[0], v, *buffer, *mean, t + 1
 
 
+def runs(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows of x, split at the offsets."""
+    return x[: int(offsets[-1])].split(offsets.diff().tolist())
+
+
 def ema(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
     sources, targets = columns(ins[1:], 2)
     tau = ins[0].double()
@@ -366,6 +371,15 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "sdpa": sdpa,
     "sdpa_backward": sdpa_backward,
     "kv_append": kv_append,
+    "grouped_matmul": lambda ins, a: torch.cat(
+        [
+            *(r @ w for r, w in zip(runs(ins[0], ins[2]), ins[1], strict=True)),
+            torch.zeros(len(ins[0]) - int(ins[2][-1]), ins[1].shape[2], dtype=ins[0].dtype),
+        ]
+    ),
+    "grouped_outer": lambda ins, a: torch.stack(
+        [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
+    ),
     "adam_step": adam(decoupled=False),
     "adamw_step": adam(decoupled=True),
     "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),

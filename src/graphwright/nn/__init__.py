@@ -24,7 +24,15 @@ from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, 
 from graphwright.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from graphwright.nn.linear import Embedding, Linear
 from graphwright.nn.module import Buffer, Module
-from graphwright.nn.norm import RMSNorm
+from graphwright.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    LayerNorm,
+    RMSNorm,
+)
 from graphwright.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from graphwright.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell
 from graphwright.nn.transformer import SwiGLU, TransformerBlock
@@ -40,6 +48,8 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Buffer",
     "CfC",
     "CfCCell",
@@ -50,7 +60,11 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GRUCell",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
     "LSTMCell",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSigmoid",

@@ -255,6 +255,8 @@ NO_EMIT: dict[str, str] = {
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
     "kv_append": "transformers brings its own cache",
+    "grouped_matmul": "no family with experts is exported yet",
+    "grouped_outer": "backward ops are not part of an exported model",
     "adam_step": "updates are not part of an exported model",
     "adamw_step": "updates are not part of an exported model",
     "sgd_step": "updates are not part of an exported model",

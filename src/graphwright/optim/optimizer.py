@@ -266,12 +266,12 @@ class Optimizer:
 
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
             keeps = before is not None and carry is not None
-            host = carry(before.numpy().copy()) if keeps else otherwise  # pyright: ignore[reportOptionalCall,reportOptionalMemberAccess]
+            host = carry(before.data.to_numpy().copy()) if keeps else otherwise  # pyright: ignore[reportOptionalCall,reportOptionalMemberAccess]
             return Variable(from_numpy(np.array(host, kind.numpy, order="C")), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
         moments = {label: variable(label, held.get(label), np.zeros(p.shape)) for label in names}
-        steps = 0.0 if old is None or carry is None else old.steps.item()
+        steps = 0.0 if old is None or carry is None else old.steps.data.item()
         master = None
         if p.dtype.is_low:  # where it does not round to the parameter, the next step takes the parameter's value
             assert isinstance(p.data, NDArray)
