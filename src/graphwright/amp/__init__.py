@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from graphwright.amp.apply import apply
 from graphwright.amp.autocast import autocast
 from graphwright.amp.scaler import GradScaler
 
-__all__ = ["GradScaler", "autocast"]
+__all__ = ["GradScaler", "apply", "autocast"]

@@ -125,8 +125,10 @@ class MultiHeadAttention(Module):
             if positions is None:
                 positions = Tensor(from_numpy(np.arange(source.shape[1])[None]))
             cos, sin = self.rope(positions)
-            own = [call("slice", t, axis=1, start=source.shape[1] - x.shape[1], size=x.shape[1]) for t in (cos, sin)]
-            q, k = call("rope", q, *own), call("rope", k, cos, sin)
+            k, first = call("rope", k, cos, sin), source.shape[1] - x.shape[1]
+            if first:
+                cos, sin = (call("slice", t, axis=1, start=first, size=x.shape[1]) for t in (cos, sin))
+            q = call("rope", q, cos, sin)
         mixed = self._attend(q, k, v, key_mask)
         return self.out(call("flatten", mixed.permute(0, 2, 1, 3), start=2, end=3))
 
