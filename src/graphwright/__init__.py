@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Function,
         Parameter,
         Tensor,
+        einsum,
         enable_grad,
         grad,
         matmul,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         set_grad_enabled,
         stack,
         tensor,
+        topk,
         where,
     )
     from graphwright.graph import Graph
@@ -55,6 +57,7 @@ _HOME = {
     "bfloat16": "array",
     "bool_": "array",
     "compile": "plan",
+    "einsum": "autograd",
     "enable_grad": "autograd",
     "float16": "array",
     "float32": "array",
@@ -73,6 +76,7 @@ _HOME = {
     "set_grad_enabled": "autograd",
     "stack": "autograd",
     "tensor": "autograd",
+    "topk": "autograd",
     "trace": "program",
     "where": "autograd",
 }
@@ -97,6 +101,7 @@ __all__ = [
     "bool_",
     "compile",
     "data",
+    "einsum",
     "enable_grad",
     "float16",
     "float32",
@@ -119,6 +124,7 @@ __all__ = [
     "set_grad_enabled",
     "stack",
     "tensor",
+    "topk",
     "trace",
     "where",
 ]

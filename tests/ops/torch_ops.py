@@ -29,6 +29,13 @@ def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
 
 
+def ordered(x: torch.Tensor, axis: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy's stable sort; for the other direction of the values turned round, whose ties are turned back."""
+    keys = x.detach().double().numpy()
+    index = torch.from_numpy(np.argsort(-keys if descending else keys, axis, kind="stable"))
+    return x.gather(axis, index), index
+
+
 def cumsum(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     axis = attrs["axis"]
     return ins[0].flip(axis).cumsum(axis).flip(axis) if attrs["reverse"] else ins[0].cumsum(axis)
@@ -352,6 +359,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "group_norm": lambda ins, a: F.group_norm(ins[0], a["groups"], *ins[1:], eps=a["eps"]),
     "batch_norm": batch_norm,
     "batch_norm_train": batch_norm_train,
+    "sort": lambda ins, a: ordered(ins[0], a["axis"], a["descending"]),
+    "topk": lambda ins, a: tuple(t.narrow(a["axis"], 0, a["k"]) for t in ordered(ins[0], a["axis"], a["largest"])),
     "softmax": softmax,
     "log_softmax": lambda ins, a: torch.log_softmax(ins[0], a["axis"]),
     "bce": lambda ins, a: F.binary_cross_entropy(*torch.broadcast_tensors(*ins), reduction="none"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
+from graphwright.autograd.einsum import einsum
 from graphwright.autograd.engine import backward, grad, unbroadcast
 from graphwright.autograd.errors import (
     GradShapeRequired,
@@ -15,7 +16,32 @@ from graphwright.autograd.errors import (
     ViewModified,
 )
 from graphwright.autograd.function import Context, Function
-from graphwright.autograd.functions import lerp, matmul, maximum, minimum, norm, outer, stack, std, var, where
+from graphwright.autograd.functions import (
+    argsort,
+    bincount,
+    cat,
+    gather,
+    index_add,
+    index_put,
+    index_select,
+    lerp,
+    matmul,
+    maximum,
+    minimum,
+    nonzero,
+    norm,
+    one_hot,
+    outer,
+    pad,
+    scatter,
+    scatter_add,
+    sort,
+    stack,
+    std,
+    topk,
+    var,
+    where,
+)
 from graphwright.autograd.hooks import Hook
 from graphwright.autograd.memory import Kept, memory
 from graphwright.autograd.modes import (
@@ -54,14 +80,22 @@ __all__ = [
     "ViewModified",
     "active_recorder",
     "arange",
+    "argsort",
     "as_tensor",
     "autocast_dtype",
     "autocast_to",
     "backward",
+    "bincount",
+    "cat",
+    "einsum",
     "enable_grad",
     "full",
+    "gather",
     "grad",
     "grad_enabled",
+    "index_add",
+    "index_put",
+    "index_select",
     "lerp",
     "matmul",
     "maximum",
@@ -69,15 +103,22 @@ __all__ = [
     "minimum",
     "mode",
     "no_grad",
+    "nonzero",
     "norm",
+    "one_hot",
     "ones",
     "outer",
+    "pad",
+    "scatter",
+    "scatter_add",
     "scope",
     "scoped",
     "set_grad_enabled",
+    "sort",
     "stack",
     "std",
     "tensor",
+    "topk",
     "training",
     "unbroadcast",
     "update",

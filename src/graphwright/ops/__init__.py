@@ -22,6 +22,7 @@ from graphwright.ops import (
     reduce,
     shape,
     softmax,
+    sort,
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -58,6 +59,7 @@ __all__ = [
     "reduce",
     "shape",
     "softmax",
+    "sort",
     "update",
     "writable_over",
 ]

@@ -62,7 +62,7 @@ def compute(
                 "out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec
             )
         return (target.copy_from(source.view(layout)),)
-    ins = list(ins)
+    ins = [a if min(a.strides, default=0) >= 0 else a.copy() for a in ins]
     for place in row.row_major(len(ins)):
         ins[place] = contiguous(ins[place])
     if outs is None:

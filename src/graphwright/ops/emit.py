@@ -75,6 +75,15 @@ def _norm(name: str, x: str, over: object, scale: Sequence[str], a: Mapping[str,
     return f"{name}({x}, {over}, {named}{', ' if named else ''}eps={a['eps']!r})"
 
 
+def _sorted(x: str, axis: int, descending: bool) -> str:
+    return f"torch.sort({x}, dim={axis}, descending={descending}, stable=True)"
+
+
+def _topk(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    """Torch's own leaves the order of ties open."""
+    return f"tuple(t.narrow({a['axis']}, 0, {a['k']}) for t in {_sorted(i[0], a['axis'], a['largest'])})"
+
+
 def _slice(i: Sequence[str], a: Mapping[str, Any]) -> str:
     axis, step = a["axis"], a["step"]
     part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
@@ -198,6 +207,8 @@ EMIT: dict[str, Emit] = {
     "layer_norm": lambda i, a: _norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a),
     "group_norm": lambda i, a: _norm("F.group_norm", i[0], a["groups"], i[1:], a),
     "batch_norm": lambda i, a: _norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a),
+    "sort": lambda i, a: _sorted(i[0], a["axis"], a["descending"]),
+    "topk": _topk,
     "softmax": _softmax,
     "log_softmax": lambda i, a: f"{i[0]}.log_softmax({a['axis']})",
     "rope_table": lambda i, a: f"rope_table({', '.join(i)}, {number(a['scale'])})",
@@ -307,5 +318,10 @@ POSTFIX = frozenset(
 )
 """Ops whose text is appended to that of their only operand."""
 
-RESULTS = {"rope_table": ("cos", "sin"), "max_pool": ("largest", "place")}
+RESULTS = {
+    "sort": ("values", "indices"),
+    "topk": ("values", "indices"),
+    "rope_table": ("cos", "sin"),
+    "max_pool": ("largest", "place"),
+}
 """Names of the results of ops that have several."""

@@ -6,6 +6,7 @@ With r = 1/√(var + eps), x̂ = (x - mean)·r and u = g·w: dx = r(u - mean(u) 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import floating, one_dtype
 
 
-def _wide(*values):
+def _wide(*values: Any) -> list[Any]:
     """Tensors of 16 bits in float32; what a row does not save is a spec and stays one."""
     return [v if isinstance(v, Spec) or not v.dtype.is_low else call("cast", v, dtype=float32) for v in values]
 
@@ -295,7 +296,7 @@ class BatchNormTrain:
         rank, momentum, (gy, g_mean, g_var) = len(ins[0].shape), attrs["momentum"], g
         x, *scale = _wide(ins[0], *ins[3:])
         axes = (0, *range(2, rank))
-        count = prod(x.shape[a] for a in axes)
+        count: int = prod(x.shape[a] for a in axes)
         unit, r = _standard(x, axes, attrs["eps"])
         grads = [None] * len(needs)
         if gy is not None:
@@ -326,7 +327,7 @@ class BatchNormTrain:
     def expand(ins, attrs):
         (x,), rank, momentum = _wide(ins[0]), len(ins[0].shape), attrs["momentum"]
         axes = (0, *range(2, rank))
-        count = prod(x.shape[a] for a in axes)
+        count: int = prod(x.shape[a] for a in axes)
         unit, _ = _standard(x, axes, attrs["eps"])
         (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in _wide(*ins[3:])]),), ins[:1])
         mean = call("mean", x, axes=axes)
