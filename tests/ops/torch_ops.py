@@ -23,7 +23,7 @@ def _reduce(name: str) -> Callable:
 
 def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
-    axes = range(x.dim()) if attrs["axes"] is None else attrs["axes"]
+    axes = range(x.dim()) if attrs["axes"] is None else [a % x.dim() for a in attrs["axes"]]
     for axis in axes:
         x = x.prod(axis, keepdim=True)
     return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
