@@ -269,7 +269,7 @@ def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
 @_encoder("rms_norm")
 def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grid = _matrix(ins[0])
-    plain = len(ins) == 2 and not attrs.keys() - {"eps"}
+    plain = len(ins) == 2 and not attrs["unit_offset"]
     if grid is None or not plain or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
         return None
     rows, cols, jump = grid
@@ -282,7 +282,7 @@ def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str
     scores, targets, *rest = ins
     grid = _matrix(scores)
     fits = _all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
-    if grid is None or not fits or attrs.keys() - {"ignore_index"}:
+    if grid is None or not fits or attrs["smoothing"]:
         return None
     rows, cols, jump = grid
     head = (scores.address, 4 * jump, targets.address)
