@@ -24,6 +24,7 @@ from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, 
 from graphwright.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from graphwright.nn.linear import Embedding, Linear
 from graphwright.nn.module import Buffer, Module
+from graphwright.nn.moe import MoE
 from graphwright.nn.norm import (
     BatchNorm1d,
     BatchNorm2d,
@@ -71,6 +72,7 @@ __all__ = [
     "LogSoftmax",
     "MaxPool1d",
     "MaxPool2d",
+    "MoE",
     "Module",
     "ModuleDict",
     "ModuleList",
