@@ -5,8 +5,15 @@ Invariant: a layout never touches memory; the same function answers for an array
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphwright.errors import ShapeError, UsageError
 
 Shape = tuple[int, ...]
 
@@ -99,6 +106,65 @@ def narrow(layout: Layout, axis: int, start: int, length: int, step: int = 1) ->
     shape = (*layout.shape[:axis], length, *layout.shape[axis + 1 :])
     strides = (*layout.strides[:axis], layout.strides[axis] * step, *layout.strides[axis + 1 :])
     return Layout(shape, strides, layout.offset + start * layout.strides[axis])
+
+
+def squeeze(layout: Layout, axis: int | None = None) -> Layout:
+    """Without an axis of size 1, or without all of them."""
+    drop = [a for a, n in enumerate(layout.shape) if n == 1] if axis is None else [axis]
+    keep = tuple(a for a in range(len(layout.shape)) if a not in drop)
+    return permute(layout, keep)
+
+
+def unsqueeze(layout: Layout, axis: int) -> Layout:
+    """With a new axis of size 1 before `axis`."""
+    shape, strides = layout.shape, layout.strides
+    return Layout((*shape[:axis], 1, *shape[axis:]), (*strides[:axis], 0, *strides[axis:]), layout.offset)
+
+
+def diagonal(layout: Layout, first: int, second: int, shift: int = 0) -> Layout:
+    """The elements at (i, i + shift) of two axes, as a last axis in their place."""
+    rows, columns = layout.shape[first], layout.shape[second]
+    size = max(0, min(rows + min(shift, 0), columns - max(shift, 0)))
+    a, b = layout.strides[first], layout.strides[second]
+    rest = [i for i in range(len(layout.shape)) if i not in (first, second)]
+    offset = layout.offset + (max(-shift, 0) * a + max(shift, 0) * b if size else 0)
+    kept = permute(layout, tuple(rest))
+    return Layout((*kept.shape, size), (*kept.strides, a + b), offset)
+
+
+def split(layout: Layout, axis: int, sizes: Sequence[int]) -> list[Layout]:
+    """Pieces of these sizes behind one another along an axis."""
+    starts = accumulate(sizes, initial=0)
+    return [narrow(layout, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def picked(layout: Layout, index: Any) -> Layout:
+    """What an index of ints, slices of any step, `...` and None shows. Raises: ShapeError, UsageError."""
+    given = index if isinstance(index, tuple) else (index,)
+    used = sum(1 for i in given if i is not None and i is not Ellipsis)
+    dots = [at for at, i in enumerate(given) if i is Ellipsis]
+    if len(dots) > 1 or used > len(layout.shape):
+        raise ShapeError("too many indices", expected=f"at most {len(layout.shape)}", got=index)
+    at = dots[0] if dots else len(given)
+    full = (slice(None),) * (len(layout.shape) - used)
+    axis = 0
+    for i in (*given[:at], *full, *given[at + 1 :]):
+        if i is None:
+            layout = unsqueeze(layout, axis)
+            axis += 1
+        elif isinstance(i, slice):
+            start, stop, step = i.indices(layout.shape[axis])
+            size = len(range(start, stop, step))
+            layout = narrow(layout, axis, start if size else 0, size, step)
+            axis += 1
+        elif isinstance(i, int | np.integer) and not isinstance(i, bool):
+            size = layout.shape[axis]
+            if not -size <= i < size:
+                raise ShapeError("index out of range", where=f"axis {axis}", expected=f"-{size}..{size - 1}", got=i)
+            layout = squeeze(narrow(layout, axis, int(i) % size, 1), axis)
+        else:
+            raise UsageError("a view is indexed by ints, slices, ... and None", got=type(i).__name__)
+    return layout
 
 
 def span(layout: Layout) -> tuple[int, int]:

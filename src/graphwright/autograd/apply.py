@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, bool_, float32, float64, from_numpy, int64, result_type
+from graphwright.array import CPU, DType, NDArray, bool_, float32, float64, from_numpy, int64, result_type
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast_dtype, grad_enabled
 from graphwright.autograd.recorder import active, share
@@ -96,7 +96,17 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
             result.append(apply(get("cast"), (operand,), {"dtype": target}))
         else:
             result.append(operand)
+    if any(t.requires_grad and not t.shape for t in result):
+        return _joined(result)
     return result
+
+
+def _joined(operands: list[Tensor]) -> list[Tensor]:
+    """Numbers (tensors of no axes) on the CPU that want a gradient, moved to the others as an operation of its own."""
+    there = next((t.device for t in operands if not t.symbolic and t.device != CPU), None)
+    if there is None:
+        return operands
+    return [t.to(there) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
 
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:

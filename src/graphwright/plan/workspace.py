@@ -140,14 +140,15 @@ class Workspace:
                 ready.append((self._inputs[name], data.copy() if data.storage is self._arena else data))
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
+        copy = backend(CPU).copy  # the arena's versions are not counted
         for target, data in ready:
-            target.impl.copy_(data.impl)
+            copy(target, data)
 
     def _give(self, slot: int, lease: bool) -> NDArray:
         view = self._view(slot)
         if lease:
             return view
-        bits = view.dtype if view.dtype.name == "bfloat16" else None
+        bits = view.dtype if view.dtype.as_bits else None
         return from_numpy(np.array(view.to_numpy(bits=True)), bits=bits)
 
     def _located(self, call: int, error: Exception) -> GraphwrightError:
