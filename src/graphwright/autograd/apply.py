@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, bool_, float32, float64, from_numpy, int64, result_type
+from graphwright.array import CPU, DType, NDArray, bool_, float32, float64, from_dlpack, from_numpy, int64, result_type
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast_dtype, grad_enabled
 from graphwright.autograd.recorder import active, share
@@ -33,14 +33,21 @@ def scalar(text: str, dtype: DType) -> Any:
     return Tensor(from_numpy(value.astype(dtype.numpy)))
 
 
+def speaks_dlpack(value: Any) -> bool:
+    """True for an array of ours or another library's; numpy has a way of its own, which takes read-only memory too."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
 def as_tensor(value: Any) -> Tensor:
-    """A tensor of numbers, arrays or nested lists; itself if it is one."""
+    """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
     from graphwright.autograd.tensor import Tensor
 
     if isinstance(value, Tensor):
         return value
     if isinstance(value, NDArray):
         return Tensor(value)
+    if speaks_dlpack(value):
+        return Tensor(from_dlpack(value))
     host = np.asarray(value)
     if host.dtype == object:
         raise UsageError("not an array of numbers", got=type(value).__name__)

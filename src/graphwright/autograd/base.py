@@ -149,6 +149,15 @@ class TensorBase:
         host = self._array("numpy").to_numpy(dtype)
         return host.copy() if copy else host
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """Its memory for another library. Raises: BufferError if it requires a gradient."""
+        if self.requires_grad:
+            raise BufferError("this tensor requires a gradient, which another library would not see: detach() it")
+        return self._array("DLPack").__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array("DLPack").__dlpack_device__()
+
     def item(self) -> Any:
         """The one element as a Python number. Raises: ShapeError for more than one."""
         if self.size != 1:
