@@ -24,12 +24,17 @@ if TYPE_CHECKING:
         Function,
         Parameter,
         Tensor,
+        einsum,
         enable_grad,
         grad,
+        matmul,
         mode,
         no_grad,
         set_grad_enabled,
+        stack,
         tensor,
+        topk,
+        where,
     )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
@@ -51,6 +56,7 @@ _HOME = {
     "bfloat16": "array",
     "bool_": "array",
     "compile": "plan",
+    "einsum": "autograd",
     "enable_grad": "autograd",
     "float16": "array",
     "float32": "array",
@@ -58,14 +64,18 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "matmul": "autograd",
     "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
     "set_grad_enabled": "autograd",
+    "stack": "autograd",
     "tensor": "autograd",
+    "topk": "autograd",
     "trace": "program",
+    "where": "autograd",
 }
 """Public name -> the folder it lives in."""
 _MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
@@ -86,6 +96,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "compile",
+    "einsum",
     "enable_grad",
     "float16",
     "float32",
@@ -93,6 +104,7 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "matmul",
     "mode",
     "models",
     "nn",
@@ -103,8 +115,11 @@ __all__ = [
     "program",
     "replay",
     "set_grad_enabled",
+    "stack",
     "tensor",
+    "topk",
     "trace",
+    "where",
 ]
 
 

@@ -36,7 +36,7 @@ CASTS = {
 }
 
 
-WIDE = {"softmax", "sum"}
+WIDE = {"softmax", "sum", "exp"}
 """In float32 as torch has them on CUDA; its list for CPUs leaves them in 16 bits."""
 
 

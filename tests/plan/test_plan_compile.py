@@ -282,6 +282,8 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
 
 
 ALLOCATES = {
+    "sort": "one row of indices, within ATen",
+    "topk": "as sort",
     "rope_dynamic": "decides on the host by the longest position; once per step, a few scalars",
     "rope_longer": "reads the longest position on the host: one scalar",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
+from graphwright.autograd.einsum import einsum
 from graphwright.autograd.engine import backward, grad, unbroadcast
 from graphwright.autograd.errors import (
     GradShapeRequired,
@@ -15,6 +16,21 @@ from graphwright.autograd.errors import (
     ViewModified,
 )
 from graphwright.autograd.function import Context, Function
+from graphwright.autograd.functions import (
+    argsort,
+    lerp,
+    matmul,
+    maximum,
+    minimum,
+    norm,
+    outer,
+    sort,
+    stack,
+    std,
+    topk,
+    var,
+    where,
+)
 from graphwright.autograd.hooks import Hook
 from graphwright.autograd.memory import Kept, memory
 from graphwright.autograd.modes import (
@@ -53,24 +69,38 @@ __all__ = [
     "ViewModified",
     "active_recorder",
     "arange",
+    "argsort",
     "as_tensor",
     "autocast_dtype",
     "autocast_to",
     "backward",
+    "einsum",
     "enable_grad",
     "full",
     "grad",
     "grad_enabled",
+    "lerp",
+    "matmul",
+    "maximum",
     "memory",
+    "minimum",
     "mode",
     "no_grad",
+    "norm",
     "ones",
+    "outer",
     "scope",
     "scoped",
     "set_grad_enabled",
+    "sort",
+    "stack",
+    "std",
     "tensor",
+    "topk",
     "training",
     "unbroadcast",
     "update",
+    "var",
+    "where",
     "zeros",
 ]

@@ -72,11 +72,11 @@ def _common_dtype(row: Op, free: Sequence[Any]) -> DType | None:
     low, rule = autocast_dtype(), row.traits.amp
     if rule == "low":
         return low if first.is_float else None
-    if rule == "f32":
-        return float32 if low is not None and first.is_low else None
+    if rule == "f32" and low is not None and first.is_low:
+        return float32
     if rule == "inner":
         return first
-    if rule == "promote" and free:
+    if rule in ("promote", "f32") and len(free) > 1:
         return result_type(
             [
                 (kind, "python")
@@ -99,7 +99,7 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
             result.append(scalar(repr(operand), target or (float32 if kind is float64 else kind)))
         elif target in (None, operand.dtype) or place in row.traits.fixed:
             result.append(operand)
-        elif operand.dtype.is_float or row.traits.amp == "promote":
+        elif operand.dtype.is_float or row.traits.amp in ("promote", "f32"):
             result.append(apply(get("cast"), (operand,), {"dtype": target}))
         else:
             result.append(operand)

@@ -1,6 +1,6 @@
-"""Tensor: operators and methods, each one call of an op.
+"""Tensor: gradients, shapes and conversions.
 
-What a tensor holds is in `base.py`, what its index means in `indexing.py`.
+What a tensor holds is in `base.py`, its arithmetic in `operators.py`, what its index means in `indexing.py`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from typing import Any
 
 from graphwright.array import Device, NDArray, dtype, float32
 from graphwright.array.device import KINDS
-from graphwright.array.layout import Shape
 from graphwright.autograd.apply import scalar
-from graphwright.autograd.base import TensorBase
 from graphwright.autograd.indexing import indexed
+from graphwright.autograd.operators import Operators
 from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import call
-from graphwright.ops.rules import axes_of
 
 
-class Tensor(TensorBase):
-    """An n-dimensional value that operations and gradients flow through; what it holds is `TensorBase`."""
+class Tensor(Operators):
+    """An n-dimensional value that operations and gradients flow through.
+
+    What it holds is `TensorBase`, what it computes `Operators`.
+    """
 
     __slots__ = ()
-    __hash__ = TensorBase.__hash__
+    __hash__ = Operators.__hash__
 
     # -- gradient ----------------------------------------------------------------------------------------------------
     def backward(
@@ -47,52 +48,7 @@ class Tensor(TensorBase):
         """The same memory without the tape."""
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
-    # -- operations --------------------------------------------------------------------------------------------------
-    def __add__(self, other: Any) -> Tensor:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return call("div", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return call("matmul", self, other)
-
-    def __neg__(self) -> Tensor:
-        return call("neg", self)
-
-    def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
-        return call("eq", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return call("lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return call("le", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return call("lt", other, self)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return call("le", other, self)
-
+    # -- shape and dtype ---------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Tensor]:
         """Along the first axis; traced tensors too, since their sizes are known."""
         return (self[i] for i in range(len(self)))
@@ -100,22 +56,6 @@ class Tensor(TensorBase):
     def __getitem__(self, index: Any) -> Tensor:
         """A part of it; see `autograd.indexing`."""
         return indexed(self, index)
-
-    def sum(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Σ over axes (all by default)."""
-        return call("sum", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def mean(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Mean over axes (all by default)."""
-        return call("mean", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def amax(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Largest entry over axes (all by default)."""
-        return call("amax", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def argmax(self, axis: int = -1) -> Tensor:
-        """Index of the largest entry, int64."""
-        return call("argmax", self, axis=axis)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements under another shape; one size may be -1."""
@@ -181,36 +121,6 @@ class Tensor(TensorBase):
     def float(self) -> Tensor:
         """As float32."""
         return self.to(float32)
-
-    def exp(self) -> Tensor:
-        """eˣ."""
-        return call("exp", self)
-
-    def log(self) -> Tensor:
-        """Ln x."""
-        return call("log", self)
-
-    def sqrt(self) -> Tensor:
-        """√x."""
-        return call("sqrt", self)
-
-    def tanh(self) -> Tensor:
-        """Tanh x."""
-        return call("tanh", self)
-
-    def sigmoid(self) -> Tensor:
-        """1 / (1 + e⁻ˣ)."""
-        return call("sigmoid", self)
-
-    def relu(self) -> Tensor:
-        """max(x, 0)."""
-        return call("relu", self)
-
-    def softmax(self, axis: int = -1) -> Tensor:
-        """Softmax over the last axis."""
-        if axis not in (-1, self.ndim - 1):
-            return call("softmax", self.transpose(axis, -1)).transpose(axis, -1)
-        return call("softmax", self)
 
     # -- writing over it: see `autograd.inplace` ---------------------------------------------------------------------
     def add_(self, other: Any) -> Tensor:

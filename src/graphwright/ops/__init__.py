@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, reduce, shape, update
+from graphwright.ops import (
+    activation,
+    arithmetic,
+    attention,
+    compare,
+    conv,
+    functions,
+    identity,
+    index,
+    linear,
+    loss,
+    norm,
+    pool,
+    reduce,
+    shape,
+    softmax,
+    sort,
+    update,
+)
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -14,18 +32,26 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "activation",
+    "arithmetic",
     "attention",
     "call",
+    "compare",
     "compute",
-    "elementwise",
+    "conv",
+    "functions",
     "get",
+    "identity",
     "index",
     "linear",
     "loss",
     "norm",
     "op",
+    "pool",
     "reduce",
     "shape",
+    "softmax",
+    "sort",
     "update",
     "writable_over",
 ]

@@ -12,7 +12,7 @@ from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceMismatch
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
-from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, ShapeError
+from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
@@ -84,9 +84,9 @@ def compute(
     try:
         for run in kernels.bind(row.name, outs, ins, attrs, work):
             run()
-    except GraphwrightError:
-        raise
     except (IndexError, RuntimeError) as error:
+        if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
+            raise
         raise kernel_error(row.name, ins, error) from error
     return tuple(outs)
 
@@ -131,9 +131,11 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
     """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    place = op if where is None else f"{where} ({op})"
+    if isinstance(error, NonFinite):
+        return NonFinite(error.what, where=place, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     kind = IndexOutOfRange if bounds else ComputeError
-    place = op if where is None else f"{where} ({op})"
     return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 

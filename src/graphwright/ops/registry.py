@@ -48,7 +48,8 @@ class Traits:
         inplace: pairs (output, input): the output may take the memory of that input.
         contiguous: places of operands that must be row-major (negative from the end); others are copied first.
         nary: takes any number of operands, summed in port order: a junction.
-        amp: casting class: `low`, `f32` under autocast; `promote`, `inner` (follow the first operand) always; `keep`.
+        amp: casting class: `low`, `f32` under autocast (`f32` promotes else); `promote`, `inner` (follow the first
+            operand) always; `keep`.
         fixed: places of operands that no casting class touches: ids, masks, conditions.
         elementwise: one iteration space, every output element from the operands' elements at its place.
         update: carries state forward; never folded, merged or run twice.
@@ -87,6 +88,7 @@ class Op:
         cost: specs of operands and results -> Cost.
         traits: see Traits.
         sample: seeded generator -> operands (numpy) and attributes for the tests.
+        expand: operands and attributes -> the same results by simpler ops; None for a primitive.
         why: the reason for each cell that is None.
     """
 
@@ -101,6 +103,7 @@ class Op:
     cost: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Cost]
     traits: Traits
     sample: Callable[..., Any]
+    expand: Callable[[Sequence[Any], Attrs], Any] | None = None
     why: Mapping[str, str] = field(default_factory=dict)
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:

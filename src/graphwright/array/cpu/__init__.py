@@ -9,7 +9,24 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
-from graphwright.array.cpu import attention, elementwise, index, linear, loss, norm, reduce, update
+from graphwright.array.cpu import (
+    activation,
+    arithmetic,
+    attention,
+    compare,
+    conv,
+    functions,
+    identity,
+    index,
+    linear,
+    loss,
+    norm,
+    pool,
+    reduce,
+    softmax,
+    sort,
+    update,
+)
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
@@ -18,7 +35,25 @@ from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
-__all__ = ["CpuBackend", "attention", "elementwise", "index", "linear", "loss", "norm", "reduce", "update"]
+__all__ = [
+    "CpuBackend",
+    "activation",
+    "arithmetic",
+    "attention",
+    "compare",
+    "conv",
+    "functions",
+    "identity",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "pool",
+    "reduce",
+    "softmax",
+    "sort",
+    "update",
+]
 
 _ALIGN = 64
 

@@ -49,3 +49,15 @@ def concat(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
 def size(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """The size of an axis, known when the call is bound."""
     return partial(outs[0].fill_, ins[0].shape[attrs["axis"]])
+
+
+@kernel("gather")
+def gather(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Entries by place along an axis."""
+    return partial(torch.gather, ins[0], attrs["axis"], ins[1], out=outs[0])
+
+
+@kernel("scatter_sum", widen=True)
+def scatter_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Zeros with each entry added at its place, in the order of the entries."""
+    return [outs[0].zero_, partial(outs[0].scatter_add_, attrs["axis"], ins[1], ins[0])]
