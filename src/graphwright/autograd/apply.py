@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, bool_, float32, float64, from_dlpack, from_numpy, int64, result_type
+from graphwright.array import (
+    CPU,
+    DType,
+    MissingKernel,
+    NDArray,
+    bool_,
+    float32,
+    float64,
+    from_dlpack,
+    from_numpy,
+    int64,
+    result_type,
+)
 from graphwright.autograd.inplace import rebind, write_over
-from graphwright.autograd.modes import autocast_dtype, grad_enabled
+from graphwright.autograd.modes import autocast_dtype, grad_enabled, no_grad
 from graphwright.autograd.recorder import active, share
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import UsageError
@@ -116,6 +128,16 @@ def _joined(operands: list[Tensor]) -> list[Tensor]:
     return [t.to(there) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
 
 
+def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
+    """The results of an op by simpler ones, for a backend that has no kernel of its name."""
+    from graphwright.autograd.tensor import Tensor
+
+    assert row.expand is not None
+    with no_grad():
+        found = row.expand([Tensor(d) for d in data], attrs)
+    return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))
+
+
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:
     """Run or record an op on tensors and numbers; one tensor, or a tuple of them.
 
@@ -135,7 +157,13 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
             share(results[0], data[0])
         outputs: Sequence[Tensor] = [Tensor(r) for r in results]
     elif outs is None:
-        outputs = [Tensor(r) for r in compute(row, data, attrs)]
+        try:
+            results = compute(row, data, attrs)
+        except MissingKernel:
+            if row.expand is None:
+                raise
+            results = expanded(row, data, attrs)
+        outputs = [Tensor(r) for r in results]
     else:
         data = write_over(row, data, attrs, outs, taped)
         outputs = outs
