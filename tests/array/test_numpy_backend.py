@@ -196,6 +196,9 @@ class NumpyBackend:
     def adopt(self, other: Any) -> NDArray:
         return gw.array.from_numpy(np.from_dlpack(other))
 
+    def address(self, array: NDArray) -> int:
+        return array.impl.ctypes.data
+
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         return []
 

@@ -209,9 +209,9 @@ def test_norms_are_torchs(scale: int) -> None:
     mine, theirs = parts(2, 5)
     assert_close(ours.layer_norm(t, (2, 5), *mine), F.layer_norm(s, (2, 5), *theirs), rtol=1e-11, atol=1e-13)
     mine, theirs = parts(4)
-    weight, bias = [*mine, None, None][:2]
+    weight, bias = (*mine, None, None)[:2]
     assert_close(ours.group_norm(t, 2, *mine), F.group_norm(s, 2, *theirs), rtol=1e-11, atol=1e-13)
-    padded = [*theirs, None, None][:2]
+    padded: list[Any] = [*theirs, None, None][:2]
     wanted = F.instance_norm(s, None, None, *padded)
     assert_close(ours.instance_norm(t, *mine), wanted, rtol=1e-11, atol=1e-13)
     mean, var = RNG.normal(size=4), RNG.uniform(0.5, 2, 4)

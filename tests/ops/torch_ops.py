@@ -23,7 +23,7 @@ def _reduce(name: str) -> Callable:
 
 def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
-    axes = range(x.dim()) if attrs["axes"] is None else attrs["axes"]
+    axes = range(x.dim()) if attrs["axes"] is None else [a % x.dim() for a in attrs["axes"]]
     for axis in axes:
         x = x.prod(axis, keepdim=True)
     return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
@@ -202,6 +202,32 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))
 
 
+def put(x: torch.Tensor, ids: Sequence[torch.Tensor], attrs: dict, v: torch.Tensor, add: bool) -> torch.Tensor:
+    """Torch's index_put, which knows leading axes only."""
+    start, count = attrs["axis"] % x.dim(), len(ids)
+    places = torch.broadcast_shapes(*(i.shape for i in ids))
+    v = v.expand(*x.shape[:start], *places, *x.shape[start + count :])
+    front = [t.movedim([*range(start, start + n)], [*range(n)]) for t, n in ((x, count), (v, len(places)))]
+    written = front[0].index_put(tuple(ids), front[1], accumulate=add)
+    return written.movedim([*range(count)], [*range(start, start + count)])
+
+
+def pad(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    widths = [n for pair in reversed(attrs["widths"]) for n in pair]
+    value = attrs.get("value", 0.0) if attrs["mode"] == "constant" else None
+    return F.pad(ins[0], widths, attrs["mode"], value)
+
+
+def pad_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """From torch's own gradient of its padding, differentiable itself."""
+    shape = list(ins[0].shape)
+    for axis, pair in enumerate(attrs["widths"]):
+        shape[axis - len(attrs["widths"])] -= sum(pair)
+    x = torch.zeros(shape, dtype=ins[0].dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(pad([x], attrs), x, ins[0], create_graph=True)[0]
+
+
 class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, scale):
@@ -290,6 +316,27 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "adamw": adamw,
     "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),
     "scatter_sum": lambda ins, a: torch.zeros(a["shape"], dtype=ins[0].dtype).scatter_add(a["axis"], ins[1], ins[0]),
+    "scatter": lambda ins, a: ins[0].scatter(a["axis"], ins[1], ins[2]),
+    "scatter_add": lambda ins, a: ins[0].scatter_add(a["axis"], ins[1], ins[2]),
+    "index": lambda ins, a: ins[0][(*(slice(None),) * (a["axis"] % ins[0].dim()), *ins[1:])],
+    "index_sum": lambda ins, a: put(torch.zeros(a["shape"], dtype=ins[0].dtype), ins[1:], a, ins[0], True),
+    "index_put": lambda ins, a: put(ins[0], ins[2:], a, ins[1], False),
+    "index_add": lambda ins, a: put(ins[0], ins[2:], a, ins[1], True),
+    "index_fill": lambda ins, a: put(ins[0], ins[1:], a, torch.tensor(a["value"], dtype=ins[0].dtype), False),
+    "one_hot": lambda ins, a: F.one_hot(ins[0], a["classes"]),
+    "bincount": lambda ins, a: torch.bincount(ins[0].reshape(-1), minlength=a["length"]),
+    "squeeze": lambda ins, a: ins[0].squeeze(a["axes"]),
+    "unsqueeze": lambda ins, a: ins[0].reshape(np.expand_dims(np.empty(ins[0].shape), a["axes"]).shape),
+    "diagonal": lambda ins, a: ins[0].diagonal(a["offset"], *a["axes"]),
+    "flip": lambda ins, a: ins[0].flip(a["axes"]),
+    "roll": lambda ins, a: ins[0].roll(a["shifts"], a["axes"]),
+    "tile": lambda ins, a: ins[0].tile(a["repeats"]),
+    "repeat_interleave": lambda ins, a: ins[0].repeat_interleave(a["repeats"], a["axis"]),
+    "pad": pad,
+    "pad_backward": pad_backward,
+    "tril": lambda ins, a: ins[0].tril(a["diagonal"]),
+    "triu": lambda ins, a: ins[0].triu(a["diagonal"]),
+    "iota": lambda ins, a: torch.arange(ins[0].shape[a["axis"]]),
     **WINDOWS,
 }
 

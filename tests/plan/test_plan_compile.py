@@ -97,7 +97,7 @@ def test_an_edit_makes_plans_stale_and_compiled_programs_new() -> None:
 
 def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variables() -> None:
     p = mlp()
-    f = gw.compile(lambda x: p(x=x) * 2.0)
+    f = gw.compile(lambda x: p(x=x) * 2.0, executor="aten")
     assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
     assert f(feed(2)).spec == f(feed(2)).spec
     assert f.traces == 1
@@ -241,7 +241,7 @@ def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
         assert two.to_numpy().tolist() == [5 + 2 * k] * 4
 
 
-def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:
+def training(executor: str | None, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 6), "b1": (8,), "w2": (3, 8)}
     params = {n: Parameter(from_numpy(rng.normal(size=s).astype("f4")), name=n) for n, s in shapes.items()}
@@ -260,15 +260,15 @@ def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], tupl
                 update([p, *moments[n]], "adamw", p, grad_of(p), *moments[n], count, lr)
         return loss
 
-    run = gw.compile(step) if compiled else step
+    run = gw.compile(step, executor=executor) if executor else step
     x, t = tensor(rng.normal(size=(16, 6)).astype("f4")), tensor(rng.integers(0, 3, 16))
     losses = [run(x, t).numpy().tobytes() for _ in range(steps)]
     return losses, [p.numpy().tobytes() for p in (*params.values(), count)], (run, x, t)
 
 
 def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_nothing() -> None:
-    eager, weights, _ = training(False, 20)
-    losses, trained, (run, x, t) = training(True, 20)
+    eager, weights, _ = training(None, 20)
+    losses, trained, (run, x, t) = training("aten", 20)
     assert losses == eager
     assert trained == weights
     assert len(set(losses)) == 20
@@ -279,6 +279,18 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
     assert space._arena.memory.data_ptr() == base
     assert not space.plan.commits
+
+
+def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -> None:
+    eager, weights, _ = training(None, 50)
+    losses, trained, (run, x, t) = training("vm", 50)
+    np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (losses, eager)), rtol=1e-4)
+    np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (trained, weights)), rtol=2e-3, atol=2e-4)
+    space = run.workspace(x, t)
+    assert len(space._calls) == space.plan.schedule.dispatches == 1
+    assert space.plan.schedule.coverage == 1
+    feeds = dict(zip(space.plan.inputs, (x, t), strict=True))
+    assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
 
 
 ALLOCATES = {

@@ -187,7 +187,7 @@ def _training() -> tuple[Program, dict[str, np.ndarray]]:
 def test_a_failure_anywhere_before_the_commit_segment_changes_no_state() -> None:
     p, feeds = _training()
     plan = make_plan(p, {"x": Spec((4, 2), p.spec("x").dtype)})
-    assert plan.segments[-1].kind == "commit"
+    assert 0 < plan.commit_start < len(plan.instrs)
     keys = [k for k in p.weights if p.weights[k].name in ("w", "m", "v", "t")]
     before = {k: p.weights.array(k).tobytes() for k in keys}
     for at in range(plan.commit_start + 1):
@@ -277,7 +277,7 @@ def test_calling_a_program_writes_its_states_together_eager_and_traced(name: str
         return two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.add(a, c), "sum")))
 
     p, q, r = fresh(), fresh(), fresh()
-    compiled = gw.compile(lambda x: r(x=x))
+    compiled = gw.compile(lambda x: r(x=x), executor="aten")
     for _ in range(2):
         truth, eager, traced = p.run(FEEDS), q(x=tensor(FEEDS["x"])), compiled(tensor(FEEDS["x"]))
         for label in p.output_names():

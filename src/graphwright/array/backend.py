@@ -1,4 +1,4 @@
-"""Backend: what a device must offer. Everything above `array/` speaks to these eight calls and to no library."""
+"""Backend: what a device must offer. Everything above `array/` speaks to these calls and to no library."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ class Backend(Protocol):
 
     def adopt(self, other: Any) -> NDArray:
         """An array over the memory of an object that speaks DLPack."""
+        ...
+
+    def address(self, array: NDArray) -> int:
+        """Where its first element lies in host memory."""
         ...
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:

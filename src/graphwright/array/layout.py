@@ -9,11 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any
-
-import numpy as np
-
-from graphwright.errors import ShapeError, UsageError
 
 Shape = tuple[int, ...]
 
@@ -121,50 +116,32 @@ def unsqueeze(layout: Layout, axis: int) -> Layout:
     return Layout((*shape[:axis], 1, *shape[axis:]), (*strides[:axis], 0, *strides[axis:]), layout.offset)
 
 
-def diagonal(layout: Layout, first: int, second: int, shift: int = 0) -> Layout:
-    """The elements at (i, i + shift) of two axes, as a last axis in their place."""
-    rows, columns = layout.shape[first], layout.shape[second]
-    size = max(0, min(rows + min(shift, 0), columns - max(shift, 0)))
-    a, b = layout.strides[first], layout.strides[second]
-    rest = [i for i in range(len(layout.shape)) if i not in (first, second)]
-    offset = layout.offset + (max(-shift, 0) * a + max(shift, 0) * b if size else 0)
-    kept = permute(layout, tuple(rest))
-    return Layout((*kept.shape, size), (*kept.strides, a + b), offset)
+def diagonal_size(rows: int, columns: int, offset: int) -> int:
+    """Entries (i, i + offset) of a matrix."""
+    return max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+
+
+def diagonal_places(columns: int, offset: int) -> tuple[int, int]:
+    """First entry and step of a diagonal among the entries of a matrix, row by row."""
+    return (offset if offset >= 0 else -offset * columns), columns + 1
+
+
+def diagonal(layout: Layout, a: int, b: int, offset: int) -> Layout:
+    """Entries (i, i + offset) of axes a and b, as a last axis instead of them."""
+    rest = [axis for axis in range(len(layout.shape)) if axis not in (a, b)]
+    size = diagonal_size(layout.shape[a], layout.shape[b], offset)
+    start = max(-offset, 0) * layout.strides[a] + max(offset, 0) * layout.strides[b]
+    return Layout(
+        (*(layout.shape[axis] for axis in rest), size),
+        (*(layout.strides[axis] for axis in rest), layout.strides[a] + layout.strides[b]),
+        layout.offset + (start if size else 0),
+    )
 
 
 def split(layout: Layout, axis: int, sizes: Sequence[int]) -> list[Layout]:
     """Pieces of these sizes behind one another along an axis."""
     starts = accumulate(sizes, initial=0)
     return [narrow(layout, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
-
-
-def picked(layout: Layout, index: Any) -> Layout:
-    """What an index of ints, slices of any step, `...` and None shows. Raises: ShapeError, UsageError."""
-    given = index if isinstance(index, tuple) else (index,)
-    used = sum(1 for i in given if i is not None and i is not Ellipsis)
-    dots = [at for at, i in enumerate(given) if i is Ellipsis]
-    if len(dots) > 1 or used > len(layout.shape):
-        raise ShapeError("too many indices", expected=f"at most {len(layout.shape)}", got=index)
-    at = dots[0] if dots else len(given)
-    full = (slice(None),) * (len(layout.shape) - used)
-    axis = 0
-    for i in (*given[:at], *full, *given[at + 1 :]):
-        if i is None:
-            layout = unsqueeze(layout, axis)
-            axis += 1
-        elif isinstance(i, slice):
-            start, stop, step = i.indices(layout.shape[axis])
-            size = len(range(start, stop, step))
-            layout = narrow(layout, axis, start if size else 0, size, step)
-            axis += 1
-        elif isinstance(i, int | np.integer) and not isinstance(i, bool):
-            size = layout.shape[axis]
-            if not -size <= i < size:
-                raise ShapeError("index out of range", where=f"axis {axis}", expected=f"-{size}..{size - 1}", got=i)
-            layout = squeeze(narrow(layout, axis, int(i) % size, 1), axis)
-        else:
-            raise UsageError("a view is indexed by ints, slices, ... and None", got=type(i).__name__)
-    return layout
 
 
 def span(layout: Layout) -> tuple[int, int]:

@@ -46,6 +46,14 @@ class MetaBackend:
         """Raises: NoBytes."""
         raise NoBytes("an array on the meta device has no bytes", got=array.spec, fix="give real arrays to the code")
 
+    def adopt(self, other: Any) -> Never:
+        """Raises: NoBytes: nothing to share memory with."""
+        raise NoBytes("the meta device shares no memory", got=type(other).__name__)
+
+    def address(self, array: NDArray) -> Never:
+        """Raises: NoBytes."""
+        self.to_host(array)
+
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """None."""
         return []

@@ -89,10 +89,6 @@ class NDArray:
         """Another layout over the same memory."""
         return NDArray(self.storage, self.dtype, layout.shape, layout.strides, layout.offset)
 
-    def __getitem__(self, index: Any) -> NDArray:
-        """What ints, slices of any step, `...` and None show. Raises: ShapeError, UsageError."""
-        return self.view(lay.picked(self.layout, index))
-
     def permute(self, *axes: int) -> NDArray:
         """Axes in another order."""
         return self.view(lay.permute(self.layout, axes))
@@ -150,6 +146,18 @@ class NDArray:
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
             raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
         self.storage.version += 1
+
+    def __getitem__(self, index: Any) -> NDArray:
+        """A view, or with index arrays and masks a new array; see `array.indexing`."""
+        from graphwright.array.indexing import read
+
+        return read(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value, broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
+        from graphwright.array.indexing import write
+
+        write(self, index, value)
 
     def copy(self) -> NDArray:
         """A contiguous array of its own."""

@@ -74,10 +74,8 @@ def _diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
             n = x.shape[a]
             if x.shape[b] != n:
                 raise ShapeError("axes of one label differ", where=f"label {label}", expected=n, got=x.shape[b])
-            others = [i for i in range(x.ndim) if i not in (a, b)]
-            flat = x.permute(*others, a, b).reshape(*(x.shape[i] for i in others), n * n)
-            x = call("slice", flat, axis=-1, start=0, size=n, step=n + 1)
-            labels = [*(labels[i] for i in others), label]
+            x = call("diagonal", x, axes=(a, b))
+            labels = [*(have for i, have in enumerate(labels) if i not in (a, b)), label]
     return x, labels
 
 

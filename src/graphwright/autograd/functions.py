@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
-from graphwright.array import float32
+import numpy as np
+
+from graphwright.array import float32, int64
 from graphwright.array.layout import Shape
 from graphwright.autograd.apply import as_tensor
 from graphwright.errors import ShapeError, UsageError
@@ -138,3 +140,116 @@ def _root(x: Tensor, function: Any) -> Tensor:
     """A function with value 0 at 0, and gradient 0 there where its own would be infinite or NaN."""
     none = x == 0.0
     return where(none, 0.0, function(where(none, 1.0, x)))
+
+
+# -- entries by place --------------------------------------------------------------------------------------------------
+def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors behind one another along an axis; dtypes promote.
+
+    Raises: ShapeError where other axes differ, UsageError for no tensors.
+    """
+    if not tensors:
+        raise UsageError("nothing to join", expected="at least one tensor")
+    return call("concat", *tensors, axis=axis)
+
+
+def like(value: Any, x: Tensor) -> Tensor:
+    """A number, array or tensor in the dtype of another; a Python number loses no digits on the way."""
+    return (value if hasattr(value, "__gw_op__") else as_tensor(np.asarray(value))).to(x.dtype)
+
+
+def _places(index: Any) -> Tensor:
+    return as_tensor(index).to(int64)
+
+
+def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+    """Entries of x by place along an axis, an index for each: y[i, j] = x[index[i, j], j] for axis 0.
+
+    Args:
+        index: ints of as many axes as x, none longer than that of x beside `axis`.
+    Raises: ShapeError, DTypeError; IndexOutOfRange for a place outside 0..n-1.
+    """
+    return call("gather", x, _places(index), axis=axis)
+
+
+def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """X with values written at places along an axis: y[index[i, j], j] = src[i, j] for axis 0; of repeats the last.
+
+    Args:
+        src: a tensor of the shape of the index, or a number.
+    Raises: as `gather`.
+    """
+    index = _places(index)
+    return call("scatter", x, index, like(src, x).expand(*index.shape), axis=axis)
+
+
+def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """X with values added at places along an axis, repeats in order. Raises: as `gather`."""
+    return call("scatter_add", x, _places(index), src, axis=axis)
+
+
+def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
+    """Entries of an axis by places of any shape, which stand in its stead; negative ones count from the end.
+
+    Raises: IndexOutOfRange.
+    """
+    return call("index", x, _places(index), axis=axis)
+
+
+def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """X with slices added at places of an axis, repeats in order. Raises: IndexOutOfRange, ShapeError."""
+    return call("index_add", x, src, _places(index), axis=axis)
+
+
+def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
+    """X with values written (or added) at the places of index arrays, one per leading axis, broadcast together.
+
+    Raises: IndexOutOfRange, ShapeError.
+    """
+    return call("index_add" if accumulate else "index_put", x, like(values, x), *map(_places, index), axis=0)
+
+
+def one_hot(ids: Any, classes: int | None = None) -> Tensor:
+    """1 at the place of each id along a new last axis, else 0; int64.
+
+    Args:
+        classes: size of that axis; the largest id and one more by default, outside traces.
+    Raises: IndexOutOfRange for an id outside.
+    """
+    ids = as_tensor(ids)
+    return call("one_hot", ids, classes=_count(ids) if classes is None else classes)
+
+
+def bincount(ids: Any, length: int | None = None) -> Tensor:
+    """How often each of 0 .. length - 1 is among the ids; int64.
+
+    Args:
+        length: the largest id and one more by default, outside traces.
+    Raises: IndexOutOfRange for an id outside.
+    """
+    ids = as_tensor(ids)
+    return call("bincount", ids, length=_count(ids) if length is None else length)
+
+
+def _count(ids: Tensor) -> int:
+    host = ids.numpy()
+    return int(host.max()) + 1 if host.size else 0
+
+
+def nonzero(x: Tensor) -> Tensor:
+    """Places [count, ndim] int64 of the entries that are not 0, row by row.
+
+    Raises: TraceError in a trace: how many there are only a run knows.
+    """
+    return as_tensor(np.argwhere(x.numpy("float32" if x.dtype.name == "bfloat16" else None)).astype(np.int64))
+
+
+def pad(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """The last axes made longer: see the op.
+
+    Args:
+        widths: (before, after) for each of the last axes, in their order.
+        mode: `constant` (by `value`), `reflect` or `replicate`.
+    Raises: ShapeError for an axis too small to reflect.
+    """
+    return call("pad", x, widths=tuple((int(a), int(b)) for a, b in widths), mode=mode, value=value)

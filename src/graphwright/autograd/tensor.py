@@ -1,6 +1,7 @@
 """Tensor: gradients, shapes and conversions.
 
-What a tensor holds is in `base.py`, its arithmetic in `operators.py`, what its index means in `indexing.py`.
+What a tensor holds is in `base.py`, its arithmetic in `operators.py`, how entries move in `rearrange.py`, what its
+index means in `indexing.py`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from typing import Any
 from graphwright.array import Device, NDArray, dtype, float32
 from graphwright.array.device import KINDS
 from graphwright.autograd.apply import scalar
-from graphwright.autograd.indexing import indexed
-from graphwright.autograd.operators import Operators
+from graphwright.autograd.indexing import assign, indexed
+from graphwright.autograd.rearrange import Rearranging
 from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import call
 
 
-class Tensor(Operators):
+class Tensor(Rearranging):
     """An n-dimensional value that operations and gradients flow through.
 
-    What it holds is `TensorBase`, what it computes `Operators`.
+    What it holds is `TensorBase`, what it computes `Operators`, where entries go `Rearranging`.
     """
 
     __slots__ = ()
-    __hash__ = Operators.__hash__
+    __hash__ = Rearranging.__hash__
 
     # -- gradient ----------------------------------------------------------------------------------------------------
     def backward(
@@ -56,6 +57,10 @@ class Tensor(Operators):
     def __getitem__(self, index: Any) -> Tensor:
         """A part of it; see `autograd.indexing`."""
         return indexed(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value, broadcast and cast, at an index; see `autograd.indexing`."""
+        assign(self, index, value)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements under another shape; one size may be -1."""

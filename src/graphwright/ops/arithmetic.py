@@ -68,7 +68,8 @@ for _name, (_doc, _sample) in {
 class Add:
     """a + b."""
 
-    arity, infer, traits, sample = 2, broadcast, _binary((0, -0.0), (1, -0.0)), binary_sample
+    arity, infer, sample = 2, broadcast, binary_sample
+    traits = replace(_binary((0, -0.0), (1, -0.0)), sums=True)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

@@ -118,6 +118,24 @@ def _pool(name: str, *given: str) -> Emit:
     return row
 
 
+def _index(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    axis, ids = a["axis"], list(i[1:])
+    index = [":"] * axis + ids if axis >= 0 else ["...", *ids, *[":"] * (-axis - len(ids))]
+    return f"{i[0]}[{', '.join(index)}]"
+
+
+def _unsqueeze(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    """One axis after the other, from the front to the end: each finds its place among those there already."""
+    front, back = sorted(n for n in a["axes"] if n >= 0), sorted((n for n in a["axes"] if n < 0), reverse=True)
+    return i[0] + "".join(f".unsqueeze({n})" for n in (*front, *back))
+
+
+def _pad(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    widths = [n for pair in reversed(a["widths"]) for n in pair]
+    value = f", value={number(a['value'])}" if a["mode"] == "constant" else ""
+    return f"F.pad({i[0]}, {widths}, mode={a['mode']!r}{value})"
+
+
 def _interpolate(i: Sequence[str], a: Mapping[str, Any]) -> str:
     mode = "bilinear" if a["mode"] == "linear" and len(a["sizes"]) == 2 else a["mode"]
     corners = ", align_corners=True" if a["align_corners"] else ""
@@ -204,6 +222,22 @@ EMIT: dict[str, Emit] = {
     "avg_pool": _pool("avg_pool", "kernel", "stride", "padding", "count_include_pad"),
     "adaptive_avg_pool": _pool("adaptive_avg_pool", "sizes"),
     "interpolate": _interpolate,
+    "scatter": lambda i, a: f"{i[0]}.scatter({a['axis']}, {i[1]}, {i[2]})",
+    "scatter_add": lambda i, a: f"{i[0]}.scatter_add({a['axis']}, {i[1]}, {i[2]})",
+    "index": _index,
+    "one_hot": lambda i, a: f"F.one_hot({i[0]}, {a['classes']})",
+    "bincount": lambda i, a: f"torch.bincount({i[0]}.flatten(), minlength={a['length']})",
+    "squeeze": lambda i, a: f"{i[0]}.squeeze({tuple(a['axes'])})",
+    "unsqueeze": _unsqueeze,
+    "diagonal": lambda i, a: f"{i[0]}.diagonal({a['offset']}, {sizes(a['axes'])})",
+    "flip": lambda i, a: f"{i[0]}.flip({tuple(a['axes'])})",
+    "roll": lambda i, a: f"{i[0]}.roll({tuple(a['shifts'])}, {tuple(a['axes'])})",
+    "tile": lambda i, a: f"{i[0]}.tile({tuple(a['repeats'])})",
+    "repeat_interleave": lambda i, a: f"{i[0]}.repeat_interleave({a['repeats']}, {a['axis']})",
+    "pad": _pad,
+    "tril": lambda i, a: f"{i[0]}.tril({a['diagonal']})",
+    "triu": lambda i, a: f"{i[0]}.triu({a['diagonal']})",
+    "iota": lambda i, a: f"torch.arange({i[0]}.shape[{a['axis']}])",
     "gather": lambda i, a: f"{i[0]}.gather({a['axis']}, {i[1]})",
 }
 
@@ -219,9 +253,12 @@ NO_EMIT: dict[str, str] = {
             "avg_pool_backward",
             "adaptive_avg_pool_backward",
             "interpolate_backward",
+            "pad_backward",
+            "index_sum",
         ),
         "backward ops are not part of an exported model",
     ),
+    **dict.fromkeys(("index_put", "index_add", "index_fill"), "torch writes at an index in a statement of its own"),
     **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
     "sdpa_backward": "backward ops are not part of an exported model",
     "bce": "losses are not part of an exported model",
@@ -259,6 +296,15 @@ POSTFIX = frozenset(
         "slice",
         "last",
         "softmax",
+        "squeeze",
+        "unsqueeze",
+        "diagonal",
+        "flip",
+        "roll",
+        "tile",
+        "repeat_interleave",
+        "tril",
+        "triu",
         "log_softmax",
         "stop_gradient",
     }

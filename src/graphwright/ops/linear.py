@@ -84,7 +84,7 @@ class Matmul:
 class Linear:
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low")
+    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2)
 
     @staticmethod
     def infer(x, w, b=None):
@@ -109,6 +109,11 @@ class Linear:
             return dx, dw
         db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[2] else None
         return dx, dw, db
+
+    @staticmethod
+    def expand(ins, attrs):
+        y = call("matmul", ins[0], _swap(ins[1]))
+        return y + ins[2] if len(ins) > 2 else y
 
     @staticmethod
     def cost(ins, outs, attrs):

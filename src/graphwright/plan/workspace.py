@@ -11,14 +11,17 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from graphwright.array import CPU, DType, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.segment import VmSegment
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
 from graphwright.plan.collector import uncollected
+from graphwright.plan.executor import VM
 from graphwright.plan.plan import Plan
 from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE
+from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, Instr
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
@@ -154,6 +157,7 @@ class Workspace:
     def _located(self, call: int, error: Exception) -> GraphwrightError:
         """The error of one call, with the node it ran for."""
         at = next(i for i, end in enumerate(self._counts) if call < end)
+        at += getattr(error, "op", 0)  # in a segment of the VM
         plan, instr = self.plan, self.plan.instrs[at]
         failure: GraphwrightError = kernel_error(
             instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node)
@@ -219,20 +223,33 @@ class Workspace:
         kernels = backend(CPU)
         self._views = {}
         self._calls, self._counts = [], []
-        for i, instr in enumerate(plan.instrs):
-            calls = kernels.bind(
-                instr.op,
-                [self._view(s) for s in instr.outs],
-                [self._view(s) for s in instr.ins],
-                instr.attrs,
-                [self._view(s) for s in instr.work],
-            )
-            self._calls += calls
-            if self.poison:
-                dead = [plan.buffers[b] for b in plan.free_after(i)]
-                self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
-            self._counts.append(len(self._calls))
+        for segment in plan.segments:
+            single = segment.kind != VM or self.poison  # what dies is filled after each
+            step = 1 if single else segment.stop - segment.start
+            for start in range(segment.start, segment.stop, step):
+                instrs = plan.instrs[start : start + step]
+                if segment.kind == VM:
+                    self._calls.append(VmSegment([self._rows(instr) for instr in instrs]))
+                else:
+                    instr = instrs[0]
+                    outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
+                    self._calls += kernels.bind(instr.op, outs, ins, instr.attrs, work)
+                if self.poison:
+                    dead = [plan.buffers[b] for b in plan.free_after(start)]
+                    self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
+                self._counts += [len(self._calls)] * step
         self._inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
+
+    def _rows(self, instr: Instr) -> list[Row]:
+        """An instruction as code of the VM."""
+        outs, ins = ([self._addressed(s) for s in slots] for slots in (instr.outs, instr.ins))
+        rows = encode(instr.op, outs, ins, instr.attrs)
+        assert rows is not None, "the plan chose the VM where it has a form"
+        return rows
+
+    def _addressed(self, slot: int) -> View:
+        array = self._view(slot)
+        return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
 
     def _view(self, slot: int) -> NDArray:
         found = self._views.get(slot)

@@ -12,10 +12,12 @@ from graphwright.array.backend import Attrs, Call, MissingKernel
 from graphwright.array.cpu import (
     activation,
     arithmetic,
+    arrange,
     attention,
     compare,
     conv,
     functions,
+    gather,
     identity,
     index,
     linear,
@@ -39,10 +41,12 @@ __all__ = [
     "CpuBackend",
     "activation",
     "arithmetic",
+    "arrange",
     "attention",
     "compare",
     "conv",
     "functions",
+    "gather",
     "identity",
     "index",
     "linear",
@@ -125,6 +129,10 @@ class CpuBackend:
         storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
         kind = named(str(tensor.dtype).removeprefix("torch."))
         return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), impl=tensor)
+
+    def address(self, array: NDArray) -> int:
+        """Where its first element lies."""
+        return array.impl.data_ptr()
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
@@ -35,6 +36,19 @@ _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for a DType."""
     return TORCH_DTYPE[dtype]
+
+
+def carry(outs: Tensors, ins: Tensors) -> list[Call]:
+    """Copies for the outputs that are not the operand's own memory."""
+    return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def host(t: torch.Tensor) -> np.ndarray:
+    """The bits of a tensor as numpy, for the few moves that ATen has no call for."""
+    return t.view(_BITS[t.element_size()]).numpy()
 
 
 def kernel(name: str, work: Work | None = None, *, widen: bool = False) -> Callable[[Bind], Bind]:

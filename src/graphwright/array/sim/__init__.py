@@ -115,6 +115,10 @@ class SimBackend:
         """Raises: DeviceUnavailable: no other library knows this device."""
         raise DeviceUnavailable("nothing outside shares memory of the simulated device", got=type(other).__name__)
 
+    def address(self, array: NDArray) -> Never:
+        """Raises: DeviceUnavailable: it lies nowhere that the host may read."""
+        raise DeviceUnavailable("memory of the simulated device has no address on the host", got=array.spec)
+
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""
         return self._cpu.workspace(name, outs, ins, attrs)
