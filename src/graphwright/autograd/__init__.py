@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.changes import changes
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
 from graphwright.autograd.einsum import einsum
 from graphwright.autograd.engine import backward, grad, unbroadcast
@@ -88,6 +89,7 @@ __all__ = [
     "backward",
     "bincount",
     "cat",
+    "changes",
     "einsum",
     "enable_grad",
     "full",

@@ -96,10 +96,13 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
 
     Raises: DeviceMismatch for any other mix.
     """
-    given = [*outs, *ins]
-    device = given[0].device if given else CPU
-    if all(a.device is device for a in given):
+    device = ins[0].storage.device if ins else CPU
+    for array in (*ins, *outs):
+        if array.storage.device is not device:
+            break
+    else:
         return device, ins
+    given = [*outs, *ins]
     device = next((a.device for a in given if a.device != CPU), CPU)
     for array in given:
         if array.device != device and (array.device != CPU or array.shape or any(array is o for o in outs)):
