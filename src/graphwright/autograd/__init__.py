@@ -57,6 +57,7 @@ from graphwright.autograd.modes import (
 )
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
+from graphwright.autograd.support import support
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import Parameter, Variable, update
 
@@ -119,6 +120,7 @@ __all__ = [
     "sort",
     "stack",
     "std",
+    "support",
     "tensor",
     "topk",
     "training",
