@@ -98,7 +98,7 @@ def randint(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
     ]
 
 
-@kernel("bernoulli", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, float32), Spec(o[0].shape, bool_)])
+@kernel("bernoulli", lambda o, i, a: [Spec(o[0].shape, int32), o[0], Spec(o[0].shape, bool_)], widen=True)
 def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """1 where a uniform number lies below p."""
     (p, key), (drawn, u, hit) = ins, work
