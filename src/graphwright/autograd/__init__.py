@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.changes import changes
 from graphwright.autograd.create import (
     arange,
     empty,
@@ -112,6 +113,7 @@ __all__ = [
     "bernoulli",
     "bincount",
     "cat",
+    "changes",
     "dropout",
     "empty",
     "empty_like",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from graphwright.array import NDArray
-from graphwright.autograd import Parameter
+from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.hashing import StructureHash
@@ -64,6 +64,16 @@ class Program(Structure):
         self._structure = StructureHash(self)
         self.history = History(self)
         self.graph.describe = self.history.describe
+
+    @property
+    def version(self) -> int:
+        """Rises with every edit."""
+        return self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._version = value
+        changes.count += 1
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def constants(self) -> dict[str, NDArray]:

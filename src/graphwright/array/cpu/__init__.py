@@ -120,6 +120,10 @@ class CpuBackend:
         strides = [s * host.itemsize for s in array.strides]
         return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
 
+    def address(self, array: NDArray) -> int:
+        """Where its first element lies."""
+        return array.impl.data_ptr()
+
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""
         row = KERNELS.get(name)
