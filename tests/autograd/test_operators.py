@@ -9,7 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from graphwright.autograd import Tensor, grad, lerp, maximum, minimum, norm, outer, stack, std, tensor, var, where
+from graphwright.autograd import (
+    Tensor,
+    argsort,
+    grad,
+    lerp,
+    maximum,
+    minimum,
+    norm,
+    outer,
+    sort,
+    stack,
+    std,
+    tensor,
+    topk,
+    var,
+    where,
+)
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.testing.gradcheck import gradcheck, gradgradcheck
 from graphwright.testing.oracle import assert_bits, assert_close
@@ -187,3 +203,52 @@ def test_comparison_of_tensors_is_elementwise_and_hash_by_identity() -> None:
     x = tensor([1.0, 2.0])
     assert isinstance(x != tensor([1.0, 3.0]), Tensor)
     assert len({x, tensor([1.0, 2.0])}) == 2
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["float32", "float16", "int64", "int8", "bool"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_is_stable(kind: str, descending: bool) -> None:
+    x = RNG.integers(0, 2 if kind == "bool" else 4, (5, 200)).astype(kind)
+    values, places = sort(tensor(x), 1, descending)
+    wanted = np.argsort(-x.astype(np.int64) if descending else x, 1, kind="stable")
+    assert_bits(places, wanted)
+    assert_bits(argsort(tensor(x), 1, descending), wanted)
+    assert_bits(values, np.take_along_axis(x, wanted, 1))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 6])
+@pytest.mark.parametrize("largest", [True, False])
+def test_of_ties_topk_takes_the_lowest_index(k: int, largest: bool) -> None:
+    x = np.array([[1.0, 3.0, 3.0, 0.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]])
+    values, places = topk(tensor(x), k, largest=largest)
+    order = np.argsort(-x if largest else x, 1, kind="stable")[:, :k]
+    assert_bits(places, order)
+    assert_bits(values, np.take_along_axis(x, order, 1))
+
+
+def test_topk_refuses_more_than_there_are() -> None:
+    with pytest.raises(ShapeError, match="not that many"):
+        topk(tensor(A), 5)
+
+
+def test_nan_is_the_largest() -> None:
+    x = tensor([1.0, float("nan"), 3.0])
+    assert x.argsort().tolist() == [0, 2, 1]
+    assert topk(x, 1)[1].tolist() == [1]
+
+
+def test_extrema_along_an_axis_give_the_gradient_to_the_lowest_index() -> None:
+    x = tensor([[3.0, 1.0, 3.0], [1.0, 1.0, 2.0]], requires_grad=True)
+    for name, places, up, down in (
+        ("max", [0, 2], [3, 2], [[1, 0, 0], [0, 0, 1]]),
+        ("min", [1, 0], [1, 1], [[0, 1, 0], [1, 0, 0]]),
+    ):
+        values, found = getattr(x, name)(1)
+        assert (values.tolist(), found.tolist()) == (up, places)
+        assert grad(values.sum(), x)[0].tolist() == down
+        kept, column = getattr(x, name)(-1, keepdims=True)
+        assert kept.shape == column.shape == (2, 1)
+    assert x.max().item() == 3
+    assert grad(x.max(), x)[0].tolist() == [[0.5, 0, 0.5], [0, 0, 0]]
+    assert x.min().item() == 1

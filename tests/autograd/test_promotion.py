@@ -105,5 +105,6 @@ def test_inference_from_data_is_torchs() -> None:
 def test_the_promoting_ops_are_the_ones_with_several_free_operands() -> None:
     assert set(PROMOTING) == {
         *("add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "minimum", "maximum", "swiglu"),
+        *("bce", "bce_with_logits"),
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
     }

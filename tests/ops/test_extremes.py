@@ -23,7 +23,7 @@ UNARY = [
     for n, row in OPS.items()
     if row.arity == 1 and row.traits.elementwise and not row.attrs and n not in ("copy", "assert_finite")
 ]
-BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise]
+BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise and not n.startswith("bce")]
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -78,7 +78,9 @@ def test_softmax_at_the_edges(row: str) -> None:
 def test_cross_entropy_at_the_edges(row: str, target: int) -> None:
     x, t = np.array([ROWS[row]], np.float32), np.array([target])
     loss, lse = call("cross_entropy", from_numpy(x), from_numpy(t))
-    wide = TORCH["cross_entropy"]([torch.from_numpy(x).double(), torch.from_numpy(t)], {"ignore_index": -100})
+    wide = TORCH["cross_entropy"](
+        [torch.from_numpy(x).double(), torch.from_numpy(t)], OPS["cross_entropy"].complete({})
+    )
     assert_close(loss, wide[0].numpy().astype(np.float32), rtol=1e-6)
     assert_close(lse, wide[1].numpy().astype(np.float32), rtol=1e-6)
     scores = tensor(x, requires_grad=True)

@@ -79,7 +79,7 @@ def test_operands_may_lie_strided(name: str, how: str) -> None:
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
 UNARY = [n for n, row in OPS.items() if row.arity == 1 and row.traits.elementwise]
-BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise]
+BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise and not n.startswith("bce")]
 
 
 @given(shape=SHAPES, data=st.data())
@@ -125,6 +125,7 @@ def test_reductions_over_any_axes(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1 if name in ("amax", "amin") else 0, 4), max_size=4).map(tuple))
     axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1))) if shape else ()))
     keep = data.draw(st.booleans())
+    axes = tuple(a - len(shape) if data.draw(st.booleans()) else a for a in axes)
     x = np.random.default_rng(1).normal(size=shape)
     ours = call(name, strided(x, data.draw(st.sampled_from(["plain", "permuted", "sliced"]))), axes=axes, keepdims=keep)
     theirs = TORCH[name]([torch.from_numpy(x)], {"axes": axes, "keepdims": keep}).numpy()

@@ -24,10 +24,17 @@ def _reduce(name: str) -> Callable:
 
 def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
-    axes = range(x.dim()) if attrs["axes"] is None else attrs["axes"]
+    axes = range(x.dim()) if attrs["axes"] is None else [a % x.dim() for a in attrs["axes"]]
     for axis in axes:
         x = x.prod(axis, keepdim=True)
     return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
+
+
+def ordered(x: torch.Tensor, axis: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy's stable sort; for the other direction of the values turned round, whose ties are turned back."""
+    keys = x.detach().double().numpy()
+    index = torch.from_numpy(np.argsort(-keys if descending else keys, axis, kind="stable"))
+    return x.gather(axis, index), index
 
 
 def cumsum(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -81,22 +88,59 @@ def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
 def rms_norm(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x, w = ins
     wide = x if x.dtype == torch.float64 else x.float()
-    return (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + attrs["eps"])).to(x.dtype) * w
+    unit = wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + attrs["eps"])
+    if attrs["cast_before_scale"]:
+        return unit.to(x.dtype) * (1 + w if attrs["unit_offset"] else w)
+    return (unit * (1 + w.to(unit.dtype) if attrs["unit_offset"] else w)).to(x.dtype)
+
+
+def batch_norm(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Written out, as torch gives no gradient to the statistics."""
+    x, *others = (t if t.dtype == torch.float64 else t.float() for t in ins)
+    mean, var, *scale = (t.view(-1, *(1,) * (x.dim() - 2)) for t in others)
+    y = (x - mean) / torch.sqrt(var + attrs["eps"])
+    for change, s in zip((torch.mul, torch.add), scale, strict=False):
+        y = change(y, s)
+    return y.to(ins[0].dtype)
+
+
+def batch_norm_train(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """Torch's, and its rule for the running statistics written out: torch moves them in place, without a gradient."""
+    x, mean, var, *scale = ins
+    y = F.batch_norm(x, None, None, *scale, training=True, eps=attrs["eps"])
+    axes = [a for a in range(x.dim()) if a != 1]
+    wide = x if x.dtype == torch.float64 else x.float()
+    batch = (wide.mean(axes), wide.var(axes, correction=1))
+    m = attrs["momentum"]
+    return y, *((1 - m) * old + m * new.to(old.dtype) for old, new in zip((mean, var), batch, strict=True))
 
 
 def cross_entropy(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    scores, targets = ins
+    scores, targets, *weight = ins
     scores = scores if scores.dtype == torch.float64 else scores.float()
     flat = scores.reshape(-1, scores.shape[-1])
-    loss = F.cross_entropy(flat, targets.reshape(-1), ignore_index=attrs["ignore_index"], reduction="none")
+    options = {"ignore_index": attrs["ignore_index"], "label_smoothing": attrs["smoothing"], "reduction": "none"}
+    weights = weight[0].to(scores.dtype) if weight else None
+    if weights is not None and weights.requires_grad:  # written out, as torch's has no gradient for them
+        return _smoothed(scores, targets, weights, attrs), torch.logsumexp(scores, -1)
+    loss = F.cross_entropy(flat, targets.reshape(-1), weights, **options)
     return loss.view(targets.shape), torch.logsumexp(scores, -1)
 
 
+def _smoothed(scores: torch.Tensor, targets: torch.Tensor, w: torch.Tensor, attrs: dict) -> torch.Tensor:
+    classes, s = scores.shape[-1], attrs["smoothing"]
+    q = (1 - s) * w * F.one_hot(targets.clamp(min=0), classes) + s / classes * w
+    return -(q * torch.log_softmax(scores, -1)).sum(-1) * (targets != attrs["ignore_index"])
+
+
 def cross_entropy_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
-    scores, targets, lse, g = ins
+    scores, targets, lse, g, *weight = ins
+    classes, s = scores.shape[-1], attrs["smoothing"]
+    w = weight[0].to(scores.dtype) if weight else torch.ones(classes, dtype=scores.dtype)
+    onehot = F.one_hot(targets.clamp(min=0), classes).to(scores.dtype)
+    q = (1 - s) * w * onehot + s / classes * w
     kept = targets != attrs["ignore_index"]
-    onehot = F.one_hot(targets.clamp(min=0), scores.shape[-1]).to(scores.dtype)
-    return (g * kept).unsqueeze(-1) * (torch.exp(scores - lse.unsqueeze(-1)) - onehot)
+    return (g * kept).unsqueeze(-1) * (torch.exp(scores - lse.unsqueeze(-1)) * q.sum(-1, keepdim=True) - q)
 
 
 def embedding_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -245,8 +289,18 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "concat": lambda ins, a: torch.cat(list(ins), a["axis"]),
     "linear": lambda ins, a: F.linear(*ins),
     "rms_norm": rms_norm,
+    "layer_norm": lambda ins, a: F.layer_norm(ins[0], ins[0].shape[-a["rank"] :], *ins[1:], eps=a["eps"]),
+    "group_norm": lambda ins, a: F.group_norm(ins[0], a["groups"], *ins[1:], eps=a["eps"]),
+    "batch_norm": batch_norm,
+    "batch_norm_train": batch_norm_train,
+    "sort": lambda ins, a: ordered(ins[0], a["axis"], a["descending"]),
+    "topk": lambda ins, a: tuple(t.narrow(a["axis"], 0, a["k"]) for t in ordered(ins[0], a["axis"], a["largest"])),
     "softmax": softmax,
     "log_softmax": lambda ins, a: torch.log_softmax(ins[0], a["axis"]),
+    "bce": lambda ins, a: F.binary_cross_entropy(*torch.broadcast_tensors(*ins), reduction="none"),
+    "bce_with_logits": lambda ins, a: F.binary_cross_entropy_with_logits(
+        *torch.broadcast_tensors(*ins), reduction="none"
+    ),
     "cross_entropy": cross_entropy,
     "cross_entropy_backward": cross_entropy_backward,
     "embedding": lambda ins, a: ins[0][ins[1]],

@@ -294,6 +294,8 @@ def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -
 
 
 ALLOCATES = {
+    "sort": "one row of indices, within ATen",
+    "topk": "as sort",
     "rope_dynamic": "decides on the host by the longest position; once per step, a few scalars",
     "rope_longer": "reads the longest position on the host: one scalar",
 }

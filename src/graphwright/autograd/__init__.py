@@ -18,6 +18,7 @@ from graphwright.autograd.create import (
     zeros,
     zeros_like,
 )
+from graphwright.autograd.einsum import einsum
 from graphwright.autograd.engine import backward, grad, unbroadcast
 from graphwright.autograd.errors import (
     GradShapeRequired,
@@ -30,6 +31,7 @@ from graphwright.autograd.errors import (
 )
 from graphwright.autograd.function import Context, Function
 from graphwright.autograd.functions import (
+    argsort,
     bincount,
     cat,
     gather,
@@ -47,8 +49,10 @@ from graphwright.autograd.functions import (
     pad,
     scatter,
     scatter_add,
+    sort,
     stack,
     std,
+    topk,
     var,
     where,
 )
@@ -106,6 +110,7 @@ __all__ = [
     "ViewModified",
     "active_recorder",
     "arange",
+    "argsort",
     "as_tensor",
     "autocast_dtype",
     "autocast_to",
@@ -115,6 +120,7 @@ __all__ = [
     "cat",
     "changes",
     "dropout",
+    "einsum",
     "empty",
     "empty_like",
     "enable_grad",
@@ -157,9 +163,11 @@ __all__ = [
     "scope",
     "scoped",
     "set_grad_enabled",
+    "sort",
     "stack",
     "std",
     "tensor",
+    "topk",
     "training",
     "unbroadcast",
     "update",

@@ -75,6 +75,24 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return call("concat", *(t.reshape(*shape[:at], 1, *shape[at:]) for t in tensors), axis=at)
 
 
+def sort(x: Any, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Values in order, and their indices; equal ones keep their order, NaN is the largest."""
+    return as_tensor(x).sort(axis, descending)
+
+
+def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
+    """Indices of the sorted values, int64; equal ones keep their order."""
+    return as_tensor(x).argsort(axis, descending)
+
+
+def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k largest (or smallest) values in order, and their indices; of equal ones the lowest index first.
+
+    Raises: ShapeError for a k that the axis does not have.
+    """
+    return as_tensor(x).topk(k, axis, largest)
+
+
 # -- moments and norms -------------------------------------------------------------------------------------------------
 def var(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
     """Σ (x - mean)² / (n - correction) over axes (all by default); NaN for n ≤ correction, as in torch.

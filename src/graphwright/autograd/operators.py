@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from graphwright.array.layout import Shape
 from graphwright.autograd import functions
 from graphwright.autograd.base import TensorBase
 from graphwright.errors import DTypeError
 from graphwright.ops import call
-from graphwright.ops.rules import axes_of
+from graphwright.ops.rules import axes_of, axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -274,6 +274,29 @@ class Operators(TensorBase):
     def _reduce(self, op: str, axis: Axes, keepdims: bool) -> Tensor:
         return call(op, self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
 
+    @overload
+    def max(self, axis: None = None, keepdims: bool = False) -> Tensor: ...
+    @overload
+    def max(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The largest entry; along an axis with its index, the lowest on ties, to which the gradient goes alone."""
+        return self.amax(None, keepdims) if axis is None else self._picked("argmax", axis, keepdims)
+
+    @overload
+    def min(self, axis: None = None, keepdims: bool = False) -> Tensor: ...
+    @overload
+    def min(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
+    def min(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The smallest entry; along an axis with its index, the lowest on ties, to which the gradient goes alone."""
+        return self.amin(None, keepdims) if axis is None else self._picked("argmin", axis, keepdims)
+
+    def _picked(self, op: str, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
+        place = call(op, self, axis=axis)
+        at, shape = axis_of(axis, self.ndim), place.shape
+        column = call("reshape", place, shape=(*shape[:at], 1, *shape[at:]))
+        value = call("gather", self, column, axis=at)
+        return (value, column) if keepdims else (call("reshape", value, shape=shape), place)
+
     def argmax(self, axis: int = -1) -> Tensor:
         """Index of the largest entry, int64, the lowest on ties."""
         return call("argmax", self, axis=axis)
@@ -286,6 +309,18 @@ class Operators(TensorBase):
     def cumsum(self, axis: int) -> Tensor:
         """Sums of the entries up to each place."""
         return call("cumsum", self, axis=axis)
+
+    def sort(self, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+        """Values in order, and their indices; equal ones keep their order, NaN is the largest."""
+        return call("sort", self, axis=axis, descending=descending)
+
+    def argsort(self, axis: int = -1, descending: bool = False) -> Tensor:
+        """Indices of the sorted values, int64; equal ones keep their order."""
+        return self.sort(axis, descending)[1]
+
+    def topk(self, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+        """The k largest (or smallest) values in order, and their indices; of equal ones the lowest index first."""
+        return call("topk", self, k=k, axis=axis, largest=largest)
 
     def softmax(self, axis: int = -1, mask: Any = None) -> Tensor:
         """e^(x - max) / Σ; entries where the bool mask is false are 0."""

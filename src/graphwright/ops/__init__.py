@@ -21,6 +21,7 @@ from graphwright.ops import (
     reduce,
     shape,
     softmax,
+    sort,
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -56,6 +57,7 @@ __all__ = [
     "reduce",
     "shape",
     "softmax",
+    "sort",
     "update",
     "writable_over",
 ]

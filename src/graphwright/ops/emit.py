@@ -62,6 +62,28 @@ def _softmax(i: Sequence[str], a: Mapping[str, Any]) -> str:
     return f"{i[0]}.masked_fill(~{i[1]}, -torch.inf).softmax({a['axis']}).where({i[1]}, 0.0)"
 
 
+def _rms_norm(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    x, w = i
+    offset = " + 1.0" if a["unit_offset"] else ""
+    if a["cast_before_scale"]:
+        return f"rms_norm({x}, {w}{offset}, {a['eps']!r})"
+    return f"rms_norm({x}.float(), {w}.float(){offset}, {a['eps']!r}).to({x}.dtype)"
+
+
+def _norm(name: str, x: str, over: object, scale: Sequence[str], a: Mapping[str, Any]) -> str:
+    named = ", ".join(f"{key}={text}" for key, text in zip(("weight", "bias"), scale, strict=False))
+    return f"{name}({x}, {over}, {named}{', ' if named else ''}eps={a['eps']!r})"
+
+
+def _sorted(x: str, axis: int, descending: bool) -> str:
+    return f"torch.sort({x}, dim={axis}, descending={descending}, stable=True)"
+
+
+def _topk(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    """Torch's own leaves the order of ties open."""
+    return f"tuple(t.narrow({a['axis']}, 0, {a['k']}) for t in {_sorted(i[0], a['axis'], a['largest'])})"
+
+
 def _slice(i: Sequence[str], a: Mapping[str, Any]) -> str:
     axis, step = a["axis"], a["step"]
     part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
@@ -181,7 +203,12 @@ EMIT: dict[str, Emit] = {
     "concat": lambda i, a: f"torch.cat(({', '.join(i)}{',' if len(i) == 1 else ''}), {a['axis']})",
     "linear": _call("F.linear"),
     "embedding": lambda i, a: f"F.embedding({i[1]}, {i[0]})",
-    "rms_norm": lambda i, a: f"rms_norm({i[0]}, {i[1]}, {a['eps']!r})",
+    "rms_norm": _rms_norm,
+    "layer_norm": lambda i, a: _norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a),
+    "group_norm": lambda i, a: _norm("F.group_norm", i[0], a["groups"], i[1:], a),
+    "batch_norm": lambda i, a: _norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a),
+    "sort": lambda i, a: _sorted(i[0], a["axis"], a["descending"]),
+    "topk": _topk,
     "softmax": _softmax,
     "log_softmax": lambda i, a: f"{i[0]}.log_softmax({a['axis']})",
     "rope_table": lambda i, a: f"rope_table({', '.join(i)}, {number(a['scale'])})",
@@ -215,6 +242,7 @@ EMIT: dict[str, Emit] = {
 }
 
 NO_EMIT: dict[str, str] = {
+    "batch_norm_train": "statistics of a batch are not part of an exported model",
     "size": "a size is a number of the run",
     "pad_slice": "backward ops are not part of an exported model",
     "embedding_backward": "backward ops are not part of an exported model",
@@ -237,6 +265,8 @@ NO_EMIT: dict[str, str] = {
     ),
     **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
     "sdpa_backward": "backward ops are not part of an exported model",
+    "bce": "losses are not part of an exported model",
+    "bce_with_logits": "losses are not part of an exported model",
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
     "kv_append": "transformers brings its own cache",
@@ -285,5 +315,10 @@ POSTFIX = frozenset(
 )
 """Ops whose text is appended to that of their only operand."""
 
-RESULTS = {"rope_table": ("cos", "sin"), "max_pool": ("largest", "place")}
+RESULTS = {
+    "sort": ("values", "indices"),
+    "topk": ("values", "indices"),
+    "rope_table": ("cos", "sin"),
+    "max_pool": ("largest", "place"),
+}
 """Names of the results of ops that have several."""

@@ -39,6 +39,10 @@ class Embedding:
         return (call("embedding_backward", g, ins[1], rows=ins[0].shape[0]) if needs[0] else None), None
 
     @staticmethod
+    def expand(ins, attrs):
+        return call("index", *ins, axis=0)
+
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(0, outs[0].nbytes + ins[1].nbytes, outs[0].nbytes)
 

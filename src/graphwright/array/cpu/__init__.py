@@ -27,6 +27,7 @@ from graphwright.array.cpu import (
     random,
     reduce,
     softmax,
+    sort,
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
@@ -55,6 +56,7 @@ __all__ = [
     "random",
     "reduce",
     "softmax",
+    "sort",
     "update",
 ]
 

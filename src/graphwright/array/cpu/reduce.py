@@ -16,7 +16,7 @@ from graphwright.array.spec import Spec
 
 def _axes(attrs: Attrs, rank: int) -> list[int]:
     """The axes to reduce; None means all of them, an empty tuple none."""
-    return list(range(rank)) if attrs["axes"] is None else list(attrs["axes"])
+    return list(range(rank)) if attrs["axes"] is None else [a % rank for a in attrs["axes"]]
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
