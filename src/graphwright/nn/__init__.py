@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.autograd import Parameter
 from graphwright.nn import functional, init
+from graphwright.nn.as_module import as_module
 from graphwright.nn.layers import Embedding, Linear, ReLU, RMSNorm, Sequential, SiLU, Tanh
 from graphwright.nn.module import Module
 
@@ -17,6 +18,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Tanh",
+    "as_module",
     "functional",
     "init",
 ]

@@ -329,12 +329,18 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     """What copies an array of its spec into planned memory."""
     into, size, address = target.impl, target.nbytes, backend(CPU).address(target)
 
+    last: NDArray | None = None
+    source = 0
+
     def write(array: NDArray) -> None:
-        source = array.impl
-        if source.is_contiguous():
-            memmove(address, source.data_ptr(), size)
-        else:
-            into.copy_(source)
+        nonlocal last, source
+        if array is not last:
+            tensor = array.impl
+            if not tensor.is_contiguous():
+                into.copy_(tensor)
+                return
+            last, source = array, tensor.data_ptr()
+        memmove(address, source, size)
 
     return write
 
