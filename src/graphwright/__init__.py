@@ -18,7 +18,7 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from graphwright import models, nn, optim, program
+    from graphwright import amp, data, models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
     from graphwright.autograd import (
         Function,
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
+    from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, load, replay, trace
 
@@ -118,6 +119,7 @@ _HOME = {
     "linspace": "autograd",
     "load": "program",
     "manual_seed": "autograd",
+    "load_state": "optim",
     "matmul": "autograd",
     "mode": "autograd",
     "multinomial": "autograd",
@@ -138,6 +140,7 @@ _HOME = {
     "rng": "autograd",
     "scatter": "autograd",
     "scatter_add": "autograd",
+    "save_state": "optim",
     "set_grad_enabled": "autograd",
     "stack": "autograd",
     "tensor": "autograd",
@@ -148,7 +151,7 @@ _HOME = {
     "zeros_like": "autograd",
 }
 """Public name -> the folder it lives in."""
-_MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
+_MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
 
 __all__ = [
     "Builder",
@@ -164,6 +167,7 @@ __all__ = [
     "Program",
     "Tensor",
     "__version__",
+    "amp",
     "arange",
     "bernoulli",
     "bfloat16",
@@ -171,6 +175,7 @@ __all__ = [
     "bool_",
     "cat",
     "compile",
+    "data",
     "dropout",
     "einsum",
     "empty",
@@ -192,6 +197,7 @@ __all__ = [
     "int64",
     "linspace",
     "load",
+    "load_state",
     "manual_seed",
     "matmul",
     "mode",
@@ -215,6 +221,7 @@ __all__ = [
     "randn_like",
     "replay",
     "rng",
+    "save_state",
     "scatter",
     "scatter_add",
     "set_grad_enabled",

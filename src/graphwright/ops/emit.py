@@ -270,7 +270,14 @@ NO_EMIT: dict[str, str] = {
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
     "kv_append": "transformers brings its own cache",
-    "adamw": "updates are not part of an exported model",
+    "grouped_matmul": "no family with experts is exported yet",
+    "grouped_outer": "backward ops are not part of an exported model",
+    "adam_step": "updates are not part of an exported model",
+    "adamw_step": "updates are not part of an exported model",
+    "sgd_step": "updates are not part of an exported model",
+    "rmsprop_step": "updates are not part of an exported model",
+    "ema_step": "updates are not part of an exported model",
+    "unscale_check": "updates are not part of an exported model",
 }
 
 OPERATORS = frozenset({*_INFIX, "neg", "swiglu", "junction", "rope_longer"})
@@ -300,6 +307,8 @@ POSTFIX = frozenset(
         "slice",
         "last",
         "softmax",
+        "log_softmax",
+        "stop_gradient",
         "squeeze",
         "unsqueeze",
         "diagonal",
@@ -309,8 +318,6 @@ POSTFIX = frozenset(
         "repeat_interleave",
         "tril",
         "triu",
-        "log_softmax",
-        "stop_gradient",
     }
 )
 """Ops whose text is appended to that of their only operand."""

@@ -196,7 +196,8 @@ class _Entry:
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
         self._result = result
-        self._trained = [(v, v.requires_grad) for v, _ in recorder.variables.values()]
+        self._facts = recorder.facts
+        self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
     def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
         """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
@@ -212,8 +213,12 @@ class _Entry:
 
     @property
     def fresh(self) -> bool:
-        """False once a program that the function ran was edited, or a variable that it reads was frozen or thawed."""
-        if any(v.requires_grad != was for v, was in self._trained):
+        """False once what the trace relied on is not so any more: the version of a program that the function ran, a
+        variable's spec and whether it is trained, the mode of a module.
+        """
+        if any(v.requires_grad != trained or v.spec != spec for v, trained, spec in self._variables):
+            return False
+        if any(fact() != value for fact, value in self._facts):
             return False
         return all(p.version == version for p, version in self.dependencies.values()) and self.workspace.plan.fresh
 
