@@ -17,7 +17,7 @@ T = 16
 
 
 def event_xor(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Events after long or short pauses; at each, was exactly one of the last two pauses long? Their values are noise."""
+    """Events after long or short pauses: was exactly one of the last two pauses long? The values are noise."""
     long = rng.integers(0, 2, (n, T))
     dt = np.where(long, rng.uniform(1.0, 1.5, (n, T)), rng.uniform(0.1, 0.5, (n, T))).astype(np.float32)
     label = np.full((n, T), -100)  # ignored: nothing comes before the first

@@ -156,16 +156,20 @@ def cross_entropy_backward(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
     return lambda: np.copyto(outs[0], g[..., None] * (_probabilities(scores) - _target(scores, targets)))
 
 
-@kernel("adamw")
-def adamw(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
-    param, g, m, v, step, lr = ins
-    b1, b2 = attrs["beta1"], attrs["beta2"]
+@kernel("adamw_step")
+def adamw_step(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
+    lr, _, *columns = ins
+    n, b1, b2 = len(outs) // 4, attrs["beta1"], attrs["beta2"]
 
     def run() -> None:
-        outs[1][...] = b1 * m + (1 - b1) * g
-        outs[2][...] = b2 * v + (1 - b2) * g * g
-        size = outs[1] / (1 - b1**step) / (np.sqrt(outs[2] / (1 - b2**step)) + attrs["eps"])
-        outs[0][...] = param * (1 - lr * attrs["weight_decay"]) - lr * size
+        for k in range(n):
+            g, param, m, v, step = (columns[k + c * n] for c in range(5))
+            new, mean, square, count = (outs[k + c * n] for c in range(4))
+            count[...] = step + 1
+            mean[...] = b1 * m + (1 - b1) * g
+            square[...] = b2 * v + (1 - b2) * g * g
+            size = mean / (1 - b1**count) / (np.sqrt(square / (1 - b2**count)) + attrs["eps"])
+            new[...] = param * (1 - lr * attrs["weight_decay"]) - lr * size
 
     return run
 
