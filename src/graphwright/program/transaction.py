@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, dtype, float32, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.array import Spec, float32
+from graphwright.array import dtype as as_dtype
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
@@ -32,7 +33,7 @@ from graphwright.program.edits import (
     SetOutputs,
     SetWeight,
 )
-from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
+from graphwright.program.errors import NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.interrupts import held_back
@@ -40,6 +41,8 @@ from graphwright.program.journal import AUTHORS
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
+from graphwright.program.unfold import fold, unfold
+from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.program.journal import Entry
@@ -267,7 +270,7 @@ class Transaction:
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
         """Add an input; sizes may be names."""
-        return self._node(INPUT, {}, name, (Spec(tuple(shape), _dtype(dtype)),))
+        return self._node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
         """Add a trained tensor with its first value; `key` is its name in a checkpoint, the node's name by default."""
@@ -450,27 +453,30 @@ class Transaction:
         """Put another program where a selection is; see `graphwright.program.replace`."""
         return replace(self, list(selection), subprogram, match)
 
+    # -- units -------------------------------------------------------------------------------------------------------
+    def unfold(self, ref: Ref, axis: str, units: int | None = None) -> NodeId:
+        """Write an op as one op per unit of an axis, summed by a junction; the same function, by the same weights.
 
-def _dtype(value: object) -> Any:
-    return dtype(value)
+        Cutting the edge of unit h into the junction leaves that unit out, as a mask would. A bias is added behind
+        the sum.
 
+        Args:
+            axis: of `linear` "in" (split by heads, an o-projection sums its heads) or "out"; of `matmul` "in", "rows",
+                "columns" or "heads"; of `sdpa` "heads".
+            units: into how many parts; by default as many as a `flatten` before the axis or an `unflatten` behind it
+                says, else one per entry.
+        Returns: the node that now has the op's name and readers. Raises: UsageError for another op or axis, ShapeError.
+        """
+        return unfold(self, self.program.node(ref), axis, units)
 
-def as_array(value: Any, kind: Any = None) -> NDArray:
-    """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
-    if isinstance(value, Tensor):
-        value = value.data
-    if isinstance(value, NDArray):
-        array = value.copy()
-    else:
-        host = np.array(value)
-        if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-            host = host.astype(np.float32)
-        array = from_numpy(host)
-    if kind is not None and array.dtype is not kind:
-        from graphwright.array import empty
+    def fold(self, ref: Ref) -> NodeId:
+        """Put the op back that `unfold` split; the program's hash is what it was.
 
-        array = empty(array.shape, kind).copy_from(array)
-    return array
+        Args:
+            ref: the node that has the op's name.
+        Raises: UsageError if a unit was cut or changed, or is read elsewhere.
+        """
+        return fold(self, self.program.node(ref))
 
 
 def _caller() -> str | None:
@@ -481,6 +487,3 @@ def _caller() -> str | None:
     ):
         frame = frame.f_back
     return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-__all__ = ["PortEmpty", "Transaction", "as_array"]
