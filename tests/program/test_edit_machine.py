@@ -121,7 +121,7 @@ def set_attr(e: Transaction, a: int, b: int) -> None:
 
 
 def set_weight(e: Transaction, a: int, b: int) -> None:
-    e.set_weight(pick(sorted(e.program.weights), a), lambda w: w * 0.5 + b % 7)
+    e.set_weight(pick(sorted(e.program.weights), a), lambda w: w * 0.5 + b % 7, inplace=b % 2 == 0)
 
 
 def rename(e: Transaction, a: int, b: int) -> None:

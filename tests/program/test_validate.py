@@ -83,7 +83,7 @@ def test_ports_weights_names_and_outputs():
     p = tiny()
     with p.edit("break", check=False) as e:
         e.do(RemoveEdge(p.in_edges("h")[1]))
-    p.weights.set("w", random_program(0).weights.array("m0.w"))
+    p.weights["w"].data = random_program(0).weights.array("m0.w")
     p._names["r"] = p.node("j")
     p._outputs["y"] = p._outputs["y"]._replace(port=3)
     report = p.validate()

@@ -340,20 +340,37 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class SetWeight:
-    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written."""
+    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written.
+
+    With `inplace` the values go into the memory that is there, unless a file or somebody else holds it.
+    """
 
     key: str
     array: NDArray
+    inplace: bool = False
 
     def check(self, p: Program) -> None:
-        p.weights[self.key]  # raises UnknownNode
+        present = p.weights[self.key].spec  # raises UnknownNode
+        if self.inplace and self.array.spec != present:
+            raise ShapeError(
+                "a value written in place keeps the spec", where=self.key, expected=present, got=self.array.spec
+            )
 
     def invert(self, p: Program) -> Edit:
-        return SetWeight(self.key, p.weights.array(self.key))
+        present = p.weights.array(self.key)
+        if self.inplace and p.history.owns(p.weights[self.key]):
+            return SetWeight(self.key, present.copy(), True)
+        return SetWeight(self.key, present)
 
     def apply(self, p: Program) -> None:
-        p.weights.set(self.key, self.array)
-        p.weights[self.key].shared = True  # the journal holds both arrays
+        variable = p.weights[self.key]
+        if not self.inplace:
+            variable.data = self.array
+        elif p.history.owns(variable):
+            variable.data.copy_from(self.array)
+        else:
+            variable.data = self.array.copy()
+        variable.shared = not self.inplace  # the journal holds the array, but for a copy
         for node in self.touches(p):
             p.update_node(node, specs=(self.array.spec,))
 
@@ -361,7 +378,8 @@ class SetWeight:
         return _readers(p, self.key)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
+        record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
+        return {**record, "inplace": True} if self.inplace else record
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ class History:
         self.open: Transaction | None = None
         self.listeners: list[Callable[[Entry], object]] = []
         self.spill = Spill(program)
-        self._held: list[tuple[Variable, NDArray, bool]] = []
+        self._held: dict[int, tuple[Variable, NDArray, bool]] = {}
         self._expected: dict[int, NDArray] = {}
+        self._private: dict[int, NDArray] = {}
         self._lock: Any = None
         self._before = ""
 
@@ -65,15 +66,29 @@ class History:
             raise
         self._lock, self.open = lock, transaction
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
-        self._held = [(v, v.data, v.shared) for v in p.weights.values()]
-        self._expected = {id(v): array for v, array, _ in self._held}
-        for variable, _, _ in self._held:
+        self._held = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
+        self._expected = {number: array for number, (_, array, _) in self._held.items()}
+        for variable, _, _ in self._held.values():
             variable.shared = True
 
     def note(self, variable: Variable) -> None:
         """Told of each value that the edit itself sets, so that it is not taken for training."""
+        if not variable.shared:  # its memory is this edit's alone
+            self._private[id(variable)] = variable.data
         variable.shared = True
         self._expected[id(variable)] = variable.data
+
+    def owns(self, variable: Variable) -> bool:
+        """Whether nobody but the open edit holds a variable's memory, so that it may be written over."""
+        array = variable.data
+        if array.storage.readonly or not array.contiguous:
+            return False
+        if self.open is None:
+            return not variable.shared
+        if self._private.get(id(variable)) is array:
+            return True
+        _, held, shared = self._held.get(id(variable), (variable, None, True))
+        return held is array and not shared
 
     def collect_trained(self, transaction: Transaction) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
@@ -131,12 +146,14 @@ class History:
         """Close the edit; after a roll-back put values and flags of the weights back."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
-        for variable, array, shared in self._held:
+        for number, (variable, array, shared) in self._held.items():
             if failed:
                 variable.data = array
             if variable.data is array:  # one that the edit set stays shared: the journal holds it too
                 variable.shared = shared
-        self._held, self._expected = [], {}
+            elif variable.data is self._private.get(number):
+                variable.shared = False
+        self._held, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)
         self._lock.__exit__(None, None, None)

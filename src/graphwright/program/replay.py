@@ -215,7 +215,8 @@ def from_json(
         return Rename(p.node(record["path"]), record["name"])
     if name == "SetWeight":
         present = p.weights.array(record["key"]).dtype
-        return SetWeight(record["key"], _cast(payload(record["payload"]), present))
+        inplace = forms.flag(record.get("inplace", False))
+        return SetWeight(record["key"], _cast(payload(record["payload"]), present), inplace)
     if name == "SetOutputs":
         return SetOutputs(tuple((label, _value(p, v)) for label, v in record["outputs"]))
     raise ReplayConflict("no such edit", got=name)

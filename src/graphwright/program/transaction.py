@@ -346,20 +346,22 @@ class Transaction:
         if key is not None:
             self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
 
-    def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any]) -> None:
+    def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any], inplace: bool = False) -> None:
         """Put another value under a param's key; all readers of tied weights see it.
 
         Args:
             ref: the param node, its name, or its checkpoint key.
             value: an array, or a function of the present value as float32 (or wider) numpy array. It is stored in the
                 param's dtype; another shape changes the param's spec.
+            inplace: write into the memory that is there, so that whoever looks at it sees the new values; memory of a
+                file, a fork or the journal is left alone, and the weight gets its own. Raises: ShapeError.
         """
         p = self.program
         key = ref if isinstance(ref, str) and ref in p.weights else p.key(p.node(ref))
         kind = p.weights.array(key).dtype
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
-        self.do(SetWeight(key, as_array(value, kind)))
+        self.do(SetWeight(key, as_array(value, kind), inplace))
 
     def set_outputs(self, **outputs: Ref) -> None:
         """Declare the program's results."""

@@ -100,13 +100,6 @@ class Weights(Mapping[str, Variable]):
         """The value under a key."""
         return self[key].data
 
-    def set(self, key: str, array: NDArray) -> NDArray:
-        """Put another array under a key; returns the one that was there."""
-        variable = self[key]
-        before = self.array(key)
-        variable.data = array
-        return before
-
     def rekey(self, old: str, new: str) -> None:
         """Let a variable be stored under another key."""
         self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
