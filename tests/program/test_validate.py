@@ -112,13 +112,17 @@ FAULTS = {
     ("spec", "r", "has another number of results"): lambda p: p.update_node(
         p.node("r"), specs=2 * p.specs(p.node("r"))
     ),
+    ("spec", "w", "has another number of results"): lambda p: p.update_node(p.node("w"), specs=()),
+    ("spec", "x", "has another number of results"): lambda p: p.update_node(
+        p.node("x"), specs=2 * p.specs(p.node("x"))
+    ),
     ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
     ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
     ("port", "j", "reads a result that is not there"): lambda p: p.update_node(p.node("h"), specs=()),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind}: {what}" for kind, _, what in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind} {where}: {what}" for kind, where, what in FAULTS])
 def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
     p = tiny()
     FAULTS[fault](p)

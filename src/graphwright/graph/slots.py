@@ -112,11 +112,11 @@ class SlotTable:
     # -- single -----------------------------------------------------------------------------------------------------
     def slot(self, handle: int) -> int:
         """Index of a live handle. Raises StaleHandle."""
-        index = handle & INDEX
         try:
+            index = handle & INDEX
             if self.id_cells[index] == handle:
                 return index
-        except IndexError:
+        except (IndexError, TypeError):
             pass
         raise self.stale(handle)
 
@@ -186,6 +186,8 @@ class SlotTable:
 
     def stale(self, handle: int, where: object = None) -> UsageError:
         """The error for a handle that names nothing here, with what is known about it."""
+        if not isinstance(handle, int | np.integer):
+            return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
         if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))

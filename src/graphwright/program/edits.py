@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.graph import EdgeId, NodeId
+from graphwright.graph import CapacityError, EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
@@ -188,8 +188,16 @@ class AddEdge:
         dst = p.node(self.dst)
         if p.op(dst) in SOURCES:
             raise NotAJunction("a source reads nothing", where=p.path(dst), got=p.op(dst))
-        if not 0 <= self.port <= MAX_PORT:
-            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=self.port)
+        if type(self.port) is not int or self.port < 0:
+            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
+        if self.port > MAX_PORT:
+            raise CapacityError(
+                "a port has 31 bits, and a junction gives none out twice",
+                where=p.path(dst),
+                expected=f"<= {MAX_PORT}",
+                got=self.port,
+                fix="e.insert its edges' sum into another junction",
+            )
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             raise PortTaken(
                 "a port takes exactly one edge, and has it",

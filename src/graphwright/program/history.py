@@ -168,8 +168,10 @@ class History:
 
     # -- undo and redo ----------------------------------------------------------------------------------
     def walk(self, n: int, *, back: bool) -> None:
-        """Undo or redo `n` entries, or none of them. Raises: NotUndoable."""
+        """Undo or redo `n` entries, or none of them. Raises: NotUndoable, UsageError for what is no count."""
         _writable(self.program)
+        if type(n) is not int or n < 0:
+            raise UsageError("not a number of edits", expected="an integer from 0 on", got=repr(n))
         if self.open is not None:
             raise UsageError("an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
@@ -236,12 +238,14 @@ class History:
 
     # -- marks ------------------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
-        """Name the present state."""
+        """Name the present state. Raises: UsageError."""
+        if not isinstance(name, str) or not name:
+            raise UsageError("a mark is named by a text", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
         """Seq of the entry that was last when a mark was set. Raises: UsageError listing the marks."""
-        if name not in self.marks:
+        if not isinstance(name, str) or name not in self.marks:
             raise UsageError("no such mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
         return self.marks[name]
 

@@ -83,6 +83,8 @@ def replace(
     Returns: name in `sub` -> new node. Raises: NotConvex, BoundaryMismatch with both sides.
     """
     p = e.program
+    if not isinstance(sub, Program):
+        raise BoundaryMismatch("only a program can stand in a selection's place", got=repr(sub)[:80])
     enters, leaves = boundary(p, nodes)
     inputs = {sub.path(n): sub.spec(n) for n in sub.inputs()}
     outputs = dict(zip(sub.output_names(), (sub.spec(v) for v in sub.outputs()), strict=True))

@@ -98,14 +98,16 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
     if isinstance(journal, Program):
         return journal.journal
-    if not isinstance(journal, str | os.PathLike):
+    if isinstance(journal, Sequence) and all(isinstance(entry, Entry) for entry in journal):
         return journal
+    if not isinstance(journal, str | os.PathLike) or "\0" in os.fspath(journal):
+        raise ReplayConflict("this is no journal", expected="entries, a program, or a path", got=repr(journal)[:80])
     if Path(journal).is_dir():
         return load(journal, check=False).journal
     try:
         return Journal(chain.read(journal))
-    except OSError as error:
-        raise ProgramFileError("cannot read this journal", where=journal, got=error.strerror) from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise ProgramFileError("cannot read this journal", where=repr(journal), got=str(error)) from error
 
 
 def _play(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.kinds import KINDS
-from graphwright.program.paths import matches
+from graphwright.program.paths import BadPattern, matches
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -255,6 +255,8 @@ def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[No
 
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
+        if not isinstance(pattern, str):
+            raise BadPattern("a pattern is a text", got=repr(pattern)[:80], fix="where= takes a test of nodes")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))

@@ -270,6 +270,11 @@ class Transaction:
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
         """Add an input; sizes may be names."""
+        known = isinstance(shape, list | tuple) and all(
+            isinstance(d, str) if type(d) is not int else d >= 0 for d in shape
+        )
+        if not known:
+            raise ShapeError("a shape is a tuple of sizes and names", where=name, got=repr(shape))
         return self._node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
@@ -313,8 +318,7 @@ class Transaction:
     def remove(self, ref: Ref | Selection | Sequence[Ref]) -> None:
         """Remove nodes with all their edges; what read them must be rewired or removed in the same edit."""
         p = self.program
-        nodes = [p.node(n) for n in ([ref] if isinstance(ref, NodeId | Value | str) else ref)]
-        for node in nodes:
+        for node in p.nodes_of(ref):
             for edge in (*p.out_edges(node), *p.in_edges(node)):
                 if edge in p.graph:  # a self-loop or an edge between two removed nodes went with the first
                     reader = p.graph.target(edge)
@@ -381,6 +385,10 @@ class Transaction:
         """
         p = self.program
         value, target = p.value(src), p.node(dst)
+        if type(delay) is not int or delay < 0:
+            raise UsageError(
+                "a delay is a number of steps", where=p.path(target), expected="an integer from 0 on", got=repr(delay)
+            )
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
@@ -453,7 +461,7 @@ class Transaction:
         match: Mapping[str, Ref] | None = None,
     ) -> dict[str, NodeId]:
         """Put another program where a selection is; see `graphwright.program.replace`."""
-        return replace(self, list(selection), subprogram, match)
+        return replace(self, self.program.nodes_of(selection), subprogram, match)
 
     # -- units -------------------------------------------------------------------------------------------------------
     def unfold(self, ref: Ref, axis: str, units: int | None = None) -> NodeId:

@@ -51,7 +51,7 @@ AXES: Mapping[str, Mapping[str, Axis]] = {
 def unfold(e: Transaction, node: NodeId, name: str, units: int | None) -> NodeId:
     """Put one op per unit in the place of `node`, inside an open edit; see `Transaction.unfold`."""
     p, path, op = e.program, e.program.path(node), e.program.op(node)
-    if name not in AXES.get(op, ()):
+    if not isinstance(name, str) or name not in AXES.get(op, ()):
         known = ", ".join(AXES.get(op, ())) or f"a {', '.join(AXES)}"
         raise UsageError("the op does not split along this axis", where=f"{path} ({op})", expected=known, got=name)
     out, reads, attrs, axis = e.spec(node), p.operands(node), p.attrs(node), AXES[op][name]
