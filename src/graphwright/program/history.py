@@ -305,9 +305,9 @@ def _check_kept(entry: Entry) -> Undo:
         )
     for edit in (*entry.undo.inverse, *entry.undo.forward):
         array = payload(edit)
-        if array is not None and not array.storage.touched:
+        if array is not None and array.storage.readonly:
             try:
-                array.storage.memory  # noqa: B018  # opens the file: it must still be the one that was read
+                array.storage.check()  # the file must still be the one that was read, and as it was
             except GraphwrightError as error:
                 raise NotUndoable(
                     "the bytes that would undo this entry are gone",
