@@ -10,7 +10,7 @@ from program_samples import counters, fingerprint, tiny
 
 import graphwright as gw
 from graphwright.errors import ShapeError
-from graphwright.program import Program, load, replay
+from graphwright.program import Builder, Program, load, replay
 
 X = {"x": np.ones((1, 3), "f4")}
 
@@ -148,3 +148,22 @@ def test_another_shape_is_refused():
         e.set_weight("w", np.ones((2, 4), "f4"), inplace=True)
     assert caught.value.where == "w"
     assert (fingerprint(p), counters(p)) == (before, counts)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_all_uses_of_a_tied_weight_move_and_a_rename_keeps_its_key(inplace):
+    b = Builder()
+    ids, table = b.input("ids", (1, 2), "int64"), b.param("embed.weight", np.eye(3, dtype="f4"))
+    b.output(b.linear(b.embedding(table, ids), table, name="head"), "logits")
+    p = b.build()
+    with p.edit("rename") as e:
+        e.rename("embed.weight", "tokens")
+    assert p.key(p.node("tokens")) == "embed.weight"
+    with p.edit("double") as e:
+        e.set_weight("tokens", lambda w: 2 * w, inplace=inplace)
+    feed = {"ids": np.array([[0, 2]])}
+    for result in (p.run(feed), p.compile(feed)(feed)):
+        assert result["logits"].to_numpy().tolist() == [[[4, 0, 0], [0, 0, 4]]]
+    with p.edit("another key") as e:
+        e.rename("tokens", "tokens", key="wte")
+    assert list(p.weights) == ["wte"]

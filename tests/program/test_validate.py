@@ -37,6 +37,25 @@ def test_planted_spec_faults_are_all_found_at_once(seed, count):
     assert all(m.axis == 1 and m.got == "f32[2, 5]" for m in report.mismatches if m.expected == "f32[2, 4]")
 
 
+def test_twenty_faults_among_forty_branches_are_found_in_one_call():
+    rng = np.random.default_rng(0)
+    b = Builder()
+    x = b.input("x", ("B", 4))
+    for i in range(40):
+        h = b.tanh(b.linear(x, b.param(f"w{i}", np.ones((4, 4), "f4")), name=f"h{i}"), name=f"t{i}")
+        b.output(h, f"y{i}")
+    p = b.build()
+    assert p.validate().ok
+    wrong = {f"t{i}" for i in rng.permutation(40)[:20]}
+    for path in wrong:
+        p.update_node(p.node(path), specs=(Spec(("B", 5), float32),))
+    found = p.validate().mismatches
+    assert {(m.kind, m.where, m.axis, m.expected, m.got) for m in found} == {
+        ("spec", path, 1, "f32[B, 4]", "f32[B, 5]") for path in wrong
+    }
+    assert len(found) == 20
+
+
 def test_seven_to_four_into_five_to_three():
     b = Builder()
     x = b.input("x", ("B", 7))

@@ -270,9 +270,23 @@ class History:
         return count
 
     # -- who did it -------------------------------------------------------------------------------------
-    def blame(self, ref: NodeId | EdgeId | None, path: str | None) -> list[Entry]:
-        """Entries whose edits name a node or edge by handle, or a path or key."""
-        return [e for e in self.program.journal if any(_names(edit, ref, path) for edit in e.edits)]
+    def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
+        """Entries that made or changed what a handle names (of a node, also what it reads), or had a path or key."""
+        p, found = self.program, []
+        handle = None if ref is None else [ref.index, ref.generation]
+        at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
+        for entry in reversed(p.journal):
+            hit = False
+            for record in reversed(entry.edits):
+                of_edge = record["edit"] in _EDGE_EDITS
+                own = handle is not None and record.get("handle") == handle and isinstance(ref, EdgeId) == of_edge
+                reads = at is not None and record.get("dst") == at
+                hit |= own or reads or (name is not None and name in map(record.get, ("path", "dst", "key", "name")))
+                if own and not of_edge:  # the path it had before this edit
+                    at = None if record["edit"] == "AddNode" else record["path"]
+            if hit:
+                found.append(entry)
+        return found[::-1]
 
     def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
         """What a dead handle was, and the entry that removed it, as far as the journal knows."""
@@ -316,15 +330,3 @@ def _check_kept(entry: Entry) -> Undo:
                     fix="put the file back as it was",
                 ) from error
     return entry.undo
-
-
-def _names(record: Any, ref: NodeId | EdgeId | None, path: str | None) -> bool:
-    """True if a journal record mentions a handle, path or key anywhere."""
-    if isinstance(record, dict):
-        named = ref is not None and record.get("handle") == [ref.index, ref.generation]
-        if named and isinstance(ref, EdgeId) == (record.get("edit") in _EDGE_EDITS):
-            return True
-        if path is not None and path in (record.get("path"), record.get("dst"), record.get("key"), record.get("name")):
-            return True
-        return any(_names(v, ref, path) for v in record.values())
-    return isinstance(record, list) and any(_names(v, ref, path) for v in record)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.errors import ForeignNode
 from graphwright.program.kinds import KINDS
 from graphwright.program.paths import BadPattern, matches
 
@@ -118,19 +119,21 @@ class Selection:
 
     # -- sets --------------------------------------------------------------------------------------------------------
     def __or__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) | set(other.nodes))
+        return self._made(set(self.nodes) | self._other(other))
 
     def __and__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) & set(other.nodes))
+        return self._made(set(self.nodes) & self._other(other))
 
     def __sub__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) - set(other.nodes))
+        return self._made(set(self.nodes) - self._other(other))
 
     def __invert__(self) -> Selection:
         return self._made(set(self.program.nodes()) - set(self.nodes))
 
     def nth(self, i: int) -> Selection:
-        """The i-th node alone."""
+        """The i-th node alone; negative counts from the end. Raises: CountMismatch."""
+        if not -self.count <= i < self.count:
+            raise CountMismatch("the selection has no such node", expected=f"0 to {self.count - 1}", got=i)
         return self._made({self.nodes[i]})
 
     def where(self, test: Callable[[NodeId], bool]) -> Selection:
@@ -147,7 +150,7 @@ class Selection:
 
     def between(self, other: Selection) -> Selection:
         """Nodes on a path from this selection to the other, both ends included."""
-        up = self.program.reachable(other.nodes)
+        up = self.program.reachable(self._other(other))
         down = set(self.nodes)
         stack = list(self.nodes)
         while stack:
@@ -224,6 +227,13 @@ class Selection:
             raise EmptySelection(
                 "nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
             )
+
+    def _other(self, other: Selection) -> set[NodeId]:
+        """Nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
+        if not isinstance(other, Selection) or other.program is not self.program:
+            raise ForeignNode("selections of one program combine", expected=repr(self), got=repr(other)[:120])
+        other._alive()
+        return set(other.nodes)
 
     def _made(self, nodes: set[NodeId]) -> Selection:
         replace(self, nodes=tuple(nodes))._alive()

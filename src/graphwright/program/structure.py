@@ -91,7 +91,7 @@ class Structure:
 
     def nodes_of(self, refs: Any) -> list[NodeId]:
         """Handles of one node or of several. Raises: UnknownNode, StaleHandle, ForeignNode."""
-        if isinstance(refs, NodeId | EdgeId | Value | str):
+        if isinstance(refs, NodeId | Value | str):
             return [self.node(refs)]
         if not isinstance(refs, Iterable):
             raise ForeignNode("not nodes of this program", got=repr(refs), expected="handles, values or names")
