@@ -51,6 +51,7 @@ _HOME = {
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "tape": "program",
     "tensor": "autograd",
     "trace": "program",
 }
@@ -87,6 +88,7 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "tape",
     "tensor",
     "trace",
 ]

@@ -281,13 +281,16 @@ class Structure:
 
     # -- changing: the ground that edits, the builder and the tracer stand on ----------------------------------------
     def free_name(self, wanted: str) -> str:
-        """`wanted`, or the first `wanted_2`, `wanted_3`, ... that no node has."""
+        """`wanted`, or `wanted_2`, `wanted_3`, ... behind one that is taken; the first if there is no gap."""
         if wanted not in self._names:
             return wanted
-        n = 2
-        while f"{wanted}_{n}" in self._names:
-            n += 1
-        return f"{wanted}_{n}"
+        taken, free = 1, 2
+        while f"{wanted}_{free}" in self._names:  # by doubling, then halving: a long trace asks for one name very often
+            taken, free = free, 2 * free
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            taken, free = (middle, free) if f"{wanted}_{middle}" in self._names else (taken, middle)
+        return f"{wanted}_{free}"
 
     def check_name(self, name: str) -> None:
         """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
