@@ -98,10 +98,16 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
     if isinstance(journal, Program):
         return journal.journal
-    if isinstance(journal, Sequence) and all(isinstance(entry, Entry) for entry in journal):
-        return journal
-    if not isinstance(journal, str | os.PathLike) or "\0" in os.fspath(journal):
-        raise ReplayConflict("this is no journal", expected="entries, a program, or a path", got=repr(journal)[:80])
+    if not isinstance(journal, str | os.PathLike):
+        entries = list(journal) if isinstance(journal, Sequence) else [None]
+        if all(isinstance(entry, Entry) for entry in entries):
+            return journal
+    elif "\0" not in os.fspath(journal):
+        return _read(journal)
+    raise ReplayConflict("this is no journal", expected="entries, a program, or a path", got=repr(journal)[:80])
+
+
+def _read(journal: StrPath) -> Sequence[Entry]:
     if Path(journal).is_dir():
         return load(journal, check=False).journal
     try:
