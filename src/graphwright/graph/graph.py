@@ -408,6 +408,9 @@ class Graph:
     memory = state.memory
     csr = compressed.csr
     csc = compressed.csc
+    adjacency = compressed.adjacency
+    normalized_adjacency = compressed.normalized_adjacency
+    from_coo = classmethod(compressed.from_coo)
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
         """Make room for this many nodes and edges in all, so that adding them moves no buffer. Raises CapacityError."""
