@@ -42,11 +42,8 @@ def test_matrices_agree_with_scipy_on_graphs_with_holes(seed):
     g.edges["w"][:] = [rng.uniform(0.1, 2) for _ in range(g.edge_count)]
     nodes, n = list(g.nodes()), g.node_count
     ends = np.array([[nodes.index(x) for x in g.endpoints(e)] for e in g.edges()], int).reshape(-1, 2)
-    for column, weights in (
-        (None, np.ones(len(ends))),
-        ("w", np.asarray(g.edges["w"], float)),
-        ("k", np.full(len(ends), 3.0)),
-    ):
+    given = {None: np.ones(len(ends)), "w": np.asarray(g.edges["w"], float), "k": np.full(len(ends), 3.0)}
+    for column, weights in given.items():
         wanted = sparse.coo_matrix((weights, ends.T), shape=(n, n)).toarray()
         made = g.adjacency(column)
         np.testing.assert_allclose(as_scipy(made, n), wanted, rtol=1e-14)
@@ -71,13 +68,8 @@ def test_a_graph_from_numbered_nodes(seed):
 
 
 def test_what_is_no_matrix():
-    for rows, columns, n in (
-        ([0, 1], [0], None),
-        ([-1], [0], None),
-        ([0], [5], 3),
-        ([0.5], [0], None),
-        ([[0]], [[0]], None),
-    ):
+    wrong = [([0, 1], [0], None), ([-1], [0], None), ([0], [5], 3), ([0.5], [0], None), ([[0]], [[0]], None)]
+    for rows, columns, n in wrong:
         with pytest.raises(UsageError):
             Graph.from_coo(rows, columns, n)
     g = Graph.from_coo([0], [1], edge_columns={"w": "f8", "name": object}, w=-1.0)

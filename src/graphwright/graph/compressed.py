@@ -30,7 +30,7 @@ class Compressed(NamedTuple):
 
 
 class Adjacency(NamedTuple):
-    """A sparse matrix over `nodes`: row i has `values[indptr[i]:indptr[i + 1]]` in the columns `indices[...]`, ascending.
+    """A sparse matrix over `nodes`: row i has `values[indptr[i]:indptr[i + 1]]` at `indices[...]`, ascending.
 
     `scipy.sparse.csr_matrix((values, indices, indptr))` takes it as it is.
     """
@@ -60,9 +60,8 @@ def normalized_adjacency(self: Graph, weights: str | None = None) -> Adjacency:
         rows = csr(self)
         near, far, values = _entries(self, rows, weights)
         loops = np.arange(len(rows.nodes))
-        near, far, values = (
-            np.concatenate(pair) for pair in ((near, loops), (far, loops), (values, np.ones(len(loops))))
-        )
+        near, far = np.append(near, loops), np.append(far, loops)
+        values = np.append(values, np.ones(len(loops)))
         sums = np.bincount(near, values, len(loops))
         if not (sums > 0).all():
             node = rows.nodes[int(np.argmin(sums > 0))]

@@ -184,7 +184,7 @@ class SlotTable:
         if self.high_cells[slot] < self.max_generation:
             self.free_top -= 1
 
-    def stale(self, handle: int, where: object = None) -> UsageError:
+    def stale(self, handle: Any, where: object = None) -> UsageError:
         """The error for a handle that names nothing here, with what is known about it."""
         if not isinstance(handle, int | np.integer):
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
