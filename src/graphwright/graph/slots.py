@@ -9,7 +9,7 @@ slot whose `high` reaches `max_generation` is retired: in no list, never issued 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -184,9 +184,11 @@ class SlotTable:
         if self.high_cells[slot] < self.max_generation:
             self.free_top -= 1
 
-    def stale(self, handle: Any, where: object = None) -> UsageError:
+    def stale(self, handle: object, where: object = None) -> UsageError:
         """The error for a handle that names nothing here, with what is known about it."""
-        if not isinstance(handle, int | np.integer):
+        if isinstance(handle, np.integer):
+            handle = int(cast("int", handle))
+        if not isinstance(handle, int):
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
         if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
