@@ -8,7 +8,7 @@ import pytest
 import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, TraceError, Variable, grad, tensor, update
-from graphwright.errors import ShapeError
+from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS
 
 
@@ -126,3 +126,13 @@ def test_a_number_asked_of_a_trace_is_refused_at_that_line() -> None:
     ):
         with pytest.raises((TraceError, TypeError)):
             gw.trace(lambda x, ask=ask: (ask(x), x)[1], np.ones(2, np.float32))
+
+
+def test_a_parameter_of_a_numpy_array_has_memory_of_its_own():
+    host = np.array([1.0, 2.0], np.float32)
+    made = gw.Parameter(host)
+    host[0] = 9
+    assert made.tolist() == [1.0, 2.0]
+    assert made.requires_grad
+    with pytest.raises(DTypeError, match="floating"):
+        gw.Parameter(np.array([1, 2]))

@@ -9,6 +9,7 @@ import pytest
 from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
+from graphwright.errors import ShapeError
 from graphwright.models import NonFinite, PromptError
 from graphwright.models.health import non_finite
 
@@ -153,3 +154,10 @@ def test_text_where_ids_belong_is_told_so(model: gw.Model) -> None:
         model.logits("text")
     with pytest.raises(PromptError, match="different lengths"):
         model.logits([[1, 2], [3]])
+
+
+def test_an_output_that_is_no_score_per_token_is_named(model: gw.Model) -> None:
+    with model.program.edit("another output") as e:
+        e.set_outputs(logits="layers.0.attn.q_heads")
+    with pytest.raises(ShapeError, match=r"layers\.0\.attn\.q_heads"):
+        model.logits(IDS)

@@ -18,7 +18,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import StalePlan, Workspace
 from graphwright.program import Builder, FeedError, Program
-from values import grad_of
+from values import array_of, grad_of
 
 
 def mlp(seed: int = 0) -> Program:
@@ -97,7 +97,7 @@ def test_an_edit_makes_plans_stale_and_compiled_programs_new() -> None:
 
 def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variables() -> None:
     p = mlp()
-    f = gw.compile(lambda x: p(x=x) * 2.0)
+    f = gw.compile(lambda x: p(x=x) * 2.0, executor="aten")
     assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
     assert f(feed(2)).spec == f(feed(2)).spec
     assert f.traces == 1
@@ -241,7 +241,7 @@ def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
         assert two.to_numpy().tolist() == [5 + 2 * k] * 4
 
 
-def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:
+def training(executor: str | None, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 6), "b1": (8,), "w2": (3, 8)}
     params = {n: Parameter(from_numpy(rng.normal(size=s).astype("f4")), name=n) for n, s in shapes.items()}
@@ -260,25 +260,37 @@ def training(compiled: bool, steps: int) -> tuple[list[bytes], list[bytes], tupl
                 update([p, *moments[n]], "adamw", p, grad_of(p), *moments[n], count, lr)
         return loss
 
-    run = gw.compile(step) if compiled else step
+    run = gw.compile(step, executor=executor) if executor else step
     x, t = tensor(rng.normal(size=(16, 6)).astype("f4")), tensor(rng.integers(0, 3, 16))
     losses = [run(x, t).numpy().tobytes() for _ in range(steps)]
     return losses, [p.numpy().tobytes() for p in (*params.values(), count)], (run, x, t)
 
 
 def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_nothing() -> None:
-    eager, weights, _ = training(False, 20)
-    losses, trained, (run, x, t) = training(True, 20)
+    eager, weights, _ = training(None, 20)
+    losses, trained, (run, x, t) = training("aten", 20)
     assert losses == eager
     assert trained == weights
     assert len(set(losses)) == 20
     assert run.traces == 1
     space = run.workspace(x, t)
     base = space._arena.memory.data_ptr()
-    feeds = dict(zip(space.plan.inputs, (x, t), strict=True))
-    assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
+    arrays = [array_of(x), array_of(t)]
+    assert tensor_allocations(lambda: space.step(arrays)) == []
     assert space._arena.memory.data_ptr() == base
     assert not space.plan.commits
+
+
+def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -> None:
+    eager, weights, _ = training(None, 50)
+    losses, trained, (run, x, t) = training("vm", 50)
+    np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (losses, eager)), rtol=1e-4)
+    np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (trained, weights)), rtol=2e-3, atol=2e-4)
+    space = run.workspace(x, t)
+    assert len(space._calls) == space.plan.schedule.dispatches == 1
+    assert space.plan.schedule.coverage == 1
+    arrays = [array_of(x), array_of(t)]
+    assert tensor_allocations(lambda: space.step(arrays)) == []
 
 
 ALLOCATES = {
@@ -306,8 +318,9 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
     space = Workspace(p.compile({f"x{i}": v.shape for i, v in enumerate(values)}))
     space.run({f"x{i}": v for i, v in enumerate(values)})
     first = [space.value(s).tobytes() for s in space.plan.output_slots]
-    feeds = {f"x{i}": Tensor(from_numpy(np.array(v))) for i, v in enumerate(values)}
-    sizes = tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls]))
+    arrays = [from_numpy(np.array(v)) for v in values]
+    assert all(a.impl is not None for a in arrays)  # made before it is counted
+    sizes = tensor_allocations(lambda: space.step(arrays))
     assert [space.value(s).tobytes() for s in space.plan.output_slots] == first
     assert sizes == [] or name in ALLOCATES, f"{name} allocates {sizes} bytes"
 
@@ -330,3 +343,54 @@ def test_a_lease_that_lies_where_an_input_goes_is_read_before_that_is_written() 
     truth = Workspace(plan).run({over[0]: feeds[over[0]], other: copied})["y"].tobytes()
     leased = plan(feeds, lease=True)["y"]
     assert plan({over[0]: feeds[over[0]], other: leased})["y"].tobytes() == truth
+
+
+def test_bound_memory_is_written_and_read_in_place() -> None:
+    p = mlp()
+    step = gw.compile(lambda x: {"y": p(x=x) * 2.0}, executor="aten")
+    bound = step.bind(feed(2))
+    assert {n: a.shape for n, a in bound.inputs.items()} == {"x": feed(2).shape}
+    for k in range(3):
+        bound.inputs["x"][:] = k
+        bound()
+        truth = step(np.full(feed(2).shape, k, np.float32))["y"]
+        assert bound.outputs["y"].tobytes() == truth.numpy().tobytes()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    fresh = step.bind(feed(2))
+    assert fresh.outputs["y"] is not bound.outputs["y"]
+
+
+def test_bound_memory_follows_a_variable_that_gets_another_array() -> None:
+    w = Parameter(from_numpy(np.ones(3, np.float32)), name="w")
+    bound = gw.compile(lambda x: x * w).bind(np.zeros(3, np.float32))
+    bound.inputs["x"][:] = 2
+    bound()
+    assert bound.outputs["out"].tolist() == [2, 2, 2]
+    w.data = from_numpy(np.full(3, 5, np.float32))
+    bound.inputs["x"][:] = 2
+    bound()
+    assert bound.outputs["out"].tolist() == [10, 10, 10]
+
+
+def test_a_bound_plan_of_an_edited_program_is_refused() -> None:
+    from graphwright.plan.bound import Bound
+
+    p = mlp()
+    bound = Bound(p.compile(x=feed(2).shape).workspace())
+    bound()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    with pytest.raises(StalePlan):
+        bound()
+
+
+def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() -> None:
+    double = gw.compile(lambda x: x + x)
+    for n in (3, 3, 3, 4, 4, 3):
+        assert double(tensor(np.ones(n, np.float32))).tolist() == [2.0] * n
+    assert double(tensor(np.ones(3))).spec.dtype.name == "float64"
+    assert double.traces == 3
+    with no_grad():
+        assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
+    assert double.traces == 4

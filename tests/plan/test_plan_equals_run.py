@@ -293,4 +293,4 @@ def test_planning_leaves_the_collector_as_it_was() -> None:
 def test_a_spec_of_float32_has_its_bytes() -> None:
     assert Spec((2, 3), float32).nbytes == 24
     with pytest.raises(Exception, match="mode"):
-        plan_of(*_figure(), rewrites="fast")
+        plan_of(*_figure(), rewrites="quick")

@@ -110,7 +110,7 @@ def test_sequences_are_tuples_and_agree() -> None:
         assert value is not None
         return p.path(value.node)
 
-    assert [s.kind for s in plan.segments] == ["aten", "commit"]
+    assert [s.kind for s in plan.segments] == ["aten"]
     assert plan.segments[-1].stop == len(plan.instructions)
     assert [path(s) for s in plan.frozen] == [f"l{i}.w" for i in range(4)] + ["one"]
     assert [path(s) for s in plan.input_slots] == ["x"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from random_programs import programs
 
 from graphwright.array import DTYPES, Spec, bfloat16, dtype, float16, float32, float64, from_numpy
+from graphwright.autograd import tensor
 from graphwright.ops import OPS, compute
 from graphwright.plan import StalePlan, Workspace, make_plan
 from graphwright.plan.rewrites import widens
@@ -293,6 +296,78 @@ def test_a_watch_keeps_a_node_that_nothing_else_needs() -> None:
     assert_bits(watched.workspace().watched("dead"), p.run({"x": X}, capture=["dead"]).value("dead"))
     with pytest.raises(Exception, match="watched"):
         plan.workspace().watched("dead")
+
+
+def biased(kind: object, *, swapped: bool, twice: bool = False) -> Program:
+    """x · wᵀ + b as two nodes; `twice`: the product is read by another too."""
+    b = Builder()
+    x, w, c = b.input("x", ("B", 5), kind), b.input("w", (4, 5), kind), b.input("b", (4,), kind)
+    product = b.linear(x, w, name="product")
+    b.output(b.add(c, product, name="sum") if swapped else b.add(product, c, name="sum"), "y")
+    if twice:
+        b.output(b.neg(product), "z")
+    return b.build()
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("swapped", [True, False])
+def test_fast_takes_a_bias_into_the_product_within_the_bound_it_lists(kind: str, swapped: bool) -> None:
+    rng = np.random.default_rng(0)
+    p = biased(kind, swapped=swapped)
+    x, w, c = rng.normal(size=(3, 5)), rng.normal(size=(4, 5)), 100 * rng.normal(size=4)
+    feeds = {name: tensor(a, kind) for name, a in (("x", x), ("w", w), ("b", c))}
+    shapes = {name: t.shape for name, t in feeds.items()}
+    fast, exact = (p.compile(shapes, rewrites=mode) for mode in ("fast", "exact"))
+    (fired,) = fast.rewrites
+    assert (fired.rule, fired.node, fired.into) == ("addend into product", "product", "sum")
+    assert [i.op for i in fast.instrs] == ["linear"]
+    assert "product" in fast.explain("product")
+    digits = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}[kind]
+    assert fired.bound == f"7 · 2^-{digits} · (Σ|x·w| + |b|)"
+    allowed = 7 * 2.0**-digits * (np.abs(x) @ np.abs(w).T + np.abs(c))
+    ours, theirs = (plan(feeds)["y"].to_numpy("float64") for plan in (fast, exact))
+    assert (np.abs(ours - theirs) <= allowed).all()
+    assert_bits(exact(feeds)["y"], p.run(feeds)["y"])
+
+
+def test_fast_leaves_a_product_that_another_reads() -> None:
+    plan = biased("float32", swapped=True, twice=True).compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast")
+    assert plan.rewrites == ()
+    b = Builder()
+    product = b.linear(b.input("x", (3, 5)), b.input("w", (4, 5)), name="product")
+    b.output(b.add(product, b.input("b", (4,))), "y")
+    b.output(product, "z")
+    assert b.build().compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast").rewrites == ()
+
+
+def test_fast_leaves_what_is_no_bias() -> None:
+    for shape in ((3, 1), (1,), (), (3, 4)):
+        b = Builder()
+        product = b.linear(b.input("x", (3, 5)), b.input("w", (4, 5)))
+        b.output(b.add(product, b.input("b", shape)), "y")
+        assert b.build().compile(x=(3, 5), w=(4, 5), b=shape, rewrites="fast").rewrites == ()
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_fast_leaves_out_an_added_zero(zero: float) -> None:
+    p = built(lambda b, x: b.exp(b.add(b.const("zero", np.float32(zero)), x, name="sum")))
+    plan = p.compile(x=(2, 3), rewrites="fast")
+    assert [i.op for i in plan.instrs] == ["exp"]
+    assert_bits(plan({"x": X})["y"], p.run({"x": X})["y"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
+    p, feeds = given_program
+    shapes = {name: a.shape for name, a in feeds.items()}
+    plan = p.compile(shapes, rewrites="fast")
+    truth = p.run(feeds)
+    for name, value in Workspace(plan, poison=True).run(feeds).items():
+        if any(f.bound for f in plan.rewrites):
+            np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=1e-5, atol=1e-5)
+        else:
+            assert_bits(value, truth[name])
 
 
 def test_the_log_does_not_depend_on_the_seed_of_hashes() -> None:

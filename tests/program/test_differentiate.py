@@ -8,7 +8,9 @@ import pytest
 import graphwright as gw
 from graphwright.array import UnboundDim
 from graphwright.autograd import NoTape
+from graphwright.errors import UsageError
 from graphwright.program import Builder
+from graphwright.testing.oracle import assert_bits
 
 RNG = np.random.default_rng(0)
 
@@ -83,5 +85,76 @@ def test_backward_nodes_are_named_after_the_forward_ones(program):
 def test_sizes_and_dependence_are_checked(program):
     with pytest.raises(UnboundDim, match="x"):
         program.grad("loss", ["w"])
+    with pytest.raises(UsageError, match="steps"):
+        program.grad("loss", ["w"], {"B": 4}, steps=0)
+
+
+def test_what_the_output_does_not_read_has_a_zero_gradient(program):
+    x, spare = RNG.normal(size=(4, 3)), np.zeros(2, "f4")
+    found = program.grad("loss", ["spare", "w"], {"B": 4}).run(x=x, spare=spare)
+    assert_bits(found["grad.spare"], np.zeros(2, "f4"))
+    assert np.abs(found["grad.w"].to_numpy()).min() > 0
+
+
+def test_the_emptied_inputs_of_a_junction_have_a_zero_gradient(program):
+    x, spare = RNG.normal(size=(4, 3)), np.zeros(2, "f4")
+    with program.edit("empty") as e:
+        for edge in program.in_edges("out"):
+            e.cut(edge)
+    run = program.run(x=x, spare=spare)
+    assert_bits(run["loss"], np.float64(0))
+    for found, like in zip(run.grad("loss", ["w", "x", "act"]), (np.zeros((3, 3)), x, x), strict=True):
+        assert_bits(found, np.zeros_like(like))
+
+
+def test_a_path_without_a_gradient_is_no_zero():
+    b = Builder()
+    x = b.input("x", (2, 3))
+    b.output(b.cast(b.argmax(x), dtype="float32", name="at"), "y")
     with pytest.raises(NoTape):
-        program.grad("loss", ["spare"], {"B": 4})
+        b.build().grad("at", ["x"])
+
+
+def recurrent():
+    """h = a·h + x, s = h₀ + a·s with h₀ the value before: s is dh/da along the steps."""
+    b = Builder("recurrent")
+    x, a = b.input("x", (2,), "float64"), b.param("a", np.array([0.7, -0.4]))
+    h = b.state("h", np.array([0.3, 0.5]))
+    grown = b.add(b.mul(a, h, name="scaled"), x, name="grown")
+    b.output(grown, "y")
+    b.carry(grown, h)
+    return b.build()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_gradients_through_state_stop_at_the_last_step_or_go_to_the_first(steps):
+    p, x = recurrent(), RNG.normal(size=(steps, 2))
+    a, h, s = p.weights["a"].numpy(), np.array([0.3, 0.5]), np.zeros(2)
+    before = h
+    for row in x:
+        before, s = h, h + a * s
+        h = a * h + row
+    feed = {"x": x if steps > 1 else x[0]}
+    one, full = (p.grad("y", ["a", "h", "x"], mode=mode, steps=steps).run(feed) for mode in ("one_step", "full"))
+    np.testing.assert_allclose(one["grad.a"].to_numpy(), before, rtol=1e-14)
+    np.testing.assert_allclose(full["grad.a"].to_numpy(), s, rtol=1e-14)
+    np.testing.assert_allclose(one["grad.h"].to_numpy(), a, rtol=1e-14)
+    np.testing.assert_allclose(full["grad.h"].to_numpy(), a**steps, rtol=1e-14)
+    powers = np.stack([a**k for k in range(steps)][::-1])
+    np.testing.assert_allclose(full["grad.x"].to_numpy(), powers if steps > 1 else powers[0], rtol=1e-14)
+    last = np.zeros_like(powers)
+    last[-1] = 1
+    np.testing.assert_allclose(one["grad.x"].to_numpy(), last if steps > 1 else last[0])
+    assert_bits(p.weights.array("h"), np.array([0.3, 0.5]))
+
+
+def test_a_gradient_by_way_of_a_state_alone_needs_the_steps():
+    b = Builder("late")
+    x, w = b.input("x", (2,), "float64"), b.param("w", np.array([2.0, 3.0]))
+    kept = b.state("kept", np.zeros(2))
+    b.output(b.mul(kept, b.const("two", np.full(2, 2.0)), name="y"), "y")
+    b.carry(b.mul(x, w, name="new"), kept)
+    p, x = b.build(), RNG.normal(size=(2, 2))
+    assert_bits(p.grad("y", ["w"]).run(x=x[0])["grad.w"], np.zeros(2))
+    np.testing.assert_allclose(p.grad("y", ["w"], steps=2).run(x=x)["grad.w"].to_numpy(), 2 * x[0])
+    assert_bits(p.grad("y", ["w"], mode="one_step", steps=2).run(x=x)["grad.w"], np.zeros(2))

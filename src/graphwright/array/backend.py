@@ -1,4 +1,4 @@
-"""Backend: what a device must offer. Everything above `array/` speaks to these eight calls and to no library."""
+"""Backend: what a device must offer. Everything above `array/` speaks to these calls and to no library."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ class Backend(Protocol):
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """The elements as numpy (bfloat16 as uint16), shared where possible."""
+        ...
+
+    def address(self, array: NDArray) -> int:
+        """Where its first element lies in host memory."""
         ...
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:

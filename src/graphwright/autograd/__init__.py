@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.changes import changes
 from graphwright.autograd.create import arange, full, ones, tensor, zeros
 from graphwright.autograd.engine import (
     GradShapeRequired,
@@ -38,6 +39,7 @@ __all__ = [
     "autocast_dtype",
     "autocast_to",
     "backward",
+    "changes",
     "enable_grad",
     "full",
     "grad",

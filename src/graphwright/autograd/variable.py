@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from graphwright.array import DType, NDArray, float32
+from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.changes import changes
 from graphwright.autograd.recorder import active
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ShapeError
 from graphwright.ops import compute, get, writable_over
+
+_BINDING = frozenset({"data", "shared", "requires_grad"})
+"""What a plan relies on to stay as it is."""
 
 
 class Variable(Tensor):
@@ -17,15 +22,23 @@ class Variable(Tensor):
 
     Tracing turns it into a `param` or `state` node; assigning to it becomes a write at the end of the step. Its array
     is copied before the first write if it maps a file or `shared` says that somebody else holds it.
+
+    Args:
+        data: an NDArray, which it holds; of a tensor, numpy array or number a copy.
     """
 
     __slots__ = ("shared",)
     data: NDArray  # never a symbol
     carried: ClassVar[bool] = True
 
-    def __init__(self, data: NDArray, requires_grad: bool = False, name: str = "") -> None:
-        super().__init__(data, requires_grad, name)
+    def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
+        super().__init__(data if isinstance(data, NDArray) else held(data), requires_grad, name)
         self.shared = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _BINDING:
+            changes.count += 1
 
     def own(self) -> NDArray:
         """The array, made private and writable first if it is not."""
@@ -50,13 +63,19 @@ class Parameter(Variable):
 
     __slots__ = ()
 
-    def __init__(self, data: NDArray, requires_grad: bool = True, name: str = "") -> None:
+    def __init__(self, data: Any, requires_grad: bool = True, name: str = "") -> None:
         super().__init__(data, requires_grad, name)
 
     @property
     def grad_dtype(self) -> DType:
         """As above: in 8 bits of significand, a sum of 300 ones is 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
+
+
+def held(value: Any) -> NDArray:
+    """The array of a value, with memory of its own. Raises: TraceError for a traced tensor."""
+    given = as_tensor(value)
+    return given._array("a variable").copy()
 
 
 def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: Any) -> None:

@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: the bulk edits of the graph container."""
+"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits of graphs and the VM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, the native code of bulk edits.
+    """Compile, once per install, the native code of bulk edits and of the VM that runs small ops.
 
     It is cached on disk: a second call is quick.
     """
     started = perf_counter()
-    from graphwright.graph.warmup import warmup as build
+    from graphwright.array.vm.machine import build, built
+    from graphwright.graph.warmup import warmup as bulk_edits
 
+    if not (quiet or as_json or built()):
+        say("building the VM, once per install: some 10 s")
     build()
+    bulk_edits()
     seconds = perf_counter() - started
     if as_json:
         emit_json({"seconds": seconds})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from graphwright.array import NDArray
-from graphwright.errors import UsageError
+from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
 from graphwright.models.generation.cache import Cache, need_cache_of
@@ -142,6 +142,14 @@ class Model:
         plan = plan_for(p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), freeze=True)
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
+        if host.ndim != 3 or host.shape[:2] != ids.shape:
+            raise ShapeError(
+                "the output `logits` has another shape than scores for every token",
+                where=self.program.path(self.program.output("logits")),
+                expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]",
+                got=list(host.shape),
+                fix="model.program.run(...) gives outputs of any shape",
+            )
         check_finite(self.program, host, ids)
         return host
 

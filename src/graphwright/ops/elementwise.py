@@ -217,7 +217,8 @@ class Gelu:
 class Add:
     """a + b."""
 
-    arity, infer, traits, sample = 2, broadcast, _binary((0, -0.0), (1, -0.0)), binary_sample
+    arity, infer, sample = 2, broadcast, binary_sample
+    traits = replace(_binary((0, -0.0), (1, -0.0)), sums=True)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

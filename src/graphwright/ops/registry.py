@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from graphwright.array.dtype import dtype
 from graphwright.array.layout import Layout
 from graphwright.array.spec import Spec
 from graphwright.errors import GraphwrightError, UsageError
@@ -56,6 +57,8 @@ class Traits:
         convert: the result is the operand's values, in other memory or in the dtype of the result.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
+        sums: the result is the sum of the two operands.
+        addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -68,6 +71,8 @@ class Traits:
     opaque: bool = False
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
+    sums: bool = False
+    addend: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class Op:
     why: Mapping[str, str] = field(default_factory=dict)
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
-        """Attributes with defaults filled in. Raises: UsageError for one unknown or missing."""
+        """Attributes with defaults filled in, dtypes as DType. Raises: UsageError for one unknown or missing."""
         unknown = attrs.keys() - self.attrs.keys()
         merged = {**self.attrs, **attrs}
         missing = [name for name, value in merged.items() if value is ...]
@@ -115,6 +120,8 @@ class Op:
                 expected=", ".join(self.attrs) or "none",
                 got=", ".join(attrs) or "none",
             )
+        if merged.get("dtype") is not None:
+            merged["dtype"] = dtype(merged["dtype"])
         return merged
 
     def specs(self, ins: Sequence[Spec], attrs: Attrs, where: str | None = None) -> tuple[Spec, ...]:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd import Tensor, as_tensor, autocast_dtype, grad_enabled
+from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled
+from graphwright.plan.bound import Bound
 from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
+from graphwright.program.patching import Place, patched
 
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
@@ -54,6 +56,8 @@ def compile_program(
     rewrites: str = "exact",
     layout: str = "reuse",
     watch: Sequence[str] = (),
+    executor: str = "aten",
+    patch: Sequence[Place] = (),
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -62,12 +66,18 @@ def compile_program(
         inputs: per input a shape, a Spec, or an example array.
         outputs: names of the outputs wanted; all by default.
         freeze: casts of weights are made once per weight version instead of in every run.
-        rewrites: "exact" or "none"; `plan.rewrites` lists what was done.
+        rewrites: "exact", "fast" or "none", see `Options`; `plan.rewrites` lists what was done.
         layout: "reuse" or "naive".
         watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
+        executor: "aten", "vm" or "auto", see `Options`.
+        patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
+            value itself needed does not run.
     """
     given = {**(inputs or {}), **named}
-    specs = {}
+    source = p
+    if patch:
+        p = patched(p, patch)
+    specs, dims = {}, {}
     for node in p.inputs():
         name = p.path(node)
         if name in given:
@@ -80,20 +90,32 @@ def compile_program(
                 if plain
                 else as_tensor(value).spec
             )
+            p.spec(node).match(specs[name].shape, dims)
+    for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
+        specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
-    return plan_for(p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch))
+    return plan_for(
+        p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch), executor=executor
+    )
 
 
 class CompiledProgram:
     """`gw.compile(program)`: call it with feeds; it plans what it has not planned."""
 
-    def __init__(self, program: Program, *, outputs: Sequence[str] | None = None, freeze: bool = False) -> None:
-        self.program, self.outputs, self.freeze = program, outputs, freeze
+    def __init__(
+        self,
+        program: Program,
+        *,
+        outputs: Sequence[str] | None = None,
+        freeze: bool = False,
+        executor: str = "aten",
+    ) -> None:
+        self.program, self.outputs, self.options = program, outputs, {"freeze": freeze, "executor": executor}
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """Outputs as tensors: one, or a dict by name."""
         checked, _ = check_feeds(self.program, {**(feeds or {}), **named})
-        plan = plan_for(self.program, {n: t.spec for n, t in checked.items()}, self.outputs, freeze=self.freeze)
+        plan = plan_for(self.program, {n: t.spec for n, t in checked.items()}, self.outputs, **self.options)
         results = {name: Tensor(array) for name, array in plan(checked).items()}
         return next(iter(results.values())) if len(results) == 1 else results
 
@@ -109,23 +131,39 @@ class CompiledFunction:
         traces: how often `fn` was traced.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
+    def __init__(self, fn: Callable[..., Any], *, executor: str = "auto") -> None:
+        self.fn, self.executor = fn, executor
         self.traces = 0
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self._latest: _Entry | None = None
         self.__name__ = getattr(fn, "__name__", "compiled")
         self.__doc__ = fn.__doc__
 
     def __call__(self, *args: Any) -> Any:
         """Run on tensors, arrays or numbers; returns what `fn` returns, with fresh tensors."""
-        tensors = [as_tensor(a) for a in args]
-        entry = self._entry(tuple(t.spec for t in tensors))
-        feeds = dict(zip(entry.names, tensors, strict=True))
-        return entry.shape(entry.workspace.run(feeds))
+        entry = self._latest
+        arrays = entry.taken(args) if entry is not None else None
+        if entry is None or arrays is None:
+            tensors = [as_tensor(a) for a in args]
+            entry = self._latest = self._entry(tuple(t.spec for t in tensors))
+            return entry.shape(entry.workspace.run(dict(zip(entry.names, tensors, strict=True))))
+        return entry.shape(entry.workspace.step(arrays))
 
     def plan(self, *args: Any) -> Plan:
         """The plan for arguments of these shapes."""
         return self._entry(tuple(as_tensor(a).spec for a in args)).workspace.plan
+
+    def bind(self, *args: Any) -> Bound:
+        """Arguments of these shapes as memory to write to and results as memory to read: a run is one call.
+
+        >>> import numpy as np, graphwright as gw
+        >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
+        >>> square.inputs["x"][:] = [1, 2, 3]
+        >>> square()
+        >>> square.outputs["out"].tolist()
+        [1.0, 4.0, 9.0]
+        """
+        return Bound(self.workspace(*args))
 
     def workspace(self, *args: Any) -> Workspace:
         """The memory in which arguments of these shapes are run."""
@@ -137,22 +175,40 @@ class CompiledFunction:
         if entry is None or not entry.fresh:
             self.traces += 1
             with uncollected():
-                entry = self._entries[key] = _Entry(*record(self.fn, specs))
+                entry = self._entries[key] = _Entry(*record(self.fn, specs), self.executor)
+            entry.mode = key[1:]
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
         self._entries.move_to_end(key)
+        entry.seen = changes.count
         return entry
 
 
 class _Entry:
     """One traced signature."""
 
-    def __init__(self, program: Program, recorder: TraceRecorder, result: Any) -> None:
+    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, executor: str) -> None:
         self.program, self.dependencies = program, recorder.dependencies
         self.names = [program.path(n) for n in program.inputs()]
-        self.workspace = Workspace(plan_for(program, {program.path(n): program.spec(n) for n in program.inputs()}))
+        specs = {program.path(n): program.spec(n) for n in program.inputs()}
+        self.workspace = Workspace(plan_for(program, specs, executor=executor))
+        self._expected = [(spec.shape, spec.dtype) for spec in specs.values()]
+        self.mode: tuple[Any, ...] = ()
+        self.seen = -1
         self._result = result
         self._trained = [(v, v.requires_grad) for v, _ in recorder.variables.values()]
+
+    def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
+        """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
+        if self.seen != changes.count or self.mode != (grad_enabled(), autocast_dtype()):
+            return None
+        arrays = [a.data for a in args if type(a) is Tensor]
+        if len(arrays) != len(args) or len(args) != len(self._expected):
+            return None
+        for array, (shape, kind) in zip(arrays, self._expected, strict=True):
+            if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
+                return None
+        return arrays  # pyright: ignore[reportReturnType]  # each was looked at
 
     @property
     def fresh(self) -> bool:
@@ -178,7 +234,8 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
 
     Args:
         target: a Program, or a function of tensors (a training step included).
-        options: for a Program `outputs` and `freeze`.
+        options: `executor` ("aten" computes the bits of a run; "auto", the default for a function, may use the VM,
+            whose functions lie within 2.5 units in the last place), for a Program also `outputs` and `freeze`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
     """
     if isinstance(target, Program):

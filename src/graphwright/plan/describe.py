@@ -29,7 +29,10 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         )
     found = plan.of(node)
     for i in found:
-        lines.append(f"  instr {plan.instrs.index(i)}: {i.op}{' (' + i.why + ')' if i.why else ''}")
+        at = plan.instrs.index(i)
+        choice = plan.choices[at]
+        runs = choice.executor + (f", {choice.why}" if choice.why else "")
+        lines.append(f"  instr {at}: {i.op}{' (' + i.why + ')' if i.why else ''} on {runs}")
     if not found:
         fired = next((f for f in plan.rewrites if f.node == path), None)
         lines.append(
@@ -47,6 +50,7 @@ def tables(plan: Plan) -> dict[str, Any]:
     number = {b: n for n, b in enumerate(sorted({s.buffer for s in plan.slots}))}
     return {
         "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
+        "segments": [list(s) for s in plan.segments],
         "inputs": {n: s.to_json() for n, s in plan.inputs.items()},
         "outputs": dict(plan.outputs),
         "watched": dict(plan.watched),

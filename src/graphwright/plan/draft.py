@@ -35,11 +35,16 @@ class Row:
 
 
 class Firing(NamedTuple):
-    """One use of a rewrite: the rule, the path of the node it was used on, and what stands for it now."""
+    """One use of a rewrite: the rule, the path of the node it was used on, and what stands for it now.
+
+    Attributes:
+        bound: for a rule that rounds otherwise, how far a result may lie from the exact rewrites' one.
+    """
 
     rule: str
     node: str
     into: str
+    bound: str = ""
 
 
 class Draft:
@@ -109,10 +114,10 @@ class Draft:
             ref = same[ref]
         return ref
 
-    def replace(self, rule: str, row: int, by: Ref) -> None:
+    def replace(self, rule: str, row: int, by: Ref, bound: str = "") -> None:
         """Let another result stand for a row's only one, and note the rule."""
         self.same[Ref(row)] = by
-        self.log.append(Firing(rule, self.path(row), self.path(by.row)))
+        self.log.append(Firing(rule, self.path(row), self.path(by.row), bound))
 
     def needed(self) -> list[bool]:
         """Rows that are still wanted after rewriting."""

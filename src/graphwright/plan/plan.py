@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from json import dumps
 from typing import Any
 
@@ -13,6 +14,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
 from graphwright.plan.draft import Firing
+from graphwright.plan.executor import VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
 from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
@@ -28,15 +30,18 @@ class Options:
 
     Attributes:
         freeze: weights will not change under the plan's feet: conversions of them are made once per weight version.
-        rewrites: "exact" (the same bits with less work) or "none" (one row per node).
+        rewrites: "exact" (the same bits with less work), "fast" (also what rounds otherwise, each use with its bound in
+            `plan.rewrites`) or "none" (one row per node).
         layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
         watch: names of nodes whose values are kept readable.
+        executor: "aten" (the bits of a run), "vm" (all that it has a form for) or "auto" (what is small enough).
     """
 
     freeze: bool = False
     rewrites: str = "exact"
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
+    executor: str = "aten"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,7 @@ class Plan:
         commit_start: first instruction of the commit segment, which writes carried state.
         early: instruction -> keys of the states it updates before the commit segment.
         guards: constants whose values a rewrite relied on, with their versions.
+        choices: what runs each instruction, and why not the VM.
         arena_bytes: size of the arena.
         options: what was asked for.
         ms: milliseconds that planning took.
@@ -75,6 +81,7 @@ class Plan:
     commit_start: int
     early: Mapping[int, tuple[str, ...]]
     guards: Mapping[str, tuple[NDArray, int]]
+    choices: tuple[Choice, ...]
     arena_bytes: int
     options: Options
     ms: float
@@ -95,19 +102,26 @@ class Plan:
     @property
     def fresh(self) -> bool:
         """True while the program has the version that was planned, and the constants that rewrites relied on."""
-        if self.program.version != self.version:
+        if self.program.version != self.version or _edited_source(self.program):
             return False
         weights = self.program.weights
         return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
 
+    @property
+    def guarded(self) -> list[tuple[NDArray, int]]:
+        """The constants that rewrites relied on, with the versions of their memory."""
+        return list(self.guards.values())
+
     def check_fresh(self) -> None:
         """Raises: StalePlan if the program was edited since."""
         if not self.fresh:
+            source = _edited_source(self.program)
+            edited, planned = (self.program, self.version) if source is None else source
             raise StalePlan(
                 "the program was edited after this plan was made",
-                where=self.program.name,
-                expected=f"version {self.version}",
-                got=f"version {self.program.version}",
+                where=edited.name,
+                expected=f"version {planned}",
+                got=f"version {edited.version}",
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
@@ -119,19 +133,22 @@ class Plan:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Runs of instructions of one kind; empty ones left out."""
-        both = Segment("aten", 0, self.commit_start), Segment("commit", self.commit_start, len(self.instrs))
-        return tuple(s for s in both if s.start < s.stop)
+        """Runs of instructions of one executor; one of the VM is one call."""
+        ends = [i for i in range(1, len(self.choices)) if self.choices[i].executor != self.choices[i - 1].executor]
+        bounds = [0, *ends, len(self.choices)]
+        return tuple(Segment(self.choices[a].executor, a, b) for a, b in pairwise(bounds) if a < b)
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Fused runs of instructions: none on this executor."""
-        return ()
+        """Runs of instructions that are one call."""
+        return tuple(tuple(range(s.start, s.stop)) for s in self.segments if s.kind == VM)
 
     @property
     def schedule(self) -> Schedule:
-        """Instructions as dispatches: here each is one."""
-        return Schedule(self.groups, 0.0, len(self.instrs))
+        """Instructions as dispatches: a run of the VM is one, each other instruction too."""
+        covered = sum(len(group) for group in self.groups)
+        total = len(self.instrs)
+        return Schedule(self.groups, covered / total if total else 0.0, total - covered + len(self.groups))
 
     @property
     def input_slots(self) -> tuple[int, ...]:
@@ -242,3 +259,12 @@ class Plan:
             f"Plan({self.program.name!r} v{self.version}: {len(self.instrs)} instructions ({copies} copies), "
             f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)"
         )
+
+
+def _edited_source(p: Program) -> tuple[Program, int] | None:
+    """What a derived program was made of, at any remove, if that was edited since; with the version it had."""
+    while p.source is not None:
+        if p.source[0].version != p.source[1]:
+            return p.source
+        p = p.source[0]
+    return None

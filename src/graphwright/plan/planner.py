@@ -10,6 +10,7 @@ from graphwright.errors import UsageError
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
+from graphwright.plan.executor import choose
 from graphwright.plan.layout import place, place_naive
 from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
@@ -31,13 +32,14 @@ def make_plan(
     rewrites: str = "exact",
     layout: str = "reuse",
     watch: Sequence[str] = (),
+    executor: str = "aten",
 ) -> Plan:
     """Plan a program for input specs.
 
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch: see `Options`.
+        freeze, rewrites, layout, watch, executor: see `Options`.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
     """
     backend(CPU)  # loads kernels at the first plan of a process: no part of planning
@@ -51,12 +53,13 @@ def make_plan(
         raise UsageError("the program has no output and writes nothing", where=p.name)
     with uncollected():
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
-        if rewrites == "exact":
-            rewrite(draft)
-        rows = Rows(draft, freeze=freeze, fold=rewrites == "exact")
+        if rewrites != "none":
+            rewrite(draft, fast=rewrites == "fast")
+        rows = Rows(draft, freeze=freeze, fold=rewrites != "none")
         commit = Commit(rows)
         lifetimes(rows)
         in_place(rows)
+        choices = choose(rows, executor)
         arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
@@ -77,7 +80,8 @@ def make_plan(
         early=commit.early,
         guards=draft.guards,
         arena_bytes=arena,
-        options=Options(freeze, rewrites, layout, tuple(watch)),
+        choices=choices,
+        options=Options(freeze, rewrites, layout, tuple(watch), executor),
         ms=(perf_counter() - started) * 1e3,
     )
 

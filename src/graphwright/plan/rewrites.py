@@ -1,4 +1,6 @@
-"""Exact rewrites of a draft: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
+"""Rewrites of a draft: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
+
+`fast` adds rules that round otherwise; each use lists its error bound.
 
 One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer
 to its source, so nothing before the row at hand can change again. Rules read traits and layouts, no op names.
@@ -6,6 +8,7 @@ to its source, so nothing before the row at hand can change again. Rules read tr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import copysign
 
@@ -15,7 +18,7 @@ from graphwright.ops import Op, get
 from graphwright.plan.draft import Draft, Firing, Ref, Row
 from graphwright.program.kinds import CONST, KINDS
 
-MODES = ("none", "exact")
+MODES = ("none", "exact", "fast")
 
 
 class _Pass:
@@ -27,6 +30,8 @@ class _Pass:
         self.shown: dict[tuple[Ref, Layout], Ref] = {}
         self.computed: dict[tuple, int] = {}
         self.numbers: dict[Ref, float | None] = {}
+        self.readers = Counter(ref for row in draft.rows for ref in row.operands)
+        self.readers.update([*draft.outputs.values(), *draft.watched.values()])
 
     def number(self, ref: Ref) -> float | None:
         """The value of a constant of one element that nobody writes, else None; reads no mapped page."""
@@ -125,21 +130,61 @@ def same_result(state: _Pass, i: int, row: Row, op: Op) -> bool:
     return True
 
 
+def zero_added(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """X + 0: x, whose -0 then stays -0."""
+    if not op.traits.sums or len(row.operands) != 2:
+        return False
+    for place in (0, 1):
+        other = row.operands[1 - place]
+        if state.draft.spec(other) == row.specs[0] and state.number(row.operands[place]) == 0:
+            state.draft.replace("zero added", i, other, bound="0; a zero may have the other sign")
+            return True
+    return False
+
+
+def addend_into_product(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """A vector added to a product that nothing else reads: the product's own addend, so that it is written once."""
+    if not op.traits.sums or len(row.operands) != 2:
+        return False
+    draft = state.draft
+    for place in (0, 1):
+        inner, other = row.operands[place], row.operands[1 - place]
+        product = draft.rows[inner.row]
+        if product.op in KINDS or get(product.op).traits.addend != len(product.operands) or state.readers[inner] != 1:
+            continue
+        spec, vector = row.specs[0], draft.spec(other)
+        if draft.spec(inner) != spec or vector.shape != spec.shape[-1:] or vector.dtype is not spec.dtype:
+            continue
+        terms, digits = draft.spec(product.operands[0]).sizes[-1], _DIGITS[spec.dtype.name][0]
+        bound = f"{terms + 2} · 2^-{digits} · (Σ|x·w| + |b|)"
+        draft.log.append(Firing("addend into product", draft.path(inner.row), draft.path(i), bound))
+        row.op, row.attrs, row.operands = product.op, product.attrs, [*product.operands, other]
+        return True
+    return False
+
+
 RULES: tuple[Rule, ...] = (single_edge, same_view, neutral_operand, conversion_chain, same_result)
 
 
-def rewrite(draft: Draft) -> None:
+FAST_RULES: tuple[Rule, ...] = (zero_added, addend_into_product)
+
+
+def rewrite(draft: Draft, *, fast: bool = False) -> None:
     """Apply the rules to every row, in order; `draft.log` says what happened."""
     state, same, find = _Pass(draft), draft.same, draft.find
+    rules = (*RULES, *FAST_RULES) if fast else RULES
     for i, row in enumerate(draft.rows):
         if same:
             row.operands = [find(ref) if ref in same else ref for ref in row.operands]
         if row.op in KINDS:
             continue
         op = get(row.op)
-        for rule in RULES:
+        for rule in rules:
             if rule(state, i, row, op):
                 break
+        for port in range(len(row.specs)):  # who read the row reads what stands for it
+            if (by := same.get(Ref(i, port))) is not None:
+                state.readers[by] += state.readers[Ref(i, port)]
 
 
 _DIGITS = {

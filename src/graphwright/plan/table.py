@@ -88,7 +88,7 @@ class Instr(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run of instructions `start..stop - 1` of one kind: `aten`, or `commit`, which writes carried state."""
+    """A run of instructions `start..stop - 1` of one executor: `vm` or `aten`."""
 
     kind: str
     start: int
@@ -99,7 +99,7 @@ class Schedule(NamedTuple):
     """How instructions become dispatches.
 
     Attributes:
-        groups: fused runs; none on this executor.
+        groups: runs that are one call.
         coverage: share of instructions inside groups.
         dispatches: kernel launches of one run.
     """

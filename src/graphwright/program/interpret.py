@@ -62,12 +62,17 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def tensors(
-    p: Program, feeds: Mapping[str, Tensor], dims: Mapping[str, int], roots: Sequence[Value | NodeId]
+    p: Program,
+    feeds: Mapping[str, Tensor],
+    dims: Mapping[str, int],
+    roots: Sequence[Value | NodeId],
+    states: Mapping[str, Tensor] | None = None,
 ) -> dict[Value, Tensor]:
     """Every value that the roots need, as tensors; writes nothing.
 
     Args:
         feeds, dims: as `check_feeds` gives them.
+        states: values by key that stand for those of variables.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -80,7 +85,8 @@ def tensors(
         if node not in needed or op == WRITE:
             continue
         if op in STORED:
-            values[Value(node)] = p.weights[p.key(node)]
+            key = p.key(node)
+            values[Value(node)] = states[key] if states and key in states else p.weights[key]
         elif op == INPUT:
             values[Value(node)] = feeds[p.path(node)]
         else:

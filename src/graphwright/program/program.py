@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from graphwright.array import NDArray
-from graphwright.autograd import Parameter
+from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import FeedError
@@ -42,6 +42,7 @@ class Program(Structure):
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
         readonly: True for a past state given by `at`; fork it to go on from there.
+        source: for a program derived from another by rewriting: that one and the version it had.
     """
 
     compiler: ClassVar[Callable[..., Any] | None] = None
@@ -60,9 +61,20 @@ class Program(Structure):
         self.valid = True
         self.readonly = False
         self.derived: dict[str, Any] = {}
+        self.source: tuple[Program, int] | None = None
         self._structure = StructureHash(self)
         self.history = History(self)
         self.graph.describe = self.history.describe
+
+    @property
+    def version(self) -> int:
+        """Rises with every edit."""
+        return self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._version = value
+        changes.count += 1
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def constants(self) -> dict[str, NDArray]:
@@ -184,12 +196,19 @@ class Program(Structure):
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
     def grad(
-        self, outputs: Any, wrt: Sequence[Any], sizes: Mapping[str, int] | None = None, *, seeded: bool = False
+        self,
+        outputs: Any,
+        wrt: Sequence[Any],
+        sizes: Mapping[str, int] | None = None,
+        *,
+        seeded: bool = False,
+        mode: Literal["full", "one_step"] = "full",
+        steps: int = 1,
     ) -> Program:
         """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
         from graphwright.program.differentiate import differentiate
 
-        return differentiate(self, outputs, wrt, sizes or {}, seeded)
+        return differentiate(self, outputs, wrt, sizes or {}, seeded=seeded, mode=mode, steps=steps)
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.program.kinds import INPUT, STORED, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
@@ -20,33 +20,34 @@ def rewrite(
     p: Program,
     name: str,
     handlers: Mapping[str, Emit],
-    start: Callable[[Program], None] | None = None,
+    start: Callable[[Program], Mapping[Value | EdgeId, Value] | None] | None = None,
 ) -> tuple[Program, dict[Value, Value]]:
     """Copy all inputs and what the outputs need into a new program; ops with a handler are emitted by it.
 
     Args:
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
             None to copy the node as it is.
-        start: called with the empty program, to add inputs and states first.
+        start: called with the empty program, to add inputs and states first; gives what stands in the place of values
+            of the old program, or of what edges carry.
     Returns: the program and the map from old values to new ones. Raises: InvalidProgram.
     """
     refuse_broken(p)
     new = Program(name)
-    if start is not None:
-        start(new)
+    new.source = (p, p.version)
+    swaps = (start(new) if start is not None else None) or {}
     values: dict[Value, Value] = {}
     needed = p.reachable([*p.outputs(), *p.writes()])
     for node in p.order():
         if node not in needed and p.op(node) != INPUT:
             continue
         op, path = p.op(node), p.path(node)
-        operands = [values[v] for v in p.operands(node)]
+        operands = [swaps.get(e) or values[p.edge_value(e)] for e in p.in_edges(node)]
         made = handlers[op](new, node, operands) if op in handlers else None
         if made is not None:
-            values[Value(node)] = made
+            values[Value(node)] = swaps.get(Value(node), made)
             continue
-        if op == WRITE:
-            new.add_write(operands[0], operands[1], path)
+        if op == WRITE:  # writes the state itself, whatever stands for its value
+            new.add_write(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
             new.weights.add(p.key(node), p.weights[p.key(node)])
@@ -54,6 +55,6 @@ def rewrite(
         for edge, operand in zip(p.in_edges(node), operands, strict=True):
             new.insert_edge(operand, fresh, p.edge_port(edge))
         for port in range(len(p.specs(node))):
-            values[Value(node, port)] = Value(fresh, port)
+            values[Value(node, port)] = swaps.get(Value(node, port), Value(fresh, port))
     new.set_outputs({label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
     return new, values

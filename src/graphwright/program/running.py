@@ -15,10 +15,11 @@ from graphwright.autograd import as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.differentiate import endpoint
-from graphwright.program.errors import Released, StaleRun
+from graphwright.program.errors import FeedError, Released, StaleRun
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import step
 from graphwright.program.kinds import INPUT, STORED, WRITE
+from graphwright.program.patching import Place, feed_name, place
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
@@ -169,8 +170,8 @@ def run(
     feeds: Mapping[str, Any],
     *,
     keep: str | Sequence[Ref] = "all",
-    capture: Collection[Ref | EdgeId] = (),
-    patch: Mapping[Ref | EdgeId, Any] | None = None,
+    capture: Collection[Place] = (),
+    patch: Mapping[Place, Any] | None = None,
     given: Mapping[Value, NDArray] | None = None,
 ) -> Run:
     """Run node by node on arrays; states and params are written together at the end.
@@ -181,7 +182,7 @@ def run(
         feeds: arrays or tensors by input name.
         keep: "all", "outputs", or the values to keep beside the outputs.
         capture: more values (or what edges carry) to keep.
-        patch: arrays to put in place of a node's first result, a value, or what one edge carries.
+        patch: arrays to put in place of a node's first result, a value, or what one edge carries; of its spec.
         given: values known already: their nodes do not run, nor what only these need.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
@@ -190,8 +191,9 @@ def run(
     checked, dims = check_feeds(p, feeds)
     arrays: dict[str, Any] = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
-    wanted |= {p.edge_value(r) if isinstance(r, EdgeId) else p.value(r) for r in capture}
-    swaps = {(k if isinstance(k, EdgeId) else p.value(k)): as_tensor(v).data for k, v in (patch or {}).items()}
+    places = [place(p, r) for r in capture]
+    wanted |= {p.edge_value(at) if isinstance(at, EdgeId) else at for at in places}
+    swaps = _swaps(p, patch or {}, dims)
     made = Run(p, "all" if keep == "all" else "some" if wanted else "outputs", arrays, dims)
     made.patched = bool(swaps)
     values: dict[Value, Any] = dict(given or {})
@@ -238,3 +240,17 @@ def run(
     made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
     made.seconds = perf_counter() - start
     return made
+
+
+def _swaps(p: Program, patch: Mapping[Place, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
+    """The arrays to put in place. Raises: FeedError listing all of another shape or dtype."""
+    found = {place(p, ref): as_tensor(given).data for ref, given in patch.items()}
+    wrong = []
+    for at, array in found.items():
+        carried = p.edge_value(at) if isinstance(at, EdgeId) else at
+        expected = p.specs(carried.node)[carried.port].bind(dims)
+        if array.spec != expected:
+            wrong.append(f"{feed_name(p, at)}: expected {expected}, got {array.spec}")
+    if wrong:
+        raise FeedError("patches do not fit:\n  " + "\n  ".join(wrong), where=p.name)
+    return found

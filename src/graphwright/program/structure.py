@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from graphwright.array import Spec
@@ -124,6 +125,12 @@ class Structure:
         """Spec of one result."""
         node, port = self.value(ref)
         return self.specs(node)[port]
+
+    def meta(self, ref: NodeId | Value | str) -> Mapping[str, Any]:
+        """What is known of a node, by name and read-only: `path`, `op`, `attrs`, `specs`, `seq`."""
+        n = self.node(ref)
+        known = {"path": self.path(n), "op": self.op(n), "attrs": self.attrs(n), "specs": self.specs(n)}
+        return MappingProxyType({**known, "seq": self.seq(n)})
 
     def seq(self, node: NodeId) -> int:
         """Creation number."""

@@ -162,6 +162,11 @@ def test_attention_that_cannot_be_cached(change: dict, model: gw.Model) -> None:
 
 
 # -- going back --------------------------------------------------------------------------------------------------------
+def test_only_a_snapshot_is_restored(model: gw.Model) -> None:
+    with pytest.raises(UsageError, match="snapshot"):
+        model.new_cache(4).restore(3)  # pyright: ignore[reportArgumentType]  # wrong on purpose
+
+
 def test_truncate_snapshot_restore(model: gw.Model) -> None:
     cache = model.new_cache(47)
     model.prefill(cache, IDS[:1, :10])

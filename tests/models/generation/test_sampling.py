@@ -207,3 +207,8 @@ def test_settings_as_json() -> None:
         return z
 
     assert Sampling(top_k=3, processors=(keep,)).to_json()["processors"] == ["keep"]
+
+
+def test_a_processor_that_is_no_function_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="processors"):
+        Sampling(processors=(3,))  # pyright: ignore[reportArgumentType]  # wrong on purpose

@@ -69,6 +69,10 @@ class CpuBackend:
             tensor = tensor.view(torch.uint16)
         return tensor.numpy()
 
+    def address(self, array: NDArray) -> int:
+        """Where its first element lies."""
+        return array.impl.data_ptr()
+
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""
         row = KERNELS.get(name)

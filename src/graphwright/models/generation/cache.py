@@ -329,6 +329,8 @@ class Cache:
 
     def restore(self, mark: Snapshot) -> None:
         """Go back to a snapshot, any number of times. Raises: UsageError if its rows were overwritten since."""
+        if not isinstance(mark, Snapshot):
+            raise UsageError("not a snapshot", got=type(mark).__name__, expected="what cache.snapshot() gave")
         if not np.array_equal(self.tokens[:, : mark.length], mark.tokens):
             raise UsageError(
                 "rows of this snapshot were dropped or overwritten",

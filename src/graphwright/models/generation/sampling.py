@@ -61,6 +61,11 @@ class Sampling:
             need(name, getattr(self, name), Real)
         for name in ("top_k", "seed"):
             need(name, getattr(self, name), Integral)
+        for processor in self.processors:
+            if not callable(processor):
+                raise UsageError(
+                    "a processor is a function of ids and logits", where="processors", got=type(processor).__name__
+                )
         ranges = {
             "temperature": (self.temperature >= 0, ">= 0"),
             "top_k": (self.top_k >= 0, ">= 0"),

@@ -1,0 +1,53 @@
+"""The machine's code: rows of 16 int64, the first of which says what the row does."""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+
+CELLS = 16
+BYTES = 8 * CELLS
+
+
+class Code(IntEnum):
+    """What a row does; the loops are in `loops.py`, under the same names."""
+
+    # one operand
+    COPY = 0
+    NEG = auto()
+    ABS = auto()
+    SIGN = auto()
+    FLOOR = auto()
+    EXP = auto()
+    LOG = auto()
+    SQRT = auto()
+    RSQRT = auto()
+    RECIPROCAL = auto()
+    TANH = auto()
+    SIGMOID = auto()
+    ERF = auto()
+    RELU = auto()
+    SILU = auto()
+    GELU = auto()
+    GELU_TANH = auto()
+    # two operands
+    ADD = auto()
+    SUB = auto()
+    MUL = auto()
+    DIV = auto()
+    MINIMUM = auto()
+    MAXIMUM = auto()
+    EQ = auto()
+    LT = auto()
+    LE = auto()
+    # others
+    WHERE = auto()
+    FILL = auto()
+    SUM_ROWS = auto()
+    SUM_COLUMNS = auto()
+    AMAX_ROWS = auto()
+    SOFTMAX = auto()
+    RMS_NORM = auto()
+    CROSS_ENTROPY = auto()
+    CROSS_ENTROPY_BACKWARD = auto()
+    PRODUCT = auto()
+    ADAMW = auto()

@@ -1,0 +1,373 @@
+"""From an op on arrays to rows of the machine's code, or None where only another kernel can do it.
+
+The same function answers while planning, from layouts alone, and when a plan is bound, with addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from struct import pack, unpack
+from typing import Any, NamedTuple
+
+from graphwright.array.dtype import DType, bool_, float32, int64
+from graphwright.array.layout import is_row_major
+from graphwright.array.vm.code import CELLS, Code
+
+Row = list[int]
+Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
+_MOST_ROWS = 64  # rows of code that one op may become; beyond it another kernel is no slower
+
+
+class View(NamedTuple):
+    """An operand: dtype, shape and strides in elements, and the address of its first element."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def packed(self) -> bool:
+        """True if the elements lie row by row."""
+        return is_row_major(self.shape, self.strides)
+
+
+ENCODERS: dict[str, Encoder] = {}
+
+
+def encode(op: str, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """Rows that compute `outs` from `ins`; None if there are none for these layouts and dtypes."""
+    encoder = ENCODERS.get(op)
+    if encoder is None:
+        return None
+    rows = encoder(outs, ins, attrs)
+    return rows if rows is not None and len(rows) <= _MOST_ROWS else None
+
+
+def _encoder(*ops: str) -> Callable[[Encoder], Encoder]:
+    def enter(function: Encoder) -> Encoder:
+        ENCODERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
+
+
+def _row(code: Code, *cells: int) -> Row:
+    return [int(code), *cells] + [0] * (CELLS - 1 - len(cells))
+
+
+def _bits(value: float) -> int:
+    """A float64 as a cell."""
+    return unpack("<q", pack("<d", value))[0]
+
+
+def _all_f32(*views: View) -> bool:
+    return all(view.dtype is float32 for view in views)
+
+
+# -- elementwise -------------------------------------------------------------------------------------------------------
+def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for n, *steps in zip(shape, *strides, strict=True):
+        if n == 1:
+            continue
+        if axes and all(outer == inner * n for outer, inner in zip(axes[-1][1], steps, strict=True)):
+            axes[-1] = (axes[-1][0] * n, tuple(steps))
+        else:
+            axes.append((n, tuple(steps)))
+    return axes
+
+
+def _spread(view: View, shape: tuple[int, ...]) -> list[int]:
+    """Strides of an operand that is broadcast to `shape`."""
+    lead = len(shape) - len(view.shape)
+    return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
+
+
+def _places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
+    """Element offsets per operand of every index of some axes."""
+    places = [[0] * operands]
+    for n, steps in axes:
+        places = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in places for i in range(n)]
+    return places
+
+
+def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
+    """Rows of 1 or 2 axes each, further axes unrolled."""
+    views = [out, *ins]
+    if 0 in out.shape:
+        return []
+    axes = _merged(out.shape, [_spread(view, out.shape) for view in views])
+    if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
+        axes.append((1, (0,) * len(views)))  # one column
+    if prod(n for n, _ in axes[:-2]) > _MOST_ROWS:
+        return None
+    cols, steps = axes[-1]
+    count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
+    rows = []
+    for place in _places(axes[:-2], len(views)):
+        operands: list[int] = []
+        for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
+            operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
+        rows.append(_row(code, count, cols, *operands, *cells))
+    return rows
+
+
+_PLAIN = [
+    "copy",
+    "neg",
+    "abs",
+    "sign",
+    "floor",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "relu",
+    "silu",
+]
+_NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
+_UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
+_BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum")}
+_COMPARISONS = {op: Code[op.upper()] for op in ("eq", "lt", "le")}
+
+
+def _pointwise(code: Code) -> Encoder:
+    return lambda outs, ins, attrs: _elementwise(code, outs[0], ins) if _all_f32(*outs, *ins) else None
+
+
+def _compared(code: Code) -> Encoder:
+    return lambda outs, ins, attrs: (
+        _elementwise(code, outs[0], ins) if _all_f32(*ins) and outs[0].dtype is bool_ else None
+    )
+
+
+ENCODERS.update({op: _pointwise(code) for op, code in {**_UNARY, **_BINARY}.items()})
+ENCODERS.update({op: _compared(code) for op, code in _COMPARISONS.items()})
+
+
+@_encoder("gelu")
+def _gelu(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _pointwise(Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+
+
+@_encoder("where")
+def _where(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    fits = ins[0].dtype is bool_ and _all_f32(outs[0], *ins[1:])
+    return _elementwise(Code.WHERE, outs[0], ins) if fits else None
+
+
+@_encoder("full_like")
+def _fill(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _elementwise(Code.FILL, outs[0], [], _bits(float(attrs["value"]))) if _all_f32(outs[0]) else None
+
+
+@_encoder("junction")
+def _junction(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    if not _all_f32(*outs, *ins) or not ins:
+        return None
+    if len(ins) == 1:
+        return _elementwise(Code.COPY, outs[0], ins)
+    rows = _elementwise(Code.ADD, outs[0], ins[:2])
+    for other in ins[2:]:
+        more = _elementwise(Code.ADD, outs[0], [outs[0], other])
+        rows = None if rows is None or more is None else rows + more
+    return rows
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+def _reduction(
+    out: View, x: View, axes: Any, rows_code: Code, columns_code: Code | None, *cells: int
+) -> list[Row] | None:
+    """Reductions over the last axes, or the first ones, or those between; `out` is packed."""
+    if not _all_f32(out, x) or not out.packed or 0 in x.shape:
+        return None
+    gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}
+    runs: list[tuple[bool, int, int]] = []  # reduced?, size, stride
+    for axis, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)):
+        if n == 1:
+            continue
+        if runs and runs[-1][0] == (axis in gone) and runs[-1][2] == s * n:
+            runs[-1] = (runs[-1][0], runs[-1][1] * n, s)
+        else:
+            runs.append((axis in gone, n, s))
+    shape = tuple(reduced for reduced, _, _ in runs)
+    if not any(shape):
+        return _elementwise(Code.COPY, out, [x._replace(shape=out.shape, strides=_kept(x, gone, out))])
+    if shape in ((True,), (False, True)) and runs[-1][2] == 1:
+        count, jump = (1, 0) if len(runs) == 1 else (runs[0][1], 4 * runs[0][2])
+        return [_row(rows_code, count, runs[-1][1], out.address, 4, 0, x.address, jump, 1, *cells)]
+    if columns_code is None or shape not in ((True,), (True, False), (False, True, False)):
+        return None
+    if shape == (True,):
+        runs.append((False, 1, 1))
+    if runs[-1][2] != 1:
+        return None
+    outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
+    (_, n, step), (_, cols, _) = runs[-2:]
+    return [
+        _row(
+            columns_code, n, cols, out.address + 4 * i * cols, 0, 1, x.address + 4 * i * jump, 4 * step, 1, *cells
+        )
+        for i in range(outer)
+    ]  # fmt: skip
+
+
+def _kept(x: View, gone: set[int], out: View) -> tuple[int, ...]:
+    """Strides of x for the shape of a result whose reduced axes had one entry each."""
+    strides = [s for a, s in enumerate(x.strides) if a not in gone]
+    return tuple(strides) if len(strides) == len(out.shape) else x.strides
+
+
+@_encoder("sum")
+def _sum(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, _bits(1.0))
+
+
+@_encoder("mean")
+def _mean(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    count = ins[0].size // max(outs[0].size, 1)
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, _bits(float(count)))
+
+
+@_encoder("amax")
+def _amax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.AMAX_ROWS, None)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+def _matrix(view: View) -> tuple[int, int, int] | None:
+    """(rows, columns, elements from row to row) of [..., C] whose last axis is adjacent, or None."""
+    if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
+        return None
+    lead = _merged(view.shape[:-1], [view.strides[:-1]])
+    if len(lead) > 1:
+        return None
+    return (lead[0][0], view.shape[-1], lead[0][1][0]) if lead else (1, view.shape[-1], 0)
+
+
+@_encoder("softmax")
+def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    grid = _matrix(ins[0])
+    if grid is None or not _all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
+        return None
+    rows, cols, jump = grid
+    return [_row(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
+
+
+@_encoder("rms_norm")
+def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    grid = _matrix(ins[0])
+    plain = len(ins) == 2 and not attrs.keys() - {"eps"}
+    if grid is None or not plain or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
+        return None
+    rows, cols, jump = grid
+    cells = (ins[1].address, _bits(attrs["eps"]))
+    return [_row(Code.RMS_NORM, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1, *cells)]
+
+
+@_encoder("cross_entropy", "cross_entropy_backward")
+def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    scores, targets, *rest = ins
+    grid = _matrix(scores)
+    fits = _all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
+    if grid is None or not fits or attrs.keys() - {"ignore_index"}:
+        return None
+    rows, cols, jump = grid
+    head = (scores.address, 4 * jump, targets.address)
+    if len(outs) == 2 and not rest and outs[1].packed:
+        tail = (outs[1].address, attrs["ignore_index"])
+        return [_row(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
+    if len(rest) != 2 or not _all_f32(*rest) or not rest[0].packed:
+        return None
+    grads = _merged(rest[1].shape, [rest[1].strides])
+    if len(grads) > 1:
+        return None
+    tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
+    return [_row(Code.CROSS_ENTROPY_BACKWARD, rows, cols, outs[0].address, 4 * cols, 1, *head, *tail)]
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+def _product(a: View, b: View, out: View, init: int = 0) -> Row:
+    """Code for out[m, n] = init + a[m, k] · b[k, n], all of two axes; columns of `out` are adjacent."""
+    (m, k), n = a.shape, b.shape[1]
+    steps = [4 * s for view in (a, b) for s in view.strides]
+    if b.shape[0] == 1:  # a stride along an axis of one entry says nothing
+        steps[2] = 4 * max(n, 1)
+    if n == 1:
+        steps[3] = 4
+    return _row(
+        Code.PRODUCT, a.address, *steps[:2], b.address, *steps[2:], out.address, 4 * n, m, n, k, init, 0
+    )  # fmt: skip
+
+
+@_encoder("linear")
+def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, w, *bias = ins
+    if not _all_f32(*outs, *ins) or not outs[0].packed or 0 in outs[0].shape:
+        return None
+    lead = _merged(x.shape[:-1], [x.strides[:-1]])
+    if len(lead) > 1 or any(not b.packed for b in bias):
+        return None
+    m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
+    a = x._replace(shape=(m, x.shape[-1]), strides=(step, x.strides[-1]))
+    b = w._replace(shape=w.shape[::-1], strides=w.strides[::-1])
+    return [_product(a, b, outs[0], bias[0].address if bias else 0)]
+
+
+@_encoder("matmul")
+def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    a, b = ins
+    out = outs[0]
+    if not _all_f32(*outs, *ins) or not out.packed or 0 in out.shape:
+        return None
+    if len(a.shape) == 1:
+        a = a._replace(shape=(1, *a.shape), strides=(0, *a.strides))
+    if len(b.shape) == 1:
+        b = b._replace(shape=(*b.shape, 1), strides=(*b.strides, 1))
+    m, n = a.shape[-2], b.shape[-1]
+    if len(b.shape) == 2 and len(a.shape) > 2:
+        lead = _merged(a.shape[:-1], [a.strides[:-1]])
+        if len(lead) <= 1:
+            rows, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
+            a = a._replace(shape=(rows, a.shape[-1]), strides=(step, a.strides[-1]))
+            return [_product(a, b, out)]
+    batch = out.shape[: len(out.shape) - (len(ins[0].shape) > 1) - (len(ins[1].shape) > 1)]
+    if prod(batch) > _MOST_ROWS:
+        return None
+    strides = [_spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
+    axes = [(size, steps) for size, *steps in zip(batch, *strides, strict=True)]
+    rows = []
+    for i, (at_a, at_b) in enumerate(_places([(size, tuple(steps)) for size, steps in axes], 2)):
+        one, other = (
+            v._replace(shape=v.shape[-2:], strides=v.strides[-2:], address=v.address + 4 * at)
+            for v, at in ((a, at_a), (b, at_b))
+        )
+        rows.append(_product(one, other, out._replace(address=out.address + 4 * i * m * n)))
+    return rows
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+@_encoder("adamw")
+def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    param, grad, m, v, steps, lr = ins
+    if not _all_f32(*outs, *ins) or not all(view.packed for view in (*outs, *ins)):
+        return None
+    rows: list[Row] = []
+    for out, before in zip(outs, (param, m, v), strict=True):
+        if out.address != before.address:
+            rows += _elementwise(Code.COPY, out, [before]) or []
+    cells = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    addresses = (outs[0].address, grad.address, outs[1].address, outs[2].address, steps.address, lr.address)
+    return [*rows, _row(Code.ADAMW, param.size, *addresses, *cells)]

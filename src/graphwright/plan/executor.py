@@ -1,0 +1,72 @@
+"""Which executor runs an instruction: the VM, where it has a form for it and it is small enough, else ATen.
+
+`LIMITS` is the measured table: `python -m benchmarks vm` prints the times of both beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphwright.array import Spec
+from graphwright.array.vm.encode import ENCODERS, View, encode
+from graphwright.errors import UsageError
+from graphwright.ops import OPS, get
+from graphwright.plan.lower import Rows
+from graphwright.plan.table import Instr
+
+EXECUTORS = ("auto", "vm", "aten")
+VM, ATEN = "vm", "aten"
+FLOPS_LIMIT, BYTES_LIMIT = 64_000_000, 1 << 20
+"""Above these a second core, which the VM does not use, is worth more than what it saves."""
+
+
+class Choice(NamedTuple):
+    """What runs an instruction, and why not the VM."""
+
+    executor: str
+    why: str = ""
+
+
+def choose(rows: Rows, executor: str) -> tuple[Choice, ...]:
+    """An executor per instruction. Raises: UsageError for an unknown mode."""
+    if executor not in EXECUTORS:
+        raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
+    if executor == ATEN:
+        return (Choice(ATEN),) * len(rows.instrs)
+    from graphwright.array.vm.machine import built
+
+    if executor == "auto" and not built():
+        return (Choice(ATEN, "the VM is not built: graphwright warmup"),) * len(rows.instrs)
+    return tuple(_choice(rows, instr, executor == "auto") for instr in rows.instrs)
+
+
+def _choice(rows: Rows, instr: Instr, limited: bool) -> Choice:
+    if instr.op not in ENCODERS:
+        return Choice(ATEN, "the VM has no such op")
+    specs = [rows.specs[s] for s in (*instr.ins, *instr.outs)]
+    if limited and (why := _large(instr, specs)):
+        return Choice(ATEN, why)
+    outs, ins = ([view_of(rows, s) for s in slots] for slots in (instr.outs, instr.ins))
+    if encode(instr.op, outs, ins, instr.attrs) is None:
+        return Choice(ATEN, "no VM form for these dtypes or layouts")
+    return Choice(VM)
+
+
+def view_of(rows: Rows, slot: int) -> View:
+    """A slot as the VM sees it, without an address."""
+    layout = rows.layouts[slot]
+    return View(rows.specs[slot].dtype, layout.shape, layout.strides)
+
+
+def _large(instr: Instr, specs: Sequence[Spec]) -> str:
+    """Why an instruction is too large for one core, or nothing."""
+    ins, outs = specs[: len(instr.ins)], specs[len(instr.ins) :]
+    if instr.op in OPS and not get(instr.op).traits.convert:
+        flops = get(instr.op).cost(ins, outs, instr.attrs).flops
+        if flops > FLOPS_LIMIT:
+            return f"large: {flops / 1e6:.0f} MFLOP, the VM's limit is {FLOPS_LIMIT / 1e6:.0f}"
+    moved = sum(spec.nbytes for spec in specs)
+    if moved > BYTES_LIMIT:
+        return f"large: {moved / 2**20:.1f} MiB, the VM's limit is {BYTES_LIMIT / 2**20:.0f}"
+    return ""

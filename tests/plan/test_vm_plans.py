@@ -1,0 +1,108 @@
+"""Plans on the VM against ATen: random programs, errors, poison, no compilation, what explain says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from random_programs import programs
+
+import graphwright as gw
+from graphwright.array.vm import machine
+from graphwright.errors import ComputeError
+from graphwright.plan import Workspace
+from graphwright.plan.executor import BYTES_LIMIT
+from graphwright.program import Builder
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_random_programs_agree_with_aten(given_program) -> None:
+    p, feeds = given_program
+    shapes = {name: a.shape for name, a in feeds.items()}
+    truth = Workspace(p.compile(shapes)).run(feeds)
+    for poison in (False, True):
+        plan = p.compile(shapes, executor="vm")
+        space = Workspace(plan, poison=poison)
+        for _ in range(2):
+            for name, value in space.run(feeds).items():
+                ours, theirs = value.to_numpy("float32"), truth[name].to_numpy("float32")
+                np.testing.assert_allclose(ours, theirs, rtol=1e-2 if value.dtype.is_low else 3e-6, atol=3e-6)
+        if not poison:
+            assert len(space._calls) >= plan.schedule.dispatches
+
+
+def chain(n: int) -> gw.Program:
+    b = Builder("chain")
+    x = b.input("x", ("N",))
+    for i in range(n):
+        x = b.tanh(x, name=f"t{i}")
+    b.output(x, "y")
+    return b.build()
+
+
+def test_no_plan_edit_or_shape_compiles() -> None:
+    p = chain(3)
+    made: Any = machine.build()
+    compiled = made.stats.cache_misses, len(made.overloads)
+    for n in range(1, 60):
+        p.compile(x=(n,), executor="vm")(x=np.ones(n, np.float32))
+        with p.edit("more") as e:
+            e.insert(p.in_edges("t1")[0], "relu")
+    assert (made.stats.cache_misses, len(made.overloads)) == compiled
+    assert machine.build() is made
+
+
+def test_large_ops_stay_with_aten_and_the_plan_says_why() -> None:
+    p = chain(3)
+    small = p.compile(x=(1000,), executor="auto")
+    assert [s.kind for s in small.segments] == ["vm"]
+    assert "on vm" in small.explain("t1")
+    assert small.schedule.dispatches == 1
+    assert small.groups == ((0, 1, 2),)
+    large = p.compile(x=(BYTES_LIMIT,), executor="auto")
+    assert [s.kind for s in large.segments] == ["aten"]
+    assert "large" in large.explain("t1")
+    assert large.schedule.dispatches == 3
+
+
+def test_until_the_machine_is_built_plans_run_on_aten_and_say_so(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "built", lambda: False)
+    plan = chain(2).compile(x=(4,), executor="auto")
+    assert [s.kind for s in plan.segments] == ["aten"]
+    assert "graphwright warmup" in plan.explain("t0")
+
+
+def test_what_has_no_form_splits_the_segments() -> None:
+    b = Builder("mixed")
+    x, ids = b.input("x", (4,)), b.const("ids", np.array([2, 0]))
+    table = b.reshape(b.exp(x, name="e"), shape=(4, 1))
+    b.output(b.tanh(b.embedding(table, ids, name="rows"), name="t"), "y")
+    p = b.build()
+    plan = p.compile(x=(4,), executor="vm")
+    assert [s.kind for s in plan.segments] == ["vm", "aten", "vm"]
+    assert "no such op" in plan.explain("rows")
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_allclose(plan(x=x)["y"].to_numpy(), np.tanh(np.exp(x[[2, 0]]))[:, None], rtol=1e-6)
+
+
+def test_an_index_outside_names_its_node_and_the_next_run_is_fine() -> None:
+    b = Builder("loss")
+    z, t = b.input("z", (2, 3)), b.input("t", (2,), "int64")
+    loss, _ = b.cross_entropy(b.tanh(z), t, name="ce")
+    b.output(b.mean(b.exp(loss), axes=None), "y")
+    p = b.build()
+    plan = p.compile({"z": (2, 3), "t": (2,)}, executor="vm")
+    assert len(plan.segments) == 1
+    z = np.ones((2, 3), np.float32)
+    with pytest.raises(ComputeError, match="ce"):
+        plan(z=z, t=np.array([0, 3]))
+    truth = p.run(z=z, t=np.array([0, 2]))["y"].item()
+    assert plan(z=z, t=np.array([0, 2]))["y"].item() == pytest.approx(truth, rel=1e-6)
+
+
+def test_unknown_executors_are_refused() -> None:
+    with pytest.raises(gw.GraphwrightError, match="executor"):
+        chain(1).compile(x=(2,), executor="gpu")
