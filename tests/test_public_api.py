@@ -13,9 +13,11 @@ import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
 MODULES = (
+    "amp",
     "errors",
     "array",
     "autograd",
+    "data",
     "files",
     "graph",
     "models",
@@ -47,7 +49,7 @@ def describe(name: str, value: object) -> list[str]:
 
 def _members(cls: type) -> dict[str, object]:
     """Its own, and those of bases that are no public class themselves."""
-    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in ("Structure", "TensorBase")]
+    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in ("Structure", "TensorBase", "Operators")]
     return {name: attr for c in bases for name, attr in vars(c).items()}
 
 

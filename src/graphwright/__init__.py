@@ -18,18 +18,35 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from graphwright import models, nn, optim, program
+    from graphwright import amp, data, models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
-    from graphwright.autograd import Parameter, Tensor, enable_grad, grad, no_grad, tensor
+    from graphwright.autograd import (
+        Function,
+        Parameter,
+        Tensor,
+        einsum,
+        enable_grad,
+        grad,
+        matmul,
+        mode,
+        no_grad,
+        set_grad_enabled,
+        stack,
+        tensor,
+        topk,
+        where,
+    )
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
+    from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, load, replay, trace
 
 _HOME = {
     "Builder": "program",
     "Device": "array",
+    "Function": "autograd",
     "Graph": "graph",
     "Model": "models",
     "NDArray": "array",
@@ -40,6 +57,7 @@ _HOME = {
     "bfloat16": "array",
     "bool_": "array",
     "compile": "plan",
+    "einsum": "autograd",
     "enable_grad": "autograd",
     "float16": "array",
     "float32": "array",
@@ -47,20 +65,29 @@ _HOME = {
     "grad": "autograd",
     "int64": "array",
     "load": "program",
+    "load_state": "optim",
+    "matmul": "autograd",
+    "mode": "autograd",
     "no_grad": "autograd",
     "op": "ops",
     "open": "models",
     "replay": "program",
+    "save_state": "optim",
+    "set_grad_enabled": "autograd",
+    "stack": "autograd",
     "tape": "program",
     "tensor": "autograd",
+    "topk": "autograd",
     "trace": "program",
+    "where": "autograd",
 }
 """Public name -> the folder it lives in."""
-_MODULES = ("array", "autograd", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
+_MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
 
 __all__ = [
     "Builder",
     "Device",
+    "Function",
     "Graph",
     "GraphwrightError",
     "Model",
@@ -70,9 +97,12 @@ __all__ = [
     "Program",
     "Tensor",
     "__version__",
+    "amp",
     "bfloat16",
     "bool_",
     "compile",
+    "data",
+    "einsum",
     "enable_grad",
     "float16",
     "float32",
@@ -80,6 +110,9 @@ __all__ = [
     "grad",
     "int64",
     "load",
+    "load_state",
+    "matmul",
+    "mode",
     "models",
     "nn",
     "no_grad",
@@ -88,9 +121,14 @@ __all__ = [
     "optim",
     "program",
     "replay",
+    "save_state",
+    "set_grad_enabled",
+    "stack",
     "tape",
     "tensor",
+    "topk",
     "trace",
+    "where",
 ]
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "GraphwrightError",
     "IndexOutOfRange",
     "MissingExtra",
+    "NonFinite",
     "ShapeError",
     "UsageError",
 ]
@@ -78,6 +79,10 @@ class ComputeError(GraphwrightError, RuntimeError):
 
 class IndexOutOfRange(ComputeError, IndexError):
     """An id or a place outside the axis it indexes."""
+
+
+class NonFinite(ComputeError, ArithmeticError):
+    """A value is infinite or NaN where a check refuses that."""
 
 
 class AliasError(UsageError):

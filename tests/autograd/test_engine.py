@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import weakref
 
 import numpy as np
@@ -20,11 +21,12 @@ from graphwright.autograd import (
     Tensor,
     backward,
     grad,
+    memory,
     no_grad,
     tensor,
     update,
 )
-from graphwright.errors import DTypeError, ShapeError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.gradcheck import gradcheck
 from values import array_of, grad_of, vjp_of
@@ -288,16 +290,25 @@ def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
         given, outs = forward()
         touch(given[place])
         if place in row.saves.inputs:
-            with pytest.raises(ModifiedSinceForward, match=name):
+            with pytest.raises(ModifiedSinceForward, match=name) as caught:
                 outs[0].sum().backward()
             assert all(t.grad is None for t in given)
+            assert (caught.value.op, caught.value.value) == (name, f"operand {place}")
+            assert _source_at(caught.value.line) == "out = call(name, *given, **attrs)"
         elif name != "rope":
             outs[0].sum().backward()
     for port in row.saves.outputs:
         given, outs = forward()
         touch(outs[port])
-        with pytest.raises(ModifiedSinceForward, match=name):
+        with pytest.raises(ModifiedSinceForward, match=name) as caught:
             outs[0].sum().backward()
+        assert caught.value.value == f"result {port}"
+
+
+def _source_at(line: str) -> str:
+    """The statement at a `file:line`."""
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip()
 
 
 def test_a_view_counts_as_the_memory_it_shows() -> None:
@@ -415,3 +426,162 @@ def test_the_seed_may_be_any_layout() -> None:
     (x * 2.0).backward(seed)
     assert np.array_equal(grad_of(x).numpy(), 2 * np.arange(6.0).reshape(3, 2).T)
     assert compute(OPS["copy"], [array_of(grad_of(x))], {})[0].contiguous
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """A list that grows by one whenever a kernel is bound, by name."""
+    from graphwright.array.cpu import CpuBackend
+
+    seen: list[str] = []
+    bind = CpuBackend.bind
+    monkeypatch.setattr(CpuBackend, "bind", lambda self, op, *rest: (seen.append(op), bind(self, op, *rest))[1])
+    return seen
+
+
+def _mlp() -> tuple[Tensor, list[Tensor], Tensor]:
+    rng = np.random.default_rng(0)
+    x = tensor(rng.normal(size=(5, 4)))
+    weights = [tensor(rng.normal(size=s), requires_grad=True) for s in ((6, 4), (6, 6), (3, 6))]
+    h = x
+    for w in weights:
+        h = call("linear", h, w).tanh()
+    return x, weights, h.sum()
+
+
+def test_a_frozen_weight_and_raw_data_cost_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, loss = _mlp()
+    seen = counted(monkeypatch, "matmul")
+    loss.backward()
+    assert seen.count("matmul") == 5  # three dW, and dx of the upper two: the data wants none
+    seen.clear()
+    _, weights, _ = _mlp()
+    for w in weights[:2]:
+        w.requires_grad = False
+    h = call("linear", tensor(np.ones((5, 4))), weights[0]).tanh()
+    loss = call("linear", call("linear", h, weights[1]).tanh(), weights[2]).tanh().sum()
+    seen.clear()
+    loss.backward()
+    assert seen.count("matmul") == 1
+    assert [w.grad is None for w in weights] == [True, True, False]
+
+
+def test_a_gradient_for_one_tensor_is_computed_for_that_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, weights, loss = _mlp()
+    whole = grad(loss, weights, retain_graph=True)
+    seen = counted(monkeypatch, "matmul")
+    top = grad(loss, weights[2], retain_graph=True)[0]
+    assert seen.count("matmul") == 1
+    seen.clear()
+    bottom = grad(loss, weights[0])[0]
+    assert seen.count("matmul") == 3  # its dW, and the way down to it
+    assert np.array_equal(top.numpy(), whole[2].numpy())
+    assert np.array_equal(bottom.numpy(), whole[0].numpy())
+
+
+def test_backward_into_given_tensors_fills_no_other() -> None:
+    a, b = leaf(2.0), leaf(3.0)
+    h = a * b
+    loss = (h * h).sum()
+    loss.backward(inputs=[a, h], retain_graph=True)
+    assert (grad_of(a).tolist(), grad_of(h).tolist(), b.grad) == ([36.0], [12.0], None)
+    loss.backward(inputs=[a], retain_graph=True)
+    assert grad_of(a).tolist() == [72.0]
+    with pytest.raises(UsageError):
+        loss.backward(inputs=[])
+    loss.backward()
+    assert (grad_of(a).tolist(), grad_of(b).tolist()) == ([108.0], [24.0])
+    w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
+    w.sum().backward(inputs=[w])
+    assert grad_of(w).dtype is float32
+
+
+def test_one_of_several_results_may_be_unused() -> None:
+    rng = np.random.default_rng(1)
+    z = tensor(rng.normal(size=(3, 4)), requires_grad=True)
+    t = torch.tensor(z.numpy(), requires_grad=True)
+    _, lse = call("cross_entropy", z, tensor(np.array([0, 1, 3])))
+    (lse * lse).sum().backward()
+    (t.logsumexp(1) ** 2).sum().backward()
+    np.testing.assert_allclose(grad_of(z).numpy(), grad_of(t).numpy(), rtol=1e-12)
+    x = tensor(rng.normal(size=(2, 6)), requires_grad=True)
+    parts = [x[:, i : i + 2] for i in (0, 2, 4)]
+    (parts[0] * parts[2]).sum().backward()
+    expected = np.zeros((2, 6))
+    expected[:, :2], expected[:, 4:] = x.numpy()[:, 4:], x.numpy()[:, :2]
+    assert np.array_equal(grad_of(x).numpy(), expected)
+
+
+def test_one_head_leaves_the_other_without_a_gradient() -> None:
+    trunk, left, right = leaf(1.0), leaf(2.0), leaf(3.0)
+    h = trunk.tanh()
+    ours, theirs = (h * left).sum(), (h * right).sum()
+    ours.backward(retain_graph=True)
+    assert (right.grad, grad_of(left) is not None) == (None, True)
+    theirs.backward()
+    assert np.allclose(grad_of(trunk).numpy(), 5 * (1 - np.tanh(1.0) ** 2))
+
+
+def test_a_parameter_above_a_parameter_adds_up_over_two_losses() -> None:
+    rng = np.random.default_rng(2)
+    low, high = (tensor(rng.normal(size=(4, 4)), requires_grad=True) for _ in range(2))
+    x = tensor(rng.normal(size=(3, 4)))
+
+    def losses() -> tuple[Tensor, Tensor]:
+        h = (x @ low).tanh()
+        return (h @ high).sum(), ((h @ high).tanh() * h).mean()
+
+    first, second = losses()
+    first.backward(retain_graph=True)
+    second.backward()
+    first, second = losses()
+    together = grad(first + second, [low, high])
+    for w, g in zip((low, high), together, strict=True):
+        np.testing.assert_allclose(grad_of(w).numpy(), g.numpy(), rtol=1e-6)
+
+
+def test_memory_says_what_each_operation_keeps() -> None:
+    rng = np.random.default_rng(0)
+    x, w = tensor(rng.normal(size=(5, 4))), tensor(rng.normal(size=(6, 4)), requires_grad=True)
+    h = call("linear", x, w)  # keeps x; w is a leaf
+    y = h.tanh()  # keeps its result
+    z = y * y  # keeps y, which tanh holds already
+    loss = (z.reshape(30) + 1.0).sum()  # keep nothing
+    kept = memory(loss)
+    assert [(k.op, k.nbytes) for k in kept if k.nbytes] == [("linear", 5 * 4 * 8), ("tanh", 5 * 6 * 8)]
+    assert [k.op for k in kept] == ["linear", "tanh", "mul", "reshape", "add", "sum"]
+    assert _source_at(kept[1].line).startswith("y = h.tanh()")
+    loss.backward()
+    assert sum(k.nbytes for k in memory(loss)) == 0
+    with no_grad():
+        assert memory((w * w).sum()) == []
+
+
+def test_saved_values_go_with_their_vjp_and_not_at_the_end() -> None:
+    x = leaf(0.5)
+    below = x.tanh()
+    held = weakref.ref(array_of(below))
+    above = below.exp()
+    del below
+    gone = []
+    above.register_hook(lambda g: gone.append(held() is None))
+    x.register_hook(lambda g: gone.append(held() is None))
+    above.sum().backward()
+    assert gone == [False, True]
+
+
+def test_a_vjp_of_the_wrong_make_is_named() -> None:
+    from dataclasses import replace
+
+    from graphwright.autograd.apply import apply
+    from graphwright.errors import ComputeError
+
+    row, x = OPS["mul"], leaf(1.0, 2.0)
+    for wrong in (
+        lambda g, ins, outs, attrs, needs: (g,),
+        lambda g, ins, outs, attrs, needs: (g[:1].reshape(1, 1, 1), g),
+        lambda g, ins, outs, attrs, needs: (g.float(), g),
+        lambda g, ins, outs, attrs, needs: (None, g),
+    ):
+        with pytest.raises(ComputeError, match="mul"):
+            apply(replace(row, vjp=wrong), [x, x], {}).sum().backward()
+        assert x.grad is None

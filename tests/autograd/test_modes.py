@@ -7,9 +7,23 @@ import threading
 import numpy as np
 import pytest
 
+import graphwright as gw
+from graphwright import nn
 from graphwright.array import bfloat16, float16, float32, float64
-from graphwright.autograd import autocast_dtype, autocast_to, enable_grad, grad_enabled, no_grad, tensor
-from graphwright.errors import DTypeError
+from graphwright.autograd import (
+    Parameter,
+    autocast_dtype,
+    autocast_to,
+    enable_grad,
+    grad,
+    grad_enabled,
+    mode,
+    no_grad,
+    set_grad_enabled,
+    tensor,
+    training,
+)
+from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import OPS, call
 from values import array_of, grad_of
 
@@ -126,8 +140,75 @@ def test_no_grad_saves_nothing() -> None:
         assert (x * 2.0).requires_grad
 
 
-LOW = {"matmul", "linear", "sdpa"}
-F32 = {"sum", "mean", "softmax", "cross_entropy"}
+def test_a_mode_by_a_value_and_decorators_without_parentheses() -> None:
+    for value in (True, False):
+        with set_grad_enabled(value):
+            assert grad_enabled() is value
+        assert set_grad_enabled(value)(grad_enabled)() is value
+    assert no_grad(grad_enabled)() is False
+    with no_grad():
+        assert enable_grad(grad_enabled)() is True
+
+    @no_grad
+    def values():
+        yield grad_enabled()
+
+    assert list(values()) == [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "trains", "tapes"), [("train", True, True), ("eval", False, False), ("eval_grad", False, True)]
+)
+def test_a_run_mode_says_how_layers_act_and_whether_a_tape_is_kept(name: str, trains: bool, tapes: bool) -> None:
+    for outer in (no_grad, enable_grad):
+        with outer():
+            with mode(name):
+                assert (training(True), training(False), grad_enabled()) == (trains, trains, tapes)
+                with pytest.raises(KeyError), mode("train"):
+                    raise KeyError
+                assert (training(True), grad_enabled()) == (trains, tapes)
+            assert grad_enabled() is (outer is enable_grad)
+    assert (training(True), training(False), training()) == (True, False, None)
+    with pytest.raises(UsageError, match="eval_grad"), mode("test"):
+        pass
+
+
+class Noisy(nn.Module):
+    """Scales by 2 while it trains: a layer with two ways to act."""
+
+    def __init__(self) -> None:
+        self.training = True
+        self.weight = Parameter(array_of(tensor(np.array([3.0]))))
+
+    def forward(self, x):
+        return x * self.weight * (2.0 if training(self.training) else 1.0)
+
+
+def test_a_layer_in_eval_keeps_its_gradient() -> None:
+    layer = Noisy()
+    x = tensor(np.array([1.0]), requires_grad=True)
+    layer.training = False
+    layer(x).sum().backward()  # the module's own flag cuts nothing
+    assert (grad_of(x).tolist(), grad_of(layer.weight).tolist()) == ([3.0], [1.0])
+    layer.training = True
+    with mode("eval_grad"):  # a saliency map
+        assert grad(layer(x).sum(), x)[0].tolist() == [3.0]
+    with mode("eval"):
+        assert (layer(x).node, layer(x).tolist()) == (None, [3.0])
+    assert layer(x).tolist() == [6.0]
+    step = gw.compile(layer)
+    assert step(x).tolist() == [6.0]
+    with mode("eval"):
+        assert step(x).tolist() == [3.0]
+    assert step(x).tolist() == [6.0]
+
+
+LOW = {"matmul", "linear", "sdpa", "conv", "conv_transpose", "conv_weight", "grouped_matmul", "grouped_outer"}
+F32 = {
+    *("exp", "expm1", "log", "log1p", "pow", "rsqrt", "reciprocal"),
+    *("sum", "mean", "prod", "cumsum", "logsumexp", "softmax", "log_softmax"),
+    *("cross_entropy", "bce", "bce_with_logits"),
+}
 KEEP = {"rms_norm", "rope", "tanh", "silu", "relu", "gelu", "amax", "reshape", "permute", "copy"}
 """What each op computes in under autocast, as the list in the spec has it: matrix products low, statistics f32."""
 

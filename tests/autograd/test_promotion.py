@@ -15,7 +15,9 @@ from graphwright.ops import OPS, call
 from values import grad_of
 
 PYTHON = {"bool": True, "int64": 3, "float64": 0.5}
-PROMOTING = [n for n, row in OPS.items() if row.traits.amp == "promote" and row.arity == 2 and row.traits.elementwise]
+PROMOTING = [
+    n for n, row in OPS.items() if row.traits.amp in ("promote", "f32") and row.arity == 2 and row.traits.elementwise
+]
 
 
 def _torch(kind: DType, category: str):
@@ -101,4 +103,8 @@ def test_inference_from_data_is_torchs() -> None:
 
 
 def test_the_promoting_ops_are_the_ones_with_several_free_operands() -> None:
-    assert set(PROMOTING) == {"add", "sub", "mul", "div", "minimum", "maximum", "eq", "lt", "le"}
+    assert set(PROMOTING) == {
+        *("add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "minimum", "maximum", "swiglu"),
+        *("bce", "bce_with_logits"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
+    }

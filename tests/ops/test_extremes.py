@@ -7,23 +7,35 @@ import pytest
 import torch
 from torch_ops import TORCH
 
+from graphwright import Builder
 from graphwright.array import float16, float32, from_numpy
 from graphwright.autograd import grad, tensor
+from graphwright.errors import NonFinite
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits, assert_close
+from values import grad_of
 
 EXTREME = np.array(
     [0.0, -0.0, 1.0, -1.0, 50.0, -50.0, 800.0, -800.0, 1e4, -1e4, np.inf, -np.inf, np.nan, 1e-40, -1e-40], np.float32
 )
-UNARY = [n for n, row in OPS.items() if row.arity == 1 and row.traits.elementwise and not row.attrs and n != "copy"]
-BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise]
+UNARY = [
+    n
+    for n, row in OPS.items()
+    if row.arity == 1 and row.traits.elementwise and not row.attrs and n not in ("copy", "assert_finite")
+]
+BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwise and not n.startswith("bce")]
 
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_ops_at_the_edges(name: str) -> None:
     ours = call(name, from_numpy(EXTREME))
     with np.errstate(all="ignore"):
-        wide = TORCH[name]([torch.from_numpy(EXTREME.astype(np.float64))], {}).numpy().astype(np.float32)
+        wide = TORCH[name]([torch.from_numpy(EXTREME.astype(np.float64))], {}).numpy()
+    if wide.dtype == bool:
+        assert_bits(ours, wide, what=name)
+        return
+    with np.errstate(over="ignore"):
+        wide = wide.astype(np.float32)
     assert_close(ours, wide, rtol=3e-6, atol=1e-30, what=name)
     assert np.array_equal(np.signbit(ours.to_numpy()[:2]), np.signbit(wide[:2]))
 
@@ -66,7 +78,9 @@ def test_softmax_at_the_edges(row: str) -> None:
 def test_cross_entropy_at_the_edges(row: str, target: int) -> None:
     x, t = np.array([ROWS[row]], np.float32), np.array([target])
     loss, lse = call("cross_entropy", from_numpy(x), from_numpy(t))
-    wide = TORCH["cross_entropy"]([torch.from_numpy(x).double(), torch.from_numpy(t)], {"ignore_index": -100})
+    wide = TORCH["cross_entropy"](
+        [torch.from_numpy(x).double(), torch.from_numpy(t)], OPS["cross_entropy"].complete({})
+    )
     assert_close(loss, wide[0].numpy().astype(np.float32), rtol=1e-6)
     assert_close(lse, wide[1].numpy().astype(np.float32), rtol=1e-6)
     scores = tensor(x, requires_grad=True)
@@ -107,3 +121,105 @@ def test_minus_zero_is_a_zero_of_its_own() -> None:
     assert np.signbit(call("add", x, zero).to_numpy()).tolist() == [False, False]
     assert np.signbit(call("mul", x, from_numpy(np.ones(2, np.float32))).to_numpy()).tolist() == [True, False]
     assert call("sum", x, axes=(0,)).dtype is float32
+
+
+def test_logsumexp_at_the_edges() -> None:
+    x = np.array(list(ROWS.values()), np.float32)
+    wide = torch.logsumexp(torch.from_numpy(x).double(), 1).numpy().astype(np.float32)
+    assert_close(call("logsumexp", from_numpy(x), axes=(1,)), wide, rtol=1e-6)
+    mine, theirs = tensor(x, requires_grad=True), torch.from_numpy(x).requires_grad_()
+    torch.logsumexp(theirs, 1).sum().backward()
+    g = grad(call("logsumexp", mine, axes=(1,)).sum(), mine)[0].numpy()
+    dead = list(ROWS).index("dead")
+    assert_close(np.delete(g, dead, 0), np.delete(grad_of(theirs).numpy(), dead, 0), rtol=1e-6)
+    assert g[dead].tolist() == [0.0, 0.0, 0.0]  # NaN in torch
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_log_softmax_at_the_edges(row: str) -> None:
+    x = np.array([ROWS[row]], np.float32)
+    wide = torch.log_softmax(torch.from_numpy(x).double(), -1).numpy().astype(np.float32)
+    assert_close(call("log_softmax", from_numpy(x)), wide, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_masked_row_is_zero_with_zero_gradient(kind: str) -> None:
+    x = tensor([[800.0, -800.0, 799.0], [1.0, 2.0, 3.0], [np.inf, 0.0, np.nan]]).to(kind)
+    mask = tensor([[True, True, True], [False, False, False], [False, True, False]])
+    x.requires_grad = True
+    y = call("softmax", x, mask)
+    assert y.to("float32").tolist()[1:] == [[0, 0, 0], [0, 1, 0]]
+    wide = torch.softmax(torch.tensor(x.numpy("float64")[0]), -1)
+    assert_close(y.to("float64")[0], wide, rtol=1e-6 if kind == "float32" else 2**-8)
+    (g,) = grad((y * tensor([[1.0, 2.0, 3.0]]).to(kind)).sum(), x)
+    assert not g.numpy("float32")[1:].any()
+    assert np.isfinite(g.numpy("float32")).all()
+
+
+def test_powers_at_the_edges() -> None:
+    table = [
+        *((-2.0, 3.0), (-2.0, 2.0), (0.0, 0.0), (0.0, 2.0), (0.0, 1.0)),
+        *((3.0, 0.0), (-3.0, 0.0), (0.0, 0.5), (2.0, -1.0)),
+    ]
+    x, p = (tensor(np.array(v), requires_grad=True) for v in zip(*table, strict=True))
+    y = x**p
+    assert y.tolist() == [a**b for a, b in table]
+    dx, dp = grad(y.sum(), [x, p])
+    assert dx.tolist() == [12, -4, 0, 0, 1, 0, 0, np.inf, -0.25]
+    assert np.isnan(dp.numpy()).tolist() == [a < 0 for a, _ in table]
+    assert dp.numpy()[2:5].tolist() == [0, 0, 0]
+    assert dp.numpy()[5] == np.log(3.0)
+    assert (tensor([-3]) ** 5).tolist() == [-243]
+    assert (tensor([-3.0]) ** 5).tolist() == [-243]
+
+
+def test_products_with_zeros_have_exact_gradients_of_any_order() -> None:
+    for values in ([2.0, 0.0, 3.0, 5.0, 7.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [4.0], []):
+        mine = tensor(np.array(values), requires_grad=True)
+        theirs = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+        g = grad(mine.prod(), mine, create_graph=True)[0]
+        (h,) = torch.autograd.grad(theirs.prod(), theirs, create_graph=True)
+        assert g.tolist() == h.tolist()
+        if len(values) > 1:
+            second = grad((g * g).sum(), mine)[0]
+            assert second.tolist() == torch.autograd.grad((h * h).sum(), theirs)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["sigmoid", "silu", "tanh", "gelu", "relu", "leaky_relu", "elu", "softplus", "logsigmoid", "sech"]
+)
+@pytest.mark.parametrize("inner", ["softplus", "logsigmoid", "sech", "elu"])
+def test_gradients_of_chains_stay_finite(name: str, inner: str) -> None:
+    """An activation that is not the last node, of operands whose exponential overflows."""
+    x = tensor(np.array([-800.0, -50.0, 0.5, 50.0, 800.0], np.float32), requires_grad=True)
+    y = call(name, call(inner, x))
+    assert np.isfinite(y.numpy()).all()
+    assert np.isfinite(grad(call("softplus", y).sum(), x)[0].numpy()).all()
+
+
+def test_assert_finite_names_place_and_count() -> None:
+    x = np.array([[1.0, 2.0], [np.nan, np.inf]])
+    assert call("assert_finite", from_numpy(x[:1])).to_numpy().tolist() == [[1, 2]]
+    with pytest.raises(NonFinite, match=r"assert_finite: 2 of 4 .* the first at \[1, 0\]"):
+        call("assert_finite", from_numpy(x))
+    b = Builder()
+    b.output(b.assert_finite(b.exp(b.input("x", (3,))), name="watch"), "y")
+    plan = b.build().compile(x=(3,))
+    assert plan({"x": np.zeros(3, np.float32)})["y"].to_numpy().tolist() == [1, 1, 1]
+    with pytest.raises(NonFinite, match=r"watch \(assert_finite\): 1 of 3 .* the first at \[2\]"):
+        plan({"x": np.array([0, 1, 800], np.float32)})
+
+
+def test_clamp_passes_the_gradient_at_its_bounds() -> None:
+    x = tensor([-2.0, -1.0, 0.0, 1.0, 2.0], requires_grad=True)
+    assert grad(x.clamp(-1.0, 1.0).sum(), x)[0].tolist() == [0, 1, 1, 1, 0]
+    assert grad(x.clamp(min=0.0).sum(), x)[0].tolist() == [0, 0, 1, 1, 1]
+
+
+def test_gradients_stop_scale_and_turn() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    assert grad((x * call("stop_gradient", x)).sum(), x)[0].tolist() == [1, 2]
+    for scale in (0.0, -1.0, 0.5):
+        y = call("scale_gradient", x, scale=scale)
+        assert y.tolist() == [1, 2]
+        assert grad((y * y).sum(), x)[0].tolist() == [2 * scale, 4 * scale]

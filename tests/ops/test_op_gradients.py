@@ -19,7 +19,10 @@ from graphwright.testing.gradcheck import check_masks, gradcheck, gradgradcheck
 OPAQUE = {"sdpa": "its backward is one kernel; second order needs the expanded form"}
 
 
-@pytest.mark.parametrize("name", differentiable())
+SCALED = "scale_gradient"  # its gradient is on purpose not that of its value
+
+
+@pytest.mark.parametrize("name", [n for n in differentiable() if n != SCALED])
 def test_gradient_is_the_difference_quotient(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name)):
         gradcheck(lambda *xs, a=attrs: apply(OPS[name], xs, a), inputs, seed=k, wrt=_wrt(name, inputs))
@@ -150,3 +153,54 @@ def test_the_engine_refuses_a_vjp_that_breaks_the_protocol(bug: str) -> None:
     a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
     with pytest.raises(ComputeError, match="add"):
         grad(apply(row, [a, b], {}).sum(), [a, b])
+
+
+ELEMENTWISE = [n for n in differentiable() if OPS[n].traits.elementwise and n not in ("where", SCALED)]
+EDGE_SHAPES = {
+    1: [[()], [(0,)], [(1,)], [(3, 0)], [(1, 1, 2)]],
+    2: [[(), (2,)], [(0, 3), (1, 3)], [(2, 1), (1, 3)], [(1,), (1, 1)], [(0,), ()], [(2, 0, 3), (3,)]],
+}
+"""Shapes of operands that no sample has: without entries, with one, and broadcast between them."""
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_gradients_of_empty_unit_and_broadcast_shapes(name: str) -> None:
+    row, attrs = OPS[name], draws(name, 1)[0][1]
+    assert isinstance(row.arity, int)
+    rng = np.random.default_rng(2)
+    for shapes in EDGE_SHAPES[row.arity]:
+        inputs = [rng.uniform(0.3, 0.7, shape) for shape in shapes]
+        check_masks(row, inputs, attrs, lambda xs, seeds, mask: torch_grads(name, xs, attrs, seeds, mask))
+
+
+def _floats(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    return [np.random.default_rng(len(s)).normal(size=s) for s in shapes]
+
+
+EDGES: list[tuple[str, list[np.ndarray], dict]] = [
+    *((n, _floats((0, 3)), {"axes": (0,), "keepdims": k}) for n in ("sum", "prod", "logsumexp") for k in (False, True)),
+    *((n, _floats((0, 3)), {"axes": (1,)}) for n in ("sum", "prod", "mean", "amax", "amin", "logsumexp")),
+    *((n, _floats((1, 1)), {"axes": (0, 1)}) for n in ("sum", "prod", "mean", "amax", "amin", "logsumexp")),
+    *((n, _floats(s), {}) for n in ("softmax", "log_softmax") for s in ((0, 3), (3, 0), (1, 1), (2, 0, 3))),
+    *(("cumsum", _floats(s), {"axis": 0, "reverse": r}) for s in ((0, 3), (1,), (3, 0)) for r in (False, True)),
+    *(("sort", _floats(s), {}) for s in ((0, 3), (3, 0), (1, 1))),
+    *(("topk", _floats(s), {"k": k}) for s, k in (((0, 3), 2), ((3, 0), 0), ((1, 1), 1), ((2, 3), 0))),
+    *(("layer_norm", _floats(s, s[-1:], s[-1:]), {}) for s in ((0, 3), (2, 1), (1, 1))),
+    *(("group_norm", _floats(s, (4,), (4,)), {"groups": 2}) for s in ((0, 4, 2), (1, 4))),
+    *(("batch_norm", [*_floats(s, (3,)), np.ones(3)], {}) for s in ((0, 3), (1, 3), (2, 3, 0))),
+    *(("rms_norm", _floats(s, s[-1:]), {}) for s in ((0, 3), (2, 1), (1, 1))),
+    *(
+        ("matmul", _floats(a, b), {})
+        for a, b in (((0, 3), (3, 2)), ((2, 0), (0, 2)), ((1, 1), (1, 1)), ((0, 2, 3), (3, 1)))
+    ),
+    *(("linear", _floats(a, (2, 3), (2,)), {}) for a in ((0, 3), (1, 3), (2, 0, 3))),
+    ("embedding", [*_floats((4, 3)), np.zeros((0,), np.int64)], {}),
+    ("cross_entropy", [*_floats((0, 3)), np.zeros(0, np.int64)], {}),
+    ("cross_entropy", [*_floats((1, 1)), np.zeros(1, np.int64)], {}),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "attrs"), EDGES)
+def test_gradients_of_empty_and_unit_axes(name: str, inputs: list[np.ndarray], attrs: dict) -> None:
+    full = OPS[name].complete(attrs)
+    check_masks(OPS[name], inputs, full, lambda xs, seeds, mask: torch_grads(name, xs, full, seeds, mask))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import torch_dtype
 
@@ -18,6 +19,35 @@ def _unbroadcastable(name: str) -> Callable:
 
 def _reduce(name: str) -> Callable:
     return lambda ins, a: getattr(torch, name)(ins[0], list(a["axes"]), a["keepdims"]) if a["axes"] else ins[0].clone()
+
+
+def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
+    axes = range(x.dim()) if attrs["axes"] is None else [a % x.dim() for a in attrs["axes"]]
+    for axis in axes:
+        x = x.prod(axis, keepdim=True)
+    return x if attrs["keepdims"] or not axes else x.reshape([n for a, n in enumerate(ins[0].shape) if a not in axes])
+
+
+def ordered(x: torch.Tensor, axis: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy's stable sort; for the other direction of the values turned round, whose ties are turned back."""
+    keys = x.detach().double().numpy()
+    index = torch.from_numpy(np.argsort(-keys if descending else keys, axis, kind="stable"))
+    return x.gather(axis, index), index
+
+
+def cumsum(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    axis = attrs["axis"]
+    return ins[0].flip(axis).cumsum(axis).flip(axis) if attrs["reverse"] else ins[0].cumsum(axis)
+
+
+def softmax(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Entries left out by a mask get a score that is far below all others; a row without any is multiplied by 0."""
+    if len(ins) == 1:
+        return torch.softmax(ins[0], attrs["axis"])
+    weights = torch.exp(ins[0] - ins[0].detach().amax(attrs["axis"], True)) * ins[1]
+    total = weights.sum(attrs["axis"], True)
+    return weights / (total + (total == 0))
 
 
 def visible(queries: int, keys: int, attrs: dict, extra: dict) -> torch.Tensor:
@@ -57,22 +87,59 @@ def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
 def rms_norm(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x, w = ins
     wide = x if x.dtype == torch.float64 else x.float()
-    return (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + attrs["eps"])).to(x.dtype) * w
+    unit = wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + attrs["eps"])
+    if attrs["cast_before_scale"]:
+        return unit.to(x.dtype) * (1 + w if attrs["unit_offset"] else w)
+    return (unit * (1 + w.to(unit.dtype) if attrs["unit_offset"] else w)).to(x.dtype)
+
+
+def batch_norm(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Written out, as torch gives no gradient to the statistics."""
+    x, *others = (t if t.dtype == torch.float64 else t.float() for t in ins)
+    mean, var, *scale = (t.view(-1, *(1,) * (x.dim() - 2)) for t in others)
+    y = (x - mean) / torch.sqrt(var + attrs["eps"])
+    for change, s in zip((torch.mul, torch.add), scale, strict=False):
+        y = change(y, s)
+    return y.to(ins[0].dtype)
+
+
+def batch_norm_train(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """Torch's, and its rule for the running statistics written out: torch moves them in place, without a gradient."""
+    x, mean, var, *scale = ins
+    y = F.batch_norm(x, None, None, *scale, training=True, eps=attrs["eps"])
+    axes = [a for a in range(x.dim()) if a != 1]
+    wide = x if x.dtype == torch.float64 else x.float()
+    batch = (wide.mean(axes), wide.var(axes, correction=1))
+    m = attrs["momentum"]
+    return y, *((1 - m) * old + m * new.to(old.dtype) for old, new in zip((mean, var), batch, strict=True))
 
 
 def cross_entropy(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    scores, targets = ins
+    scores, targets, *weight = ins
     scores = scores if scores.dtype == torch.float64 else scores.float()
     flat = scores.reshape(-1, scores.shape[-1])
-    loss = F.cross_entropy(flat, targets.reshape(-1), ignore_index=attrs["ignore_index"], reduction="none")
+    options = {"ignore_index": attrs["ignore_index"], "label_smoothing": attrs["smoothing"], "reduction": "none"}
+    weights = weight[0].to(scores.dtype) if weight else None
+    if weights is not None and weights.requires_grad:  # written out, as torch's has no gradient for them
+        return _smoothed(scores, targets, weights, attrs), torch.logsumexp(scores, -1)
+    loss = F.cross_entropy(flat, targets.reshape(-1), weights, **options)
     return loss.view(targets.shape), torch.logsumexp(scores, -1)
 
 
+def _smoothed(scores: torch.Tensor, targets: torch.Tensor, w: torch.Tensor, attrs: dict) -> torch.Tensor:
+    classes, s = scores.shape[-1], attrs["smoothing"]
+    q = (1 - s) * w * F.one_hot(targets.clamp(min=0), classes) + s / classes * w
+    return -(q * torch.log_softmax(scores, -1)).sum(-1) * (targets != attrs["ignore_index"])
+
+
 def cross_entropy_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
-    scores, targets, lse, g = ins
+    scores, targets, lse, g, *weight = ins
+    classes, s = scores.shape[-1], attrs["smoothing"]
+    w = weight[0].to(scores.dtype) if weight else torch.ones(classes, dtype=scores.dtype)
+    onehot = F.one_hot(targets.clamp(min=0), classes).to(scores.dtype)
+    q = (1 - s) * w * onehot + s / classes * w
     kept = targets != attrs["ignore_index"]
-    onehot = F.one_hot(targets.clamp(min=0), scores.shape[-1]).to(scores.dtype)
-    return (g * kept).unsqueeze(-1) * (torch.exp(scores - lse.unsqueeze(-1)) - onehot)
+    return (g * kept).unsqueeze(-1) * (torch.exp(scores - lse.unsqueeze(-1)) * q.sum(-1, keepdim=True) - q)
 
 
 def embedding_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -100,15 +167,81 @@ def kv_append(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     return cache
 
 
-def adamw(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
-    """Loshchilov and Hutter 2019, algorithm 2, line by line."""
-    p, g, m, v, step, lr = (t.double() for t in ins)
-    p = p * (1 - lr * attrs["weight_decay"])
-    m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
-    v = attrs["beta2"] * v + (1 - attrs["beta2"]) * g * g
-    unbiased = (v / (1 - attrs["beta2"] ** step)).sqrt() + attrs["eps"]
-    p = p - lr * (m / (1 - attrs["beta1"] ** step)) / unbiased
-    return tuple(t.to(ins[0].dtype) for t in (p, m, v))
+def columns(tensors: Sequence[torch.Tensor], width: int) -> list[list[torch.Tensor]]:
+    """Operands as columns of one entry per parameter, in float64."""
+    n = len(tensors) // width
+    return [[t.double() for t in tensors[c * n : (c + 1) * n]] for c in range(width)]
+
+
+def optimizer(moments: Callable[[dict], int], rule: Callable) -> Callable:
+    """A step of all parameters from the rule for one: (lr, attrs, g, θ, moments..., steps made before) -> new ones."""
+
+    def step(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+        grads, params, *rest = columns(ins[2:], moments(attrs) + 3)
+        if ins[1]:
+            return tuple(t.clone() for t in ins[2 + len(grads) :])
+        sign = -1.0 if attrs["maximize"] else 1.0
+        lr = ins[0].double()
+        members = [rule(lr, attrs, sign * g, p, *r) for g, p, *r in zip(grads, params, *rest, strict=True)]
+        news = [t for column in zip(*members, strict=True) for t in column]
+        return tuple(t.to(old.dtype) for t, old in zip(news, ins[2 + len(grads) :], strict=True))
+
+    return step
+
+
+def adam(decoupled: bool) -> Callable:
+    """Kingma and Ba 2015, algorithm 1, or Loshchilov and Hutter 2019, algorithm 2, line by line."""
+
+    def rule(lr, attrs, g, p, m, v, *rest):
+        *largest, t = rest
+        decay, t = attrs["weight_decay"], t + 1
+        if decoupled:
+            p = p - lr * decay * p
+        else:
+            g = g + decay * p
+        m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
+        v = attrs["beta2"] * v + (1 - attrs["beta2"]) * g**2
+        largest = [torch.maximum(x, v) for x in largest]
+        below = ((largest or [v])[0] / (1 - attrs["beta2"] ** t)).sqrt() + attrs["eps"]
+        return p - lr * m / (1 - attrs["beta1"] ** t) / below, m, v, *largest, t
+
+    return optimizer(lambda a: 2 + a["amsgrad"], rule)
+
+
+def sgd(lr, attrs, g, p, *rest):
+    *b, t = rest
+    g = g + attrs["weight_decay"] * p
+    if not b:
+        return p - lr * g, t + 1
+    new = g if t == 0 else attrs["momentum"] * b[0] + (1 - attrs["dampening"]) * g
+    return p - lr * (g + attrs["momentum"] * new if attrs["nesterov"] else new), new, t + 1
+
+
+def rmsprop(lr, attrs, g, p, v, *rest):
+    *rest, t = rest
+    g = g + attrs["weight_decay"] * p
+    v = attrs["alpha"] * v + (1 - attrs["alpha"]) * g * g
+    mean = [attrs["alpha"] * rest[-1] + (1 - attrs["alpha"]) * g] if attrs["centered"] else []
+    d = g / ((v - mean[0] ** 2 if mean else v).sqrt() + attrs["eps"])
+    buffer = [attrs["momentum"] * rest[0] + d] if attrs["momentum"] else []
+    return p - lr * (buffer or [d])[0], v, *buffer, *mean, t + 1
+
+
+def runs(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows of x, split at the offsets."""
+    return x[: int(offsets[-1])].split(offsets.diff().tolist())
+
+
+def ema(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    sources, targets = columns(ins[1:], 2)
+    tau = ins[0].double()
+    return tuple(((1 - tau) * t + tau * s).to(ins[1].dtype) for s, t in zip(sources, targets, strict=True))
+
+
+def unscale_check(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    inverse, found, *grads = ins
+    bad = any(not g.isfinite().all() for g in grads)
+    return (torch.ones_like(found) if bad else found.clone(), *(g * inverse.to(g.dtype) for g in grads))
 
 
 def rope_dynamic(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -135,46 +268,81 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))
 
 
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * ctx.scale, None
+
+
+SAME_NAME = (
+    "neg abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid relu "
+    "add sub mul div floor_divide remainder pow minimum maximum eq ne lt le gt ge "
+    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul"
+)
+"""Ops that torch has under the same name."""
+
+
+def put(x: torch.Tensor, ids: Sequence[torch.Tensor], attrs: dict, v: torch.Tensor, add: bool) -> torch.Tensor:
+    """Torch's index_put, which knows leading axes only."""
+    start, count = attrs["axis"] % x.dim(), len(ids)
+    places = torch.broadcast_shapes(*(i.shape for i in ids))
+    v = v.expand(*x.shape[:start], *places, *x.shape[start + count :])
+    front = [t.movedim([*range(start, start + n)], [*range(n)]) for t, n in ((x, count), (v, len(places)))]
+    written = front[0].index_put(tuple(ids), front[1], accumulate=add)
+    return written.movedim([*range(count)], [*range(start, start + count)])
+
+
+def pad(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    widths = [n for pair in reversed(attrs["widths"]) for n in pair]
+    value = attrs.get("value", 0.0) if attrs["mode"] == "constant" else None
+    return F.pad(ins[0], widths, attrs["mode"], value)
+
+
+def pad_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """From torch's own gradient of its padding, differentiable itself."""
+    shape = list(ins[0].shape)
+    for axis, pair in enumerate(attrs["widths"]):
+        shape[axis - len(attrs["widths"])] -= sum(pair)
+    x = torch.zeros(shape, dtype=ins[0].dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(pad([x], attrs), x, ins[0], create_graph=True)[0]
+
+
 TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
-    **{
-        name: _unbroadcastable(name)
-        for name in (
-            "neg",
-            "abs",
-            "sign",
-            "exp",
-            "log",
-            "sqrt",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tanh",
-            "erf",
-            "sigmoid",
-            "relu",
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "minimum",
-            "maximum",
-            "eq",
-            "lt",
-            "le",
-            "where",
-            "matmul",
-        )
-    },
+    **{name: _unbroadcastable(name) for name in SAME_NAME.split()},
+    "step": lambda ins, a: torch.heaviside(ins[0], torch.zeros((), dtype=ins[0].dtype)),
+    "clamp": lambda ins, a: ins[0].clamp(a["low"], a["high"]),
     "silu": lambda ins, a: F.silu(ins[0]),
+    "swiglu": lambda ins, a: F.silu(ins[0]) * ins[1],
+    "leaky_relu": lambda ins, a: F.leaky_relu(ins[0], a["slope"]),
+    "elu": lambda ins, a: F.elu(ins[0], a["alpha"]),
     "gelu": lambda ins, a: F.gelu(ins[0], approximate=a["approximate"]),
+    "softplus": lambda ins, a: F.softplus(ins[0], threshold=700 if ins[0].dtype == torch.float64 else 80),
+    "logsigmoid": lambda ins, a: F.logsigmoid(ins[0]),
+    "sech": lambda ins, a: torch.cosh(ins[0]).reciprocal(),
+    "stop_gradient": lambda ins, a: ins[0].detach(),
+    "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
+    "assert_finite": lambda ins, a: ins[0].clone(),
     "cast": lambda ins, a: ins[0].to(torch_dtype(a["dtype"])),
     "copy": lambda ins, a: ins[0].clone(),
     "full_like": lambda ins, a: torch.full_like(ins[0], a["value"]),
     "junction": lambda ins, a: sum(ins[1:], ins[0]),
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
+    "prod": product,
     "amax": _reduce("amax"),
+    "amin": _reduce("amin"),
+    "any": lambda ins, a: _reduce("any")([ins[0] != 0], a),
+    "all": lambda ins, a: _reduce("all")([ins[0] != 0], a),
     "argmax": lambda ins, a: torch.argmax(ins[0], a["axis"]),
+    "argmin": lambda ins, a: torch.argmin(ins[0], a["axis"]),
+    "cumsum": cumsum,
+    "logsumexp": _reduce("logsumexp"),
     "reshape": lambda ins, a: ins[0].reshape(a["shape"]),
     "unflatten": lambda ins, a: ins[0].unflatten(a["axis"], a["sizes"]),
     "flatten": lambda ins, a: ins[0].flatten(a["start"], a["end"]),
@@ -187,7 +355,18 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "concat": lambda ins, a: torch.cat(list(ins), a["axis"]),
     "linear": lambda ins, a: F.linear(*ins),
     "rms_norm": rms_norm,
-    "softmax": lambda ins, a: torch.softmax(ins[0], -1),
+    "layer_norm": lambda ins, a: F.layer_norm(ins[0], ins[0].shape[-a["rank"] :], *ins[1:], eps=a["eps"]),
+    "group_norm": lambda ins, a: F.group_norm(ins[0], a["groups"], *ins[1:], eps=a["eps"]),
+    "batch_norm": batch_norm,
+    "batch_norm_train": batch_norm_train,
+    "sort": lambda ins, a: ordered(ins[0], a["axis"], a["descending"]),
+    "topk": lambda ins, a: tuple(t.narrow(a["axis"], 0, a["k"]) for t in ordered(ins[0], a["axis"], a["largest"])),
+    "softmax": softmax,
+    "log_softmax": lambda ins, a: torch.log_softmax(ins[0], a["axis"]),
+    "bce": lambda ins, a: F.binary_cross_entropy(*torch.broadcast_tensors(*ins), reduction="none"),
+    "bce_with_logits": lambda ins, a: F.binary_cross_entropy_with_logits(
+        *torch.broadcast_tensors(*ins), reduction="none"
+    ),
     "cross_entropy": cross_entropy,
     "cross_entropy_backward": cross_entropy_backward,
     "embedding": lambda ins, a: ins[0][ins[1]],
@@ -201,7 +380,45 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "sdpa": sdpa,
     "sdpa_backward": sdpa_backward,
     "kv_append": kv_append,
-    "adamw": adamw,
+    "grouped_matmul": lambda ins, a: torch.cat(
+        [
+            *(r @ w for r, w in zip(runs(ins[0], ins[2]), ins[1], strict=True)),
+            torch.zeros(len(ins[0]) - int(ins[2][-1]), ins[1].shape[2], dtype=ins[0].dtype),
+        ]
+    ),
+    "grouped_outer": lambda ins, a: torch.stack(
+        [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
+    ),
+    "adam_step": adam(decoupled=False),
+    "adamw_step": adam(decoupled=True),
+    "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),
+    "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
+    "ema_step": ema,
+    "unscale_check": unscale_check,
+    "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),
+    "scatter_sum": lambda ins, a: torch.zeros(a["shape"], dtype=ins[0].dtype).scatter_add(a["axis"], ins[1], ins[0]),
+    "scatter": lambda ins, a: ins[0].scatter(a["axis"], ins[1], ins[2]),
+    "scatter_add": lambda ins, a: ins[0].scatter_add(a["axis"], ins[1], ins[2]),
+    "index": lambda ins, a: ins[0][(*(slice(None),) * (a["axis"] % ins[0].dim()), *ins[1:])],
+    "index_sum": lambda ins, a: put(torch.zeros(a["shape"], dtype=ins[0].dtype), ins[1:], a, ins[0], True),
+    "index_put": lambda ins, a: put(ins[0], ins[2:], a, ins[1], False),
+    "index_add": lambda ins, a: put(ins[0], ins[2:], a, ins[1], True),
+    "index_fill": lambda ins, a: put(ins[0], ins[1:], a, torch.tensor(a["value"], dtype=ins[0].dtype), False),
+    "one_hot": lambda ins, a: F.one_hot(ins[0], a["classes"]),
+    "bincount": lambda ins, a: torch.bincount(ins[0].reshape(-1), minlength=a["length"]),
+    "squeeze": lambda ins, a: ins[0].squeeze(a["axes"]),
+    "unsqueeze": lambda ins, a: ins[0].reshape(np.expand_dims(np.empty(ins[0].shape), a["axes"]).shape),
+    "diagonal": lambda ins, a: ins[0].diagonal(a["offset"], *a["axes"]),
+    "flip": lambda ins, a: ins[0].flip(a["axes"]),
+    "roll": lambda ins, a: ins[0].roll(a["shifts"], a["axes"]),
+    "tile": lambda ins, a: ins[0].tile(a["repeats"]),
+    "repeat_interleave": lambda ins, a: ins[0].repeat_interleave(a["repeats"], a["axis"]),
+    "pad": pad,
+    "pad_backward": pad_backward,
+    "tril": lambda ins, a: ins[0].tril(a["diagonal"]),
+    "triu": lambda ins, a: ins[0].triu(a["diagonal"]),
+    "iota": lambda ins, a: torch.arange(ins[0].shape[a["axis"]]),
+    **WINDOWS,
 }
 
 

@@ -101,6 +101,28 @@ def narrow(layout: Layout, axis: int, start: int, length: int, step: int = 1) ->
     return Layout(shape, strides, layout.offset + start * layout.strides[axis])
 
 
+def diagonal_size(rows: int, columns: int, offset: int) -> int:
+    """Entries (i, i + offset) of a matrix."""
+    return max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+
+
+def diagonal_places(columns: int, offset: int) -> tuple[int, int]:
+    """First entry and step of a diagonal among the entries of a matrix, row by row."""
+    return (offset if offset >= 0 else -offset * columns), columns + 1
+
+
+def diagonal(layout: Layout, a: int, b: int, offset: int) -> Layout:
+    """Entries (i, i + offset) of axes a and b, as a last axis instead of them."""
+    rest = [axis for axis in range(len(layout.shape)) if axis not in (a, b)]
+    size = diagonal_size(layout.shape[a], layout.shape[b], offset)
+    start = max(-offset, 0) * layout.strides[a] + max(offset, 0) * layout.strides[b]
+    return Layout(
+        (*(layout.shape[axis] for axis in rest), size),
+        (*(layout.strides[axis] for axis in rest), layout.strides[a] + layout.strides[b]),
+        layout.offset + (start if size else 0),
+    )
+
+
 def span(layout: Layout) -> tuple[int, int]:
     """First element and one past the last element that the layout reaches; (offset, offset) if it is empty."""
     if prod(layout.shape) == 0:

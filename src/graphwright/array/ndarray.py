@@ -94,6 +94,18 @@ class NDArray:
             )
         self.storage.version += 1
 
+    def __getitem__(self, index: Any) -> NDArray:
+        """A view, or with index arrays and masks a new array; see `array.indexing`."""
+        from graphwright.array.indexing import read
+
+        return read(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value, broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
+        from graphwright.array.indexing import write
+
+        write(self, index, value)
+
     def copy(self) -> NDArray:
         """A contiguous array of its own."""
         target = empty(self.shape, self.dtype, self.device)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from graphwright.array import DType, NDArray, Spec, float32
 from graphwright.autograd.apply import apply
+from graphwright.autograd.hooks import Hook
 from graphwright.autograd.recorder import Symbol, TraceError, active
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import Op
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
+
+
+_NO_HOOKS: list[Hook] = []
+"""Of every tensor without hooks: shared, never added to."""
 
 
 class TensorBase:
@@ -26,11 +32,12 @@ class TensorBase:
         data: NDArray (eager) or Symbol (while tracing).
         requires_grad: whether gradients with respect to it are wanted; floating only.
         grad: gradient of a leaf after `backward`, or None.
+        hooks: what `backward` calls with the full gradient of a leaf.
         node, port: the tape entry that made it and which of its results it is; node is None for a leaf.
         name: dotted path of a parameter, else "".
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "name", "node", "port", "requires_grad")
+    __slots__ = ("__weakref__", "data", "grad", "hooks", "name", "node", "port", "requires_grad")
     __hash__ = object.__hash__
     carried: ClassVar[bool] = False
     """True for a variable: inside a trace it has no value of its own."""
@@ -40,12 +47,13 @@ class TensorBase:
             raise DTypeError("only floating tensors can require gradients", got=data.spec)
         self.data, self.requires_grad, self.name = data, requires_grad, name
         self.grad: Tensor | None = None
+        self.hooks: list[Hook] = _NO_HOOKS
         self.node: Any = None
         self.port = 0
 
     @staticmethod
-    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        return apply(row, operands, attrs)
+    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Any = None) -> Any:
+        return apply(row, operands, attrs, outs)
 
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
@@ -88,7 +96,37 @@ class TensorBase:
         """Dtype in which `backward` sums the gradient of a leaf."""
         return self.data.dtype
 
+    # -- gradient, looked at -----------------------------------------------------------------------------------------
+    def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
+        """Call a function with the full gradient of this tensor, once in each backward; it may give another one.
+
+        Hooks run in the order of registration; those of a leaf when all gradients have arrived. In a trace what they
+        compute is recorded. Returns: a Hook, whose `remove()` takes it off.
+        Raises: UsageError for a tensor that requires no gradient.
+        """
+        if not self.requires_grad:
+            raise UsageError("a tensor that requires no gradient will never have one to hook", got=self.spec)
+        if self.node is not None:
+            return Hook(call, self.node.hooks.setdefault(self.port, []))
+        if self.hooks is _NO_HOOKS:
+            self.hooks = []
+        return Hook(call, self.hooks)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of an inner tensor in `grad` as well; a leaf's is kept anyway.
+
+        Raises: UsageError for a tensor that requires no gradient.
+        """
+        if not self.requires_grad:
+            raise UsageError("a tensor that requires no gradient will never have one to keep", got=self.spec)
+        if self.node is not None and all(r() is not self for r in self.node.retained):
+            self.node.retained.append(ref(self))
+
     # -- leaving tensor land -----------------------------------------------------------------------------------------
+    def own(self) -> NDArray:
+        """The array, to be written to. Raises: TraceError for a symbol."""
+        return self._array("a write")
+
     def _array(self, wanted: str) -> NDArray:
         if isinstance(self.data, Symbol) or (self.carried and active.get() is not None):
             raise TraceError(

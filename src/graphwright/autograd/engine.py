@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from heapq import heappop, heappush
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd.apply import TapeNode
+from graphwright.autograd.errors import (
+    GradShapeRequired,
+    GraphFreed,
+    ModifiedSinceForward,
+    NoTape,
+    NotDifferentiable,
+)
+from graphwright.autograd.hooks import hooked
+from graphwright.autograd.memory import nodes_behind
 from graphwright.autograd.modes import enable_grad, no_grad
 from graphwright.autograd.recorder import active, scoped
+from graphwright.autograd.tape import TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
 
-class GradShapeRequired(UsageError):
-    """Backward from a tensor of several elements needs a gradient to start from."""
-
-
-class GraphFreed(ComputeError):
-    """The saved values of this tape were used by an earlier backward."""
-
-
-class NoTape(UsageError):
-    """The tensor does not depend on anything that requires a gradient."""
-
-
-class NotDifferentiable(UsageError):
-    """A gradient was asked for through an op that has none."""
-
-
-class ModifiedSinceForward(ComputeError):
-    """A value that backward needs was overwritten after the forward pass."""
-
-
-def backward(root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = False) -> None:
+def backward(
+    root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
+) -> None:
     """See `Tensor.backward`."""
-    _run([root], [grad], None, retain_graph, create_graph=False)
+    if inputs is not None and not inputs:
+        raise UsageError("backward(inputs=[]) has nothing to fill", fix="leave `inputs` out for all leaves")
+    _run([root], [grad], inputs, retain_graph, create_graph=False, accumulate=True)
 
 
 @overload
@@ -77,12 +70,15 @@ def grad(
         retain_graph: keep saved values; as `create_graph` by default.
         create_graph: tape the backward itself, for second derivatives.
         allow_unused: give None for an input that no output depends on, instead of raising NoTape.
+    Raises: NoTape, GradShapeRequired, ShapeError, GraphFreed, ModifiedSinceForward, NotDifferentiable, UsageError.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
-    found = _run(roots, seeds, wanted, keep, create_graph)
+    if len(seeds) != len(roots):
+        raise UsageError("one gradient, or None, per output", expected=len(roots), got=len(seeds))
+    found = _run(roots, seeds, wanted, keep, create_graph, accumulate=False)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
             raise NoTape(
@@ -131,24 +127,37 @@ def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
 
 
 class _Pass:
-    """One backward pass: gradients that wait for their node, and what the leaves have received."""
+    """One backward pass: gradients that wait for their node, and what the leaves have received.
 
-    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool) -> None:
+    With `wanted` tensors only the nodes that lead to them are differentiated, and only by what leads there.
+    """
+
+    def __init__(
+        self, roots: Sequence[Tensor], wanted: Sequence[Tensor] | None, *, create_graph: bool, retain: bool, widen: bool
+    ) -> None:
         self.waiting: dict[TapeNode, list[Tensor | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
-        self.create_graph = create_graph
-        self.sums_for_leaves = wanted is None
+        self.inner: list[tuple[Tensor, Tensor]] = []
+        self.create_graph, self.retain, self.widen = create_graph, retain, widen
         self.at: dict[tuple[TapeNode, int], list[int]] = {}
         for i, t in enumerate(wanted or ()):
             if t.node is not None:
                 self.at.setdefault((t.node, t.port), []).append(i)
         self.results: list[Tensor | None] = [None] * len(wanted or ())
+        self.leads: Container[TapeNode | int] | None = None if wanted is None else _leading(roots, wanted)
+
+    def needs(self, node: TapeNode) -> tuple[bool, ...]:
+        """Which operands of a node want a gradient."""
+        leads = self.leads
+        if leads is None:
+            return tuple([edge is not None for edge in node.edges])
+        return tuple([edge is not None and _end(edge) in leads for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
         """Add a gradient to a leaf or to one result of a node."""
         if isinstance(edge, Tensor):
-            if self.sums_for_leaves:
+            if self.widen:
                 grad = grad.to(edge.grad_dtype)
             known = self.leaves.get(id(edge))
             self.leaves[id(edge)] = (edge, grad if known is None else known[1] + grad)
@@ -161,17 +170,47 @@ class _Pass:
         held = slots[port]
         slots[port] = grad if held is None else held + grad
 
-    def step(self) -> TapeNode:
+    def step(self) -> None:
         """Differentiate the youngest waiting node."""
         node = heappop(self.queue)[1]
         grads = self.waiting.pop(node)
+        for port, hooks in node.hooks.items():
+            if (g := grads[port]) is not None:
+                grads[port] = hooked(hooks, g, node.out_specs[port])
+        for tensor in (r() for r in node.retained):
+            if tensor is not None and (g := grads[tensor.port]) is not None:
+                self.inner.append((tensor, g))
         for port, g in enumerate(grads):
             for place in self.at.get((node, port), ()) if g is not None else ():
                 self.results[place] = g
-        for edge, g in zip(node.edges, _vjp(node, grads, self.create_graph), strict=True):
+        needs = self.needs(node)
+        if not any(needs):
+            return
+        found = _vjp(node, grads, needs, self.create_graph)
+        if not self.retain:
+            node.free()
+        for edge, g in zip(node.edges, found, strict=True):
             if g is not None:
                 self.send(edge, g)
-        return node
+
+    def finish(self) -> None:
+        """Call the hooks of the leaves, whose sums are whole now."""
+        for key, (leaf, g) in self.leaves.items():
+            if leaf.hooks:
+                self.leaves[key] = (leaf, hooked(leaf.hooks, g, g.spec))
+
+
+def _end(edge: Any) -> TapeNode | int:
+    return id(edge) if isinstance(edge, Tensor) else edge[0]
+
+
+def _leading(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
+    """Nodes from which a wanted tensor is reached, and the ids of the wanted leaves."""
+    leads: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
+    for node in sorted(nodes_behind(roots), key=lambda n: n.seq):  # what an operation reads is older than it
+        if any(edge is not None and _end(edge) in leads for edge in node.edges):
+            leads.add(node)
+    return leads
 
 
 def _run(
@@ -180,33 +219,35 @@ def _run(
     wanted: Sequence[Tensor] | None,
     retain: bool,
     create_graph: bool,
+    accumulate: bool,
 ) -> list[Tensor | None]:
     with enable_grad() if create_graph else no_grad():
-        state = _Pass(wanted, create_graph)
-        used: list[TapeNode] = []
         started = [(root, _seed(root, seed)) for root, seed in zip(roots, seeds, strict=True)]
+        state = _Pass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
         for root, seed in started:
             state.send(root if root.node is None else (root.node, root.port), seed)
         while state.queue:
-            used.append(state.step())
-        if wanted is None:
-            given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
-            for leaf, g in state.leaves.values():
-                _accumulate(leaf, g, given)
-        else:
-            for i, tensor in enumerate(wanted):
-                if tensor.node is None and id(tensor) in state.leaves:
-                    state.results[i] = state.leaves[id(tensor)][1]
-    if not retain:
-        for node in used:
-            node.ins = node.outs = None
+            state.step()
+        state.finish()
+        for i, tensor in enumerate(wanted or ()):
+            if tensor.node is None and id(tensor) in state.leaves:
+                state.results[i] = state.leaves[id(tensor)][1]
+        given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
+        for tensor, g in state.inner:
+            _accumulate(tensor, g, given)
+        if accumulate:
+            filled = state.leaves.values() if wanted is None else zip(wanted, state.results, strict=True)
+            for tensor, g in filled:
+                if g is not None:
+                    _accumulate(tensor, g, given)
     return state.results
 
 
-def _vjp(node: TapeNode, grads: list[Tensor | None], create_graph: bool) -> list[Tensor | None]:
+def _vjp(
+    node: TapeNode, grads: list[Tensor | None], needs: tuple[bool, ...], create_graph: bool
+) -> list[Tensor | None]:
     """Gradients of a node's operands, checked against what the engine asked for."""
     op = node.op
-    needs = tuple(edge is not None for edge in node.edges)
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     ins, outs = _unpack(node, create_graph)
@@ -240,21 +281,38 @@ def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], li
             where=node.op.name,
             fix="backward(retain_graph=True) the first time",
         )
-    versions = iter(node.versions)
+    for place, (data, version) in enumerate(zip((*node.ins, *node.outs), node.versions, strict=True)):
+        if isinstance(data, NDArray) and data.storage.version != version:
+            _refuse_modified(node, place, data)
     ins: list[Tensor | Spec] = []
     for data, edge, spec in zip(node.ins, node.edges, node.in_specs, strict=True):
-        _unchanged(data, next(versions), node)
         if data is None:
             ins.append(spec)
         elif create_graph and isinstance(edge, Tensor):
             ins.append(edge)
         else:
             ins.append(_on_tape(data, edge if create_graph else None))
-    outs: list[Tensor | Spec] = []
-    for port, (data, spec) in enumerate(zip(node.outs, node.out_specs, strict=True)):
-        _unchanged(data, next(versions), node)
-        outs.append(spec if data is None else _on_tape(data, (node, port) if create_graph else None))
+    outs: list[Tensor | Spec] = [
+        spec if data is None else _on_tape(data, (node, port) if create_graph else None)
+        for port, (data, spec) in enumerate(zip(node.outs, node.out_specs, strict=True))
+    ]
     return ins, outs
+
+
+def _refuse_modified(node: TapeNode, place: int, data: NDArray) -> Never:
+    operands = len(node.edges)
+    edge = node.edges[place] if place < operands else None
+    name = f" ({edge.name})" if isinstance(edge, Tensor) and edge.name else ""
+    value = f"operand {place}{name}" if place < operands else f"result {place - operands}"
+    raise ModifiedSinceForward(
+        f"{value} was overwritten after the forward pass, and backward reads it",
+        op=node.op.name,
+        value=value,
+        line=node.line,
+        where=f"{node.op.name} at {node.line}",
+        got=data.spec,
+        fix="write to a clone(), or after backward()",
+    )
 
 
 def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
@@ -263,16 +321,6 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
         tensor.node, tensor.port = edge
         tensor.requires_grad = True
     return tensor
-
-
-def _unchanged(data: Any, version: int | None, node: TapeNode) -> None:
-    if isinstance(data, NDArray) and data.storage.version != version:
-        raise ModifiedSinceForward(
-            "a value saved for backward was overwritten",
-            where=node.op.name,
-            got=data.spec,
-            fix="write to a clone(), or after backward()",
-        )
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Modes of the running thread: whether a tape is kept, and which dtype autocast asks for; context variables all."""
+"""Modes of the running thread: is a tape kept, do layers train, which dtype does autocast ask for; all contextvars."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
 from functools import partial, wraps
 from inspect import isgeneratorfunction
-from typing import Any
+from typing import Any, overload
 
 from graphwright.array import DType
+from graphwright.errors import UsageError
 
 _grad: ContextVar[bool] = ContextVar("graphwright_grad", default=True)
+_training: ContextVar[bool | None] = ContextVar("graphwright_training", default=None)
 _autocast: ContextVar[DType | None] = ContextVar("graphwright_autocast", default=None)
 
 
@@ -61,14 +63,52 @@ def _stepwise(inner: Generator[Any, Any, Any], enabled: bool) -> Generator[Any, 
             resume = partial(inner.throw, error)
 
 
-def no_grad() -> _GradMode:
-    """Inside, operations keep no tape."""
-    return _GradMode(False)
+@overload
+def no_grad(func: None = None) -> _GradMode: ...
+@overload
+def no_grad(func: Callable[..., Any]) -> Callable[..., Any]: ...
+def no_grad(func: Callable[..., Any] | None = None) -> Any:
+    """Inside, operations keep no tape; a context manager, and a decorator with or without parentheses."""
+    return _GradMode(False) if func is None else _GradMode(False)(func)
 
 
-def enable_grad() -> _GradMode:
-    """Inside, operations keep a tape again."""
-    return _GradMode(True)
+@overload
+def enable_grad(func: None = None) -> _GradMode: ...
+@overload
+def enable_grad(func: Callable[..., Any]) -> Callable[..., Any]: ...
+def enable_grad(func: Callable[..., Any] | None = None) -> Any:
+    """Inside, operations keep a tape again; used as `no_grad`."""
+    return _GradMode(True) if func is None else _GradMode(True)(func)
+
+
+def set_grad_enabled(enabled: bool) -> _GradMode:
+    """`enable_grad()` or `no_grad()` by a value; a context manager and a decorator."""
+    return _GradMode(bool(enabled))
+
+
+@contextmanager
+def mode(name: str) -> Iterator[None]:
+    """What a run is for; overrides the flags of all modules inside, and is restored by an exception too.
+
+    Args:
+        name: `train`: layers train, the tape is kept; `eval`: layers in eval, no tape; `eval_grad`: layers in eval, the
+            tape is kept, as a saliency map needs it.
+    Raises: UsageError for another name.
+    """
+    if name not in ("train", "eval", "eval_grad"):
+        raise UsageError("unknown mode", expected="train, eval or eval_grad", got=repr(name))
+    token = _training.set(name == "train")
+    try:
+        with _GradMode(name != "eval"):
+            yield
+    finally:
+        _training.reset(token)
+
+
+def training(own: bool | None = None) -> bool | None:
+    """Whether a layer trains: as the mode says, or outside one the layer's own flag. It says nothing of the tape."""
+    given = _training.get()
+    return own if given is None else given
 
 
 def grad_enabled() -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
@@ -21,13 +22,18 @@ class TraceError(UsageError):
     """Traced code asked for a number that only a run can know."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class TraceMutation(TraceError):
+    """Traced code would write over memory, and something else shows it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Symbol:
-    """A value that a recorder will give a run: its spec, and the recorder's own handle."""
+    """A value that a recorder will give a run: its spec, the recorder's own handle, and the views it is one of."""
 
     spec: Spec
     handle: Any
     recorder: Recorder
+    family: list[ref[Symbol]] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,6 +44,20 @@ class Symbol:
     def dtype(self) -> Any:
         """DType."""
         return self.spec.dtype
+
+    def alias(self) -> Symbol:
+        """The same value for another tensor."""
+        other = Symbol(self.spec, self.handle, self.recorder)
+        share(other, self)
+        return other
+
+
+def share(view: Symbol, base: Symbol) -> None:
+    """Note that two symbols show the same memory."""
+    if not base.family:
+        base.family.append(ref(base))
+    object.__setattr__(view, "family", base.family)
+    base.family.append(ref(view))
 
 
 class Recorder(Protocol):
@@ -53,6 +73,10 @@ class Recorder(Protocol):
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Take down that a variable holds `value` from here on, and after the step."""
+        ...
+
+    def rely(self, fact: Callable[[], object]) -> None:
+        """Take down that what is recorded holds while `fact()` gives what it gives now."""
         ...
 
     def path(self, symbol: Symbol) -> str:

@@ -1,91 +1,54 @@
-"""Tensor: operators and methods, each one call of an op.
+"""Tensor: gradients, shapes and conversions.
 
-What a tensor holds is in `base.py`, what its index means in `indexing.py`.
+What a tensor holds is in `base.py`, its arithmetic in `operators.py`, how entries move in `rearrange.py`, what its
+index means in `indexing.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphwright.array import NDArray, dtype, float32
-from graphwright.array.layout import Shape
-from graphwright.autograd.base import TensorBase
-from graphwright.autograd.indexing import indexed
+from graphwright.autograd.apply import scalar
+from graphwright.autograd.indexing import assign, indexed
+from graphwright.autograd.rearrange import Rearranging
+from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import call
-from graphwright.ops.rules import axes_of
 
 
-class Tensor(TensorBase):
-    """An n-dimensional value that operations and gradients flow through; what it holds is `TensorBase`."""
+class Tensor(Rearranging):
+    """An n-dimensional value that operations and gradients flow through.
+
+    What it holds is `TensorBase`, what it computes `Operators`, where entries go `Rearranging`.
+    """
 
     __slots__ = ()
-    __hash__ = TensorBase.__hash__
+    __hash__ = Rearranging.__hash__
 
     # -- gradient ----------------------------------------------------------------------------------------------------
-    def backward(self, grad: Tensor | None = None, *, retain_graph: bool = False) -> None:
+    def backward(
+        self, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
+    ) -> None:
         """Add d self / d leaf to `grad` of every leaf that requires it.
 
         Args:
             grad: gradient of what follows, of this tensor's spec; needed unless it has one element.
             retain_graph: keep saved values for another backward.
+            inputs: fill `grad` of these tensors only, leaves or inner ones.
         Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward.
         """
         from graphwright.autograd.engine import backward
 
-        backward(self, grad, retain_graph=retain_graph)
+        backward(self, grad, retain_graph=retain_graph, inputs=inputs)
 
     def detach(self) -> Tensor:
         """The same memory without the tape."""
-        return Tensor(self.data)
+        return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
-    # -- operations --------------------------------------------------------------------------------------------------
-    def __add__(self, other: Any) -> Tensor:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return call("div", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return call("matmul", self, other)
-
-    def __neg__(self) -> Tensor:
-        return call("neg", self)
-
-    def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
-        return call("eq", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return call("lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return call("le", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return call("lt", other, self)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return call("le", other, self)
-
+    # -- shape and dtype ---------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Tensor]:
         """Along the first axis; traced tensors too, since their sizes are known."""
         return (self[i] for i in range(len(self)))
@@ -94,21 +57,9 @@ class Tensor(TensorBase):
         """A part of it; see `autograd.indexing`."""
         return indexed(self, index)
 
-    def sum(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Σ over axes (all by default)."""
-        return call("sum", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def mean(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Mean over axes (all by default)."""
-        return call("mean", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def amax(self, axis: int | Shape | None = None, keepdims: bool = False) -> Tensor:
-        """Largest entry over axes (all by default)."""
-        return call("amax", self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
-    def argmax(self, axis: int = -1) -> Tensor:
-        """Index of the largest entry, int64."""
-        return call("argmax", self, axis=axis)
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a value, broadcast and cast, at an index; see `autograd.indexing`."""
+        assign(self, index, value)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements under another shape; one size may be -1."""
@@ -163,32 +114,31 @@ class Tensor(TensorBase):
         """As float32."""
         return self.to(float32)
 
-    def exp(self) -> Tensor:
-        """eˣ."""
-        return call("exp", self)
+    # -- writing over it: see `autograd.inplace` ---------------------------------------------------------------------
+    def add_(self, other: Any) -> Tensor:
+        """Add to it, in its memory."""
+        return call("add", self, other, out=self)
 
-    def log(self) -> Tensor:
-        """Ln x."""
-        return call("log", self)
+    def sub_(self, other: Any) -> Tensor:
+        """Subtract from it, in its memory."""
+        return call("sub", self, other, out=self)
 
-    def sqrt(self) -> Tensor:
-        """√x."""
-        return call("sqrt", self)
+    def mul_(self, other: Any) -> Tensor:
+        """Multiply it, in its memory."""
+        return call("mul", self, other, out=self)
 
-    def tanh(self) -> Tensor:
-        """Tanh x."""
-        return call("tanh", self)
+    def div_(self, other: Any) -> Tensor:
+        """Divide it, in its memory."""
+        return call("div", self, other, out=self)
 
-    def sigmoid(self) -> Tensor:
-        """1 / (1 + e⁻ˣ)."""
-        return call("sigmoid", self)
+    def copy_(self, other: Tensor) -> Tensor:
+        """Take the values of a tensor that broadcasts to its shape, cast to its dtype."""
+        return call("copy", other.to(self.dtype).expand(*self.shape), out=self)
 
-    def relu(self) -> Tensor:
-        """max(x, 0)."""
-        return call("relu", self)
+    def fill_(self, value: builtins.float) -> Tensor:
+        """One value everywhere; the gradient of what it held ends here."""
+        return self.copy_(scalar(repr(value), self.dtype))
 
-    def softmax(self, axis: int = -1) -> Tensor:
-        """Softmax over the last axis."""
-        if axis not in (-1, self.ndim - 1):
-            return call("softmax", self.transpose(axis, -1)).transpose(axis, -1)
-        return call("softmax", self)
+    def zero_(self) -> Tensor:
+        """Zeros everywhere."""
+        return self.fill_(0)

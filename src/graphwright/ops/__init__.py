@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from graphwright.ops import attention, elementwise, index, linear, loss, norm, reduce, shape, update
+from graphwright.ops import (
+    activation,
+    arithmetic,
+    arrange,
+    attention,
+    compare,
+    conv,
+    functions,
+    gather,
+    grouped,
+    identity,
+    index,
+    linear,
+    loss,
+    norm,
+    optimize,
+    pool,
+    reduce,
+    shape,
+    softmax,
+    sort,
+    update,
+)
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
@@ -14,18 +36,30 @@ __all__ = [
     "Saves",
     "Traits",
     "UnknownOp",
+    "activation",
+    "arithmetic",
+    "arrange",
     "attention",
     "call",
+    "compare",
     "compute",
-    "elementwise",
+    "conv",
+    "functions",
+    "gather",
     "get",
+    "grouped",
+    "identity",
     "index",
     "linear",
     "loss",
     "norm",
     "op",
+    "optimize",
+    "pool",
     "reduce",
     "shape",
+    "softmax",
+    "sort",
     "update",
     "writable_over",
 ]

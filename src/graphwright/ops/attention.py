@@ -31,6 +31,12 @@ class RopeTable:
         return table, table
 
     @staticmethod
+    def expand(ins, attrs):
+        positions, frequencies = ins
+        angle = call("unsqueeze", call("cast", positions, dtype=frequencies.dtype), axes=(-1,)) * frequencies
+        return tuple(call(name, angle) * attrs["scale"] for name in ("cos", "sin"))
+
+    @staticmethod
     def sample(rng):
         return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
 
@@ -108,6 +114,14 @@ class Rope:
         return call("rope", g, ins[1], -ins[2]), None, None
 
     @staticmethod
+    def expand(ins, attrs):
+        x, half = ins[0], ins[1].shape[-1]
+        cos, sin = (call("unsqueeze", t, axes=(1,)) for t in ins[1:])
+        a, b = (call("slice", x, axis=-1, start=start, size=half) for start in (0, half))
+        rest = call("slice", x, axis=-1, start=2 * half, size=x.shape[-1] - 2 * half)
+        return call("concat", a * cos - b * sin, b * cos + a * sin, rest, axis=-1)
+
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
 
@@ -168,6 +182,19 @@ class Sdpa:
         return (*grads, *(None for _ in ins[3:]))
 
     @staticmethod
+    def expand(ins, attrs):
+        q, k, v = ins[:3]
+        groups, low = k.shape[1], q.dtype
+        q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
+        k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
+        scores = call("matmul", q, call("permute", k, axes=(0, 1, 2, 4, 3))) * attrs["scale"]
+        scores = call("cast", scores, dtype=float32) if low.is_low else scores
+        mask = _visible(ins, attrs)
+        weights = call("softmax", scores, *(() if mask is None else (mask,)))
+        weights = call("cast", weights, dtype=low) if low.is_low else weights
+        return call("flatten", call("matmul", weights, v), start=1, end=2)
+
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
@@ -175,6 +202,23 @@ class Sdpa:
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+
+
+def _visible(ins, attrs):
+    """Which keys a query reads: bool, to broadcast over [B, G, H / G, Tq, Tk]; None for all."""
+    q, k = ins[:2]
+    extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), None
+    if attrs["causal"]:
+        start = extra.get("q_start", call("size", k, axis=2) - call("size", q, axis=2))
+        query = call("unsqueeze", call("iota", q, axis=2) + start, axes=(1,))
+        key = call("iota", k, axis=2)
+        mask = call("le", key, query)
+        if attrs["window"] is not None:
+            mask = call("logical_and", mask, call("lt", query - attrs["window"], key))
+    if "key_mask" in extra:
+        seen = call("unsqueeze", extra["key_mask"], axes=(1, 2, 3))
+        mask = seen if mask is None else call("logical_and", mask, seen)
+    return mask
 
 
 @op("sdpa_backward")

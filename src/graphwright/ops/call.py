@@ -12,18 +12,26 @@ from graphwright.array.backend import backend
 from graphwright.array.device import CPU
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
-from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, ShapeError
+from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, NonFinite, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
-def call(name: str, *operands: Any, **attrs: Any) -> Any:
-    """Run an op on operands of any kind; one result, or a tuple of results."""
+def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
+    """Run an op on operands of any kind; one result, or a tuple of results.
+
+    Args:
+        out: what the result is written into, of its exact spec and of the kind of the operands; one per result. It may
+            lie on an operand only as the row's `inplace` trait allows. It is what is returned.
+    Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
+    """
     row = get(name)
-    for operand in operands:
+    outs = None if out is None else out if isinstance(out, tuple) else (out,)
+    for operand in operands if outs is None else (*operands, *outs):
         handler = getattr(type(operand), "__gw_op__", None)
         if handler is not None:
-            return handler(row, operands, row.complete(attrs))
-    results = compute(row, operands, row.complete(attrs))
+            full = row.complete(attrs)
+            return handler(row, operands, full) if outs is None else handler(row, operands, full, outs)
+    results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
 
 
@@ -54,8 +62,8 @@ def compute(
                 "out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec
             )
         return (target.copy_from(source.view(layout)),)
-    ins = list(ins)
-    for place in row.traits.contiguous:
+    ins = [a if min(a.strides, default=0) >= 0 else a.copy() for a in ins]
+    for place in row.row_major(len(ins)):
         ins[place] = contiguous(ins[place])
     if outs is None:
         outs = [empty(s.sizes, s.dtype, device) for s in specs]
@@ -82,13 +90,15 @@ def compute(
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
-    """True if no output shares memory with an operand, save exactly and where the row's `inplace` trait allows it."""
+    """True if no output shares memory with an operand, save exactly and where the row lets it take that memory."""
+    readers: dict[int, list[int]] = {}
+    for i, operand in enumerate(ins):
+        readers.setdefault(id(operand.storage), []).append(i)
     for o, out in enumerate(outs):
-        for i, operand in enumerate(ins):
-            if operand.storage is not out.storage:
-                continue
+        for i in readers.get(id(out.storage), ()):
+            operand = ins[i]
             exact = operand.layout == out.layout and operand.dtype is out.dtype
-            if exact and (o, i) in row.traits.inplace:
+            if exact and row.overwrites(o, i, len(ins), len(outs)):
                 continue
             (a, b), (c, d) = span(operand.layout), span(out.layout)
             size, other = operand.dtype.itemsize, out.dtype.itemsize
@@ -99,9 +109,11 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
     """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    place = op if where is None else f"{where} ({op})"
+    if isinstance(error, NonFinite):
+        return NonFinite(error.what, where=place, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     kind = IndexOutOfRange if bounds else ComputeError
-    place = op if where is None else f"{where} ({op})"
     return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 

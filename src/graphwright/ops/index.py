@@ -1,11 +1,19 @@
-"""Rows by index."""
+"""Rows by index, and entries by one index array per axis, as numpy's advanced indexing has them."""
 
 from __future__ import annotations
 
-from graphwright.array.spec import Spec
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import axis_of, one_dtype
 
 
 def _ids(ids: Spec) -> None:
@@ -29,6 +37,10 @@ class Embedding:
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("embedding_backward", g, ins[1], rows=ins[0].shape[0]) if needs[0] else None), None
+
+    @staticmethod
+    def expand(ins, attrs):
+        return call("index", *ins, axis=0)
 
     @staticmethod
     def cost(ins, outs, attrs):
@@ -57,3 +69,201 @@ class EmbeddingBackward:
     @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 4, 3)), rng.integers(0, 5, (2, 4))], {"rows": 5}
+
+
+AXES = 8
+"""Most index arrays of one op."""
+
+
+class _Picked:
+    """What index arrays for consecutive axes pick: where the axes are, and the shape of what is read."""
+
+    def __init__(self, shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> None:
+        self.start = axis_of(axis, len(shape))
+        self.end = self.start + len(ids)
+        if self.end > len(shape) or any(isinstance(n, str) for n in shape[self.start : self.end]):
+            raise ShapeError("an index array for each axis of known size", where=f"from axis {axis}", got=tuple(shape))
+        if any(i.dtype is not int64 for i in ids):
+            raise DTypeError("an index is int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
+        self.places = broadcast_shapes(*(i.shape for i in ids))
+        self.shape = (*shape[: self.start], *self.places, *shape[self.end :])
+
+
+def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], list[np.ndarray], dict[str, Any]]:
+    """A shape, one or two index arrays for it (negative places too), and the axis they begin at."""
+    shape, count = (2, 3, 4), int(rng.integers(1, 3))
+    axis = int(rng.integers(0, 4 - count))
+    sizes = shape[axis : axis + count]
+    if distinct:
+        ids = list(np.unravel_index(rng.permutation(prod(sizes))[:2], sizes))
+    else:
+        ids = [rng.integers(-n, n, (3, 1) if k else (2,)) for k, n in enumerate(sizes)]
+    return shape, ids, {"axis": axis - 3 if rng.random() < 0.5 else axis}
+
+
+@op("index")
+class Index:
+    """Entries by index arrays, one per axis from `axis` on, broadcast together: x [.., n, m, ..] -> [.., *places, ..].
+
+    Places count from the end if negative; one outside its axis raises.
+    """
+
+    arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(contiguous=(0,))
+    saves = Saves(inputs=tuple(range(1, 1 + AXES)))
+
+    @staticmethod
+    def infer(x, *ids, axis):
+        return Spec(_Picked(x.shape, ids, axis).shape, x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, *ids = ins
+        dx = call("index_sum", g, *ids, **attrs, shape=x.shape) if needs[0] else None
+        return (dx, *(None for _ in ids))
+
+    @staticmethod
+    def sample(rng):
+        shape, ids, attrs = _sample_ids(rng)
+        return [rng.normal(size=shape), *ids], attrs
+
+
+@op("index_sum")
+class IndexSum:
+    """Zeros of `shape` with each entry of g added at its place, in order: the transpose of `index`."""
+
+    arity, attrs, saves, traits = Index.arity, {"axis": 0, "shape": ...}, Index.saves, Index.traits
+
+    @staticmethod
+    def infer(g, *ids, axis, shape):
+        picked = _Picked(shape, ids, axis)
+        if g.shape != picked.shape:
+            raise ShapeError("an entry for each place", expected=picked.shape, got=g)
+        return Spec(tuple(shape), g.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        ids = ins[1:]
+        return (call("index", g, *ids, axis=attrs["axis"]) if needs[0] else None, *(None for _ in ids))
+
+    @staticmethod
+    def sample(rng):
+        shape, ids, attrs = _sample_ids(rng)
+        picked = _Picked(shape, [Spec(i.shape, int64) for i in ids], attrs["axis"])
+        return [rng.normal(size=picked.shape), *ids], {**attrs, "shape": shape}
+
+
+def _updated(x: Spec, values: Spec, *ids: Spec, axis: int) -> Spec:
+    one_dtype(x, values)
+    picked = _Picked(x.shape, ids, axis)
+    if broadcast_shapes(picked.shape, values.shape) != picked.shape:
+        raise ShapeError("values broadcast to the places", expected=picked.shape, got=values)
+    return x
+
+
+_UPDATE = Traits(contiguous=(0, 1), inplace=((0, 0),), fixed=tuple(range(2, 2 + AXES)), amp="promote")
+_UPDATE_ARITY = (3, 2 + AXES)
+_UPDATE_SAVES = Saves(inputs=tuple(range(2, 2 + AXES)))
+
+
+@op("index_put")
+class IndexPut:
+    """x with values written at the places of index arrays: operands x, values, then one array per axis from `axis` on.
+
+    Values broadcast to the places. Of values for one place the last stays; each of them gets the place's gradient, as
+    in torch.
+    """
+
+    arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        ids = ins[2:]
+        dx = call("index_fill", g, *ids, **attrs, value=0.0) if needs[0] else None
+        return (dx, call("index", g, *ids, **attrs) if needs[1] else None, *(None for _ in ids))
+
+    @staticmethod
+    def sample(rng):
+        shape, ids, attrs = _sample_ids(rng, distinct=True)
+        picked = _Picked(shape, [Spec(i.shape, int64) for i in ids], attrs["axis"]).shape
+        return [rng.normal(size=shape), rng.normal(size=picked[int(rng.integers(0, 2)) :]), *ids], attrs
+
+
+@op("index_add")
+class IndexAdd:
+    """x with values added at the places of index arrays, in order: operands as of `index_put`; repeats add up."""
+
+    arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        ids = ins[2:]
+        dv = call("index", g, *ids, **attrs) if needs[1] else None
+        return (g if needs[0] else None, dv, *(None for _ in ids))
+
+    @staticmethod
+    def sample(rng):
+        shape, ids, attrs = _sample_ids(rng)
+        picked = _Picked(shape, [Spec(i.shape, int64) for i in ids], attrs["axis"]).shape
+        return [rng.normal(size=shape), rng.normal(size=picked[int(rng.integers(0, 2)) :]), *ids], attrs
+
+
+@op("index_fill")
+class IndexFill:
+    """x with one value at the places of index arrays, one per axis from `axis` on."""
+
+    arity, attrs, saves = Index.arity, {"axis": 0, "value": ...}, Index.saves
+    traits = Traits(contiguous=(0,), inplace=((0, 0),))
+
+    @staticmethod
+    def infer(x, *ids, axis, value):
+        _Picked(x.shape, ids, axis)
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        ids = ins[1:]
+        dx = call("index_fill", g, *ids, axis=attrs["axis"], value=0.0) if needs[0] else None
+        return (dx, *(None for _ in ids))
+
+    @staticmethod
+    def sample(rng):
+        shape, ids, attrs = _sample_ids(rng)
+        return [rng.normal(size=shape), *ids], {**attrs, "value": -1.5}
+
+
+@op("one_hot")
+class OneHot:
+    """1 at the place of each id along a new last axis of `classes`, else 0; int64. An id outside raises."""
+
+    arity, attrs, traits = 1, {"classes": ...}, Traits(contiguous=(0,))
+    vjp, why = None, {"vjp": "ids are integers"}
+
+    @staticmethod
+    def infer(ids, classes):
+        _ids(ids)
+        if classes < 0:
+            raise ShapeError("a number of classes", expected="at least 0", got=classes)
+        return Spec((*ids.shape, classes), int64)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.integers(0, 4, (2, 3))], {"classes": 4}
+
+
+@op("bincount")
+class Bincount:
+    """How often each of 0 .. length - 1 is among the ids; int64. An id outside raises."""
+
+    arity, attrs, traits = 1, {"length": ...}, Traits(contiguous=(0,))
+    vjp, why = None, {"vjp": "ids are integers"}
+
+    @staticmethod
+    def infer(ids, length):
+        _ids(ids)
+        if length < 0:
+            raise ShapeError("a number of counts", expected="at least 0", got=length)
+        return Spec((length,), int64)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.integers(0, 4, (2, 5))], {"length": 6}

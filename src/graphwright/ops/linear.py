@@ -111,6 +111,11 @@ class Linear:
         return dx, dw, db
 
     @staticmethod
+    def expand(ins, attrs):
+        y = call("matmul", ins[0], _swap(ins[1]))
+        return y + ins[2] if len(ins) > 2 else y
+
+    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
 

@@ -1,29 +1,35 @@
-"""Losses on raw scores."""
+"""Losses, per row or per entry: reductions to one number are made of other ops (`nn.functional`)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
 
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import floating
+from graphwright.ops.rules import BINARY, broadcast, floating
 
 
 @op("cross_entropy")
 class CrossEntropy:
-    """-log softmax(scores)[target] per row, and log Σ exp per row; scores [..., K], targets int64 [...].
+    """-Σ_k q_k ln softmax(scores)_k per row, and ln Σ exp per row; scores [..., K], targets int64 [...].
 
-    Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or wider. The gradient is
-    g·(softmax(scores) - one_hot(target)); probabilities are not kept, only log Σ exp.
+    q_k = (1 - s)·w_k·[k = target] + (s/K)·w_k, with s the `smoothing` and w the class weights [K], a third operand, 1
+    without it. Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or
+    wider. The gradient is g·(softmax(scores)·Σq - q); probabilities are not kept, only ln Σ exp.
     """
 
-    arity, attrs = 2, {"ignore_index": -100}
-    saves = Saves(inputs=(0, 1), outputs=(1,))
-    traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1,))
+    arity, attrs = (2, 3), {"ignore_index": -100, "smoothing": 0.0}
+    saves = Saves(inputs=(0, 1, 2), outputs=(1,))
+    traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1, 2))
 
     @staticmethod
-    def infer(scores, targets, ignore_index):
+    def infer(scores, targets, *weight, ignore_index, smoothing):
         floating(scores)
         if targets.dtype.name != "int64":
             raise DTypeError("targets must be class ids", expected="int64", got=targets)
@@ -31,66 +37,199 @@ class CrossEntropy:
             raise ShapeError("scores need at least one class on their last axis", got=scores)
         if targets.shape != scores.shape[:-1]:
             raise ShapeError("one target per row of scores", expected=scores.shape[:-1], got=targets)
+        if weight and (weight[0].shape != scores.shape[-1:] or not weight[0].dtype.is_float):
+            raise ShapeError("one floating weight per class", expected=scores.shape[-1:], got=weight[0])
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
         return row, row
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         loss_grad, lse_grad = g
-        grad = None
-        if loss_grad is not None:
-            grad = call("cross_entropy_backward", ins[0], ins[1], outs[1], loss_grad, **attrs)
-        if lse_grad is not None:
-            soft = call("softmax", ins[0]) * call("reshape", lse_grad, shape=(*lse_grad.shape, 1))
-            soft = call("cast", soft, dtype=ins[0].dtype) if ins[0].dtype.is_low else soft
-            grad = soft if grad is None else grad + soft
-        return grad, None
+        scores, targets, *weight = ins
+        kind = outs[1].dtype
+        grads: list = [None] * len(ins)
+        if loss_grad is not None and needs[0]:
+            grads[0] = call("cross_entropy_backward", scores, targets, outs[1], loss_grad, *weight, **attrs)
+        if lse_grad is not None and needs[0]:
+            soft = _as(call("softmax", scores) * _column(lse_grad), scores.dtype)
+            grads[0] = soft if grads[0] is None else grads[0] + soft
+        if weight and needs[2] and loss_grad is None:
+            grads[2] = call("full_like", weight[0], value=0.0)
+        elif weight and needs[2]:
+            t = _Targets(targets, attrs)
+            share = _column(t.kept(loss_grad)) * (_column(outs[1]) - _as(scores, kind))
+            whole = call("sum", _rows(share), axes=(0,))
+            grads[2] = _as(t.spread(t.pick(share), weight[0]) + t.smooth(whole, scores.shape[-1]), weight[0].dtype)
+        return tuple(grads)
 
     @staticmethod
     def cost(ins, outs, attrs):
-        return Cost(6 * ins[0].size, ins[0].nbytes + ins[1].nbytes, outs[0].nbytes)
+        return Cost(6 * ins[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    @staticmethod
+    def expand(ins, attrs):
+        scores, targets, *weight = ins
+        scores = _as(scores, float32) if scores.dtype.is_low else scores
+        t, lse = _Targets(targets, attrs), call("logsumexp", scores, axes=(-1,))
+        distance = _column(lse) - scores
+        if weight:
+            distance = distance * _as(weight[0], scores.dtype)
+        hit = t.pick(distance)
+        loss = hit * (1.0 - t.smoothing) + t.smooth(call("sum", distance, axes=(-1,)), scores.shape[-1])
+        return call("where", t.ignored, call("full_like", loss, value=0.0), loss), lse
 
     @staticmethod
     def sample(rng):
         targets = rng.integers(0, 5, (2, 3))
         targets[1, 0] = -100
-        return [rng.normal(size=(2, 3, 5)) * 3, targets], {}
+        weight = rng.uniform(0.5, 2, 5)
+        smoothing = 0.3 if rng.random() < 0.5 else 0.0
+        return [rng.normal(size=(2, 3, 5)) * 3, targets, weight][: rng.integers(2, 4)], {"smoothing": smoothing}
 
 
 @op("cross_entropy_backward")
 class CrossEntropyBackward:
-    """g·(softmax(scores) - one_hot(target)) from scores, targets, log Σ exp and the gradient per row."""
+    """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and the weights if there are."""
 
-    arity, attrs = 4, {"ignore_index": -100}
-    saves = Saves(inputs=(0, 1, 2, 3))
+    arity, attrs = (4, 5), {"ignore_index": -100, "smoothing": 0.0}
+    saves = Saves(inputs=(0, 1, 2, 3, 4))
     traits = Traits(contiguous=(0, 1, 2, 3))
 
     @staticmethod
-    def infer(scores, targets, lse, g, ignore_index):
+    def infer(scores, targets, lse, g, *weight, ignore_index, smoothing):
         return scores
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        # out = grad·kept·(p - onehot) with p = exp(scores - lse): lse is an operand of its own here
-        scores, targets, lse, grad = ins
-        low, wide = scores.dtype, lse.dtype
-        if low.is_low:
-            scores, g = call("cast", scores, dtype=wide), call("cast", g, dtype=wide)
-        kept = 1.0 - call("cast", call("eq", targets, attrs["ignore_index"]), dtype=wide)
-        column = call("reshape", grad * kept, shape=(*grad.shape, 1))
-        moved = column * call("exp", scores - call("reshape", lse, shape=(*lse.shape, 1))) * g
-        d_scores = (call("cast", moved, dtype=low) if low.is_low else moved) if needs[0] else None
-        d_lse = -call("sum", moved, axes=(-1,), keepdims=False) if needs[2] else None
-        d_grad = None
+        # out = grad·kept·(p·Σq - q) with p = exp(scores - lse): lse is an operand of its own here
+        scores, targets, lse, grad, *weight = ins
+        t, kind = _Targets(targets, attrs), lse.dtype
+        g = _as(g, kind)
+        p, row = call("exp", _as(scores, kind) - _column(lse)), t.kept(grad)
+        total = row
+        if weight:
+            w = _as(weight[0], kind)
+            own = call("reshape", call("embedding", call("reshape", w, shape=(*w.shape, 1)), t.place), shape=row.shape)
+            total = row * (own * (1.0 - t.smoothing) + call("mean", w, axes=(0,)) * t.smoothing)
+        moved = _column(total) * p * g
+        grads: list = [None] * len(ins)
+        if needs[0]:
+            grads[0] = _as(moved, scores.dtype)
+        if needs[2]:
+            grads[2] = -call("sum", moved, axes=(-1,))
         if needs[3]:
-            unit = call("cross_entropy_backward", scores, targets, lse, call("full_like", grad, value=1.0), **attrs)
-            d_grad = call("sum", unit * g, axes=(-1,), keepdims=False)
-        return d_scores, None, d_lse, d_grad
+            ones = call("full_like", grad, value=1.0)
+            unit = call("cross_entropy_backward", _as(scores, kind), targets, lse, ones, *weight, **attrs)
+            grads[3] = call("sum", unit * g, axes=(-1,))
+        if weight and needs[4]:
+            pull = call("sum", p * g, axes=(-1,))
+            share = row * (pull - t.pick(g))
+            whole = call("sum", row * pull, axes=None) - call("sum", _rows(_column(row) * g), axes=(0,))
+            grads[4] = _as(t.spread(share, weight[0]) + t.smooth(whole, weight[0].shape[0]), weight[0].dtype)
+        return tuple(grads)
 
     @staticmethod
     def sample(rng):
-        import numpy as np
+        (scores, targets, *weight), attrs = CrossEntropy.sample(rng)
+        return [scores, targets, np.log(np.exp(scores).sum(-1)), rng.normal(size=(2, 3)), *weight], attrs
 
-        scores, targets = rng.normal(size=(2, 3, 5)), rng.integers(0, 5, (2, 3))
-        targets[0, 1] = -100
-        return [scores, targets, np.log(np.exp(scores).sum(-1)), rng.normal(size=(2, 3))], {}
+
+class _Targets:
+    """Class ids [...]: which are ignored, and what belongs to the class of each row."""
+
+    def __init__(self, targets, attrs):
+        self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
+        self.place = call("where", self.ignored, call("full_like", targets, value=0), targets)
+
+    def kept(self, row):
+        """Values per row, 0 for ignored ones."""
+        return call("where", self.ignored, call("full_like", row, value=0.0), row)
+
+    def pick(self, x):
+        """x[..., target]."""
+        return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
+
+    def spread(self, row, weight):
+        """(1 - s)·Σ of the rows of each class: [K]."""
+        flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
+        return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
+
+    def smooth(self, x, classes):
+        """s/K·x."""
+        return x * (self.smoothing / classes)
+
+
+def _as(x, kind):
+    return x if x.dtype is kind else call("cast", x, dtype=kind)
+
+
+def _column(row):
+    return call("reshape", row, shape=(*row.shape, 1))
+
+
+def _rows(x):
+    """[..., K] as [N, K]."""
+    return call("reshape", x, shape=(prod(x.shape[:-1]), x.shape[-1]))
+
+
+class _Binary:
+    """Per entry, of predictions and targets y in [0, 1] that broadcast."""
+
+    arity, saves, traits = 2, Saves(inputs=(0, 1)), replace(BINARY, inplace=(), amp="f32")
+
+    @staticmethod
+    def infer(x, y):
+        return floating(broadcast(x, y))
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(6 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+
+
+@op("bce")
+class BinaryCrossEntropy(_Binary):
+    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms stop at -100, as in torch.
+
+    Gradients g·(p - y)/max(p(1 - p), 10⁻¹²) and g·(ln(1 - p) - ln p).
+    """
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        p, y = ins
+        dp = g * (p - y) / call("clamp", p * (1.0 - p), low=1e-12) if needs[0] else None
+        return dp, g * (_log(1.0 - p) - _log(p)) if needs[1] else None
+
+    @staticmethod
+    def expand(ins, attrs):
+        p, y = ins
+        return -(y * _log(p) + (1.0 - y) * _log(1.0 - p))
+
+    @staticmethod
+    def sample(rng):
+        return [rng.uniform(0.05, 0.95, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {}
+
+
+def _log(p):
+    """Ln p, not below -100, where its gradient is 0 and not 0 · inf."""
+    tiny = call("le", p, 0.0)
+    far = call("full_like", p, value=-100.0)
+    return call("where", tiny, far, call("clamp", call("log", call("where", tiny, 1.0, p)), low=-100.0))
+
+
+@op("bce_with_logits")
+class BinaryCrossEntropyWithLogits(_Binary):
+    """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, y = ins
+        return g * (call("sigmoid", x) - y) if needs[0] else None, -(g * x) if needs[1] else None
+
+    @staticmethod
+    def expand(ins, attrs):
+        x, y = ins
+        return call("relu", x) - x * y + call("log1p", call("exp", -call("abs", x)))
+
+    @staticmethod
+    def sample(rng):
+        return [rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {}

@@ -1,24 +1,88 @@
-"""Normalisations and softmax."""
+"""Normalisations over an axis set: statistics in float32 or wider, biased variance.
+
+With r = 1/√(var + eps), x̂ = (x - mean)·r and u = g·w: dx = r(u - mean(u) - x̂·mean(u·x̂)), dw = Σ g·x̂, db = Σ g.
+"""
 
 from __future__ import annotations
 
-from graphwright.errors import ShapeError
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.dtype import float32
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import floating, one_dtype
+
+
+def _wide(*values: Any) -> list[Any]:
+    """Tensors of 16 bits in float32; what a row does not save is a spec and stays one."""
+    return [v if isinstance(v, Spec) or not v.dtype.is_low else call("cast", v, dtype=float32) for v in values]
+
+
+def _narrow(grads, ins):
+    """Gradients in the dtypes of the operands."""
+    return tuple(
+        g if g is None or g.dtype is x.dtype else call("cast", g, dtype=x.dtype)
+        for g, x in zip(grads, ins, strict=True)
+    )
+
+
+def _sum(x, axes):
+    return call("sum", x, axes=axes)
+
+
+def _mean(x, axes):
+    return call("mean", x, axes=axes, keepdims=True)
+
+
+def _standard(x, axes, eps):
+    """x̂ and r."""
+    apart = x - _mean(x, axes)
+    r = call("rsqrt", _mean(apart * apart, axes) + eps)
+    return apart * r, r
+
+
+def _through(u, unit, r, axes):
+    """dx, of the gradient u of x̂."""
+    return r * (u - _mean(u, axes) - unit * _mean(u * unit, axes))
+
+
+def _affine(unit, scale):
+    """x̂·w + b for those of w and b that there are."""
+    y = unit * scale[0] if scale else unit
+    return y + scale[1] if len(scale) > 1 else y
+
+
+def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
+    one_dtype(x, *scale)
+    for spec in scale:
+        if spec.shape != shape:
+            raise ShapeError("weight and bias have the shape that is normalised", expected=shape, got=spec)
+    return floating(x)
+
+
+def _cost(ins, outs, attrs):
+    return Cost(8 * outs[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
 @op("rms_norm")
 class RmsNorm:
     """x / √(mean(x², -1) + eps) · w; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
 
-    With r = 1/√(..), x̂ = x·r, u = g·w: dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
+    The quotient is cast to the dtype of x before it is scaled, as Llama does, or after (`cast_before_scale=False`);
+    with `unit_offset` the factor is 1 + w, as in Gemma. With r = 1/√(..), x̂ = x·r, u = g·w:
+    dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
     """
 
-    arity, attrs, saves, traits = 2, {"eps": 1e-6}, Saves(inputs=(0, 1)), Traits(amp="inner")
+    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(amp="inner"), _cost
+    attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
 
     @staticmethod
-    def infer(x, w, eps):
+    def infer(x, w, eps, unit_offset, cast_before_scale):
         one_dtype(x, w)
         floating(x)
         if w.shape != x.shape[-1:]:
@@ -27,45 +91,253 @@ class RmsNorm:
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        x, w = ins
-        dtype = x.dtype
-        if dtype.is_low:  # statistics of the gradient in float32 as well
-            from graphwright.array.dtype import float32
-
-            x, w, g = (call("cast", t, dtype=float32) for t in (x, w, g))
-        r = call("rsqrt", call("mean", x * x, axes=(-1,), keepdims=True) + attrs["eps"])
+        x, w, g = _wide(*ins, g)
+        r = call("rsqrt", _mean(x * x, (-1,)) + attrs["eps"])
         unit = x * r
-        u = g * w
-        dx = r * (u - unit * call("mean", u * unit, axes=(-1,), keepdims=True)) if needs[0] else None
-        dw = call("sum", g * unit, axes=tuple(range(len(x.shape) - 1)), keepdims=False) if needs[1] else None
-        if dtype.is_low:
-            dx, dw = (None if t is None else call("cast", t, dtype=dtype) for t in (dx, dw))
-        return dx, dw
+        u = g * (1.0 + w if attrs["unit_offset"] else w)
+        dx = r * (u - unit * _mean(u * unit, (-1,))) if needs[0] else None
+        dw = _sum(g * unit, tuple(range(len(x.shape) - 1))) if needs[1] else None
+        return _narrow((dx, dw), ins)
 
     @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(5 * outs[0].size, ins[0].nbytes + ins[1].nbytes, outs[0].nbytes)
+    def expand(ins, attrs):
+        (x,) = _wide(ins[0])
+        unit = x * call("rsqrt", _mean(x * x, (-1,)) + attrs["eps"])
+        w = ins[1]
+        if attrs["cast_before_scale"]:
+            (unit,) = _narrow((unit,), ins[:1])
+        else:
+            (w,) = _wide(w)
+        (y,) = _narrow((unit * (1.0 + w if attrs["unit_offset"] else w),), ins[:1])
+        return y
 
     @staticmethod
     def sample(rng):
-        return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5}
+        options = {"unit_offset": bool(rng.random() < 0.5), "cast_before_scale": bool(rng.random() < 0.5)}
+        return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5, **options}
 
 
-@op("softmax")
-class Softmax:
-    """e^(x - max) / Σ over the last axis; gradient y(g - Σ g·y)."""
+@op("layer_norm")
+class LayerNorm:
+    """x̂·w + b over the last `rank` axes; w and b have their shape and may be left out, b alone too (Ba et al. 2016)."""
 
-    arity, infer, saves, traits = 1, floating, Saves(outputs=(0,)), Traits(amp="f32")
+    arity, attrs, cost = (1, 3), {"rank": 1, "eps": 1e-5}, _cost
+    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+
+    @staticmethod
+    def infer(x, *scale, rank, eps):
+        if not 1 <= rank <= len(x.shape):
+            raise ShapeError("not that many axes", expected=f"1 to {len(x.shape)}", got=rank)
+        return _check_scale(x, x.shape[-rank:], scale)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        y = outs[0]
-        return (y * (g - call("sum", g * y, axes=(-1,), keepdims=True)),)
+        x, g, *scale = _wide(ins[0], g, *ins[1:])
+        axes = tuple(range(-attrs["rank"], 0))
+        lead = tuple(range(len(x.shape) - attrs["rank"]))
+        unit, r = _standard(x, axes, attrs["eps"])
+        grads = [_through(g * scale[0] if scale else g, unit, r, axes) if needs[0] else None]
+        if len(needs) > 1:
+            grads.append(_sum(g * unit, lead) if needs[1] else None)
+        if len(needs) > 2:
+            grads.append(_sum(g, lead) if needs[2] else None)
+        return _narrow(grads, ins)
 
     @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(5 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
+    def expand(ins, attrs):
+        x, *scale = _wide(*ins)
+        unit, _ = _standard(x, tuple(range(-attrs["rank"], 0)), attrs["eps"])
+        (y,) = _narrow((_affine(unit, scale),), ins[:1])
+        return y
 
     @staticmethod
     def sample(rng):
-        return [rng.normal(size=(2, 3, 5))], {}
+        rank = int(rng.integers(1, 3))
+        shape = (2, 3, 5)
+        return [rng.normal(size=s) for s in (shape, shape[-rank:], shape[-rank:])][: rng.integers(1, 4)], {"rank": rank}
+
+
+def _by_channel(w, rank: int, groups: int | None = None):
+    """A vector of channels [C] as [C, 1, ...], or as [G, C/G, 1, ...], to lie on axis 1 of a tensor of `rank` axes."""
+    head = w.shape if groups is None else (groups, w.shape[0] // groups)
+    return call("reshape", w, shape=(*head, *(1,) * (rank - 2)))
+
+
+@op("group_norm")
+class GroupNorm:
+    """x̂·w + b of x [N, C, ...] over each of `groups` runs of channels and all places; w, b [C] may be left out.
+
+    With one group a layer norm over all but N, with C groups an instance norm (Wu and He 2018).
+    """
+
+    arity, attrs, cost = (1, 3), {"groups": ..., "eps": 1e-5}, _cost
+    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+
+    @staticmethod
+    def infer(x, *scale, groups, eps):
+        if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
+            raise ShapeError("the channels [N, C, ...] do not split into the groups", expected=groups, got=x)
+        return _check_scale(x, x.shape[1:2], scale)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        groups, rank = attrs["groups"], len(ins[0].shape)
+        size = ins[0].shape[1] // groups
+        x, g, *scale = _wide(ins[0], g, *ins[1:])
+        x, g = (call("unflatten", t, axis=1, sizes=(groups, size)) for t in (x, g))
+        axes, channel = tuple(range(2, rank + 1)), (0, *range(3, rank + 1))
+        unit, r = _standard(x, axes, attrs["eps"])
+        grads = [None] * len(needs)
+        if needs[0]:
+            dx = _through(g * _by_channel(scale[0], rank, groups) if scale else g, unit, r, axes)
+            grads[0] = call("flatten", dx, start=1, end=2)
+        for place, term in ((1, g * unit), (2, g)):
+            if len(needs) > place and needs[place]:
+                grads[place] = call("reshape", _sum(term, channel), shape=ins[place].shape)
+        return _narrow(grads, ins)
+
+    @staticmethod
+    def expand(ins, attrs):
+        x, *scale = _wide(*ins)
+        rank, groups = len(x.shape), attrs["groups"]
+        x = call("unflatten", x, axis=1, sizes=(groups, x.shape[1] // groups))
+        unit, _ = _standard(x, tuple(range(2, rank + 1)), attrs["eps"])
+        unit = call("flatten", unit, start=1, end=2)
+        (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in scale]),), ins[:1])
+        return y
+
+    @staticmethod
+    def sample(rng):
+        shape = [(2, 6, 3), (2, 6), (3, 6, 2, 2)][rng.integers(3)]
+        groups = int(rng.choice((1, 2, 3) if len(shape) == 2 else (1, 2, 3, 6)))
+        return [rng.normal(size=s) for s in (shape, (6,), (6,))][: rng.integers(1, 4)], {"groups": groups}
+
+
+def _channels(x: Spec, statistics: tuple[Spec, Spec], scale: tuple[Spec, ...]) -> None:
+    if len(x.shape) < 2:
+        raise ShapeError("takes x [N, C, ...]", got=x)
+    _check_scale(x, x.shape[1:2], scale)
+    for spec in statistics:
+        if spec.shape != x.shape[1:2]:
+            raise ShapeError("one mean and one variance per channel", expected=x.shape[1:2], got=spec)
+        if not spec.dtype.is_float or spec.dtype is not statistics[0].dtype:
+            raise DTypeError("mean and variance are floating, of one dtype", got=spec)
+
+
+def _normed_sample(rng: np.random.Generator) -> list:
+    shape = [(4, 3), (3, 3, 4), (2, 3, 2, 2)][rng.integers(3)]
+    statistics = [rng.normal(size=3), rng.uniform(0.5, 2, 3)]
+    return [rng.normal(size=shape), *statistics, *(rng.normal(size=3) for _ in range(rng.integers(0, 3)))]
+
+
+@op("batch_norm")
+class BatchNorm:
+    """(x - mean)/√(var + eps)·w + b per channel of x [N, C, ...] with given mean and var [C]: evaluation.
+
+    Mean and variance may have another floating dtype; w and b [C] may be left out. dx = u·r, and so on for the others.
+    """
+
+    arity, attrs, cost = (3, 5), {"eps": 1e-5}, _cost
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(amp="inner", fixed=(1, 2))
+
+    @staticmethod
+    def infer(x, mean, var, *scale, eps):
+        _channels(x, (mean, var), scale)
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        rank = len(ins[0].shape)
+        x, mean, var, g, *scale = _wide(*ins[:3], g, *ins[3:])
+        others = (0, *range(2, rank))
+        apart, r = x - _by_channel(mean, rank), call("rsqrt", _by_channel(var, rank) + attrs["eps"])
+        u = (g * _by_channel(scale[0], rank) if scale else g) * r
+        grads = [u if needs[0] else None]
+        grads.append(-_sum(u, others) if needs[1] else None)
+        grads.append(_sum(u * apart * (r * r), others) * -0.5 if needs[2] else None)
+        if len(needs) > 3:
+            grads.append(_sum(g * (apart * r), others) if needs[3] else None)
+        if len(needs) > 4:
+            grads.append(_sum(g, others) if needs[4] else None)
+        return _narrow(grads, ins)
+
+    @staticmethod
+    def expand(ins, attrs):
+        x, mean, var, *scale = (v if i == 0 else _by_channel(v, len(ins[0].shape)) for i, v in enumerate(_wide(*ins)))
+        unit = (x - mean) * call("rsqrt", var + attrs["eps"])
+        (y,) = _narrow((_affine(unit, scale),), ins[:1])
+        return y
+
+    @staticmethod
+    def sample(rng):
+        return _normed_sample(rng), {"eps": 1e-3}
+
+
+@op("batch_norm_train")
+class BatchNormTrain:
+    """x̂·w + b over N and the places of x [N, C, ...], and the running mean and variance [C] after this batch.
+
+    Operands x, running mean, running variance and, if there are, w and b. The running ones move by `momentum` towards
+    the batch's mean and its variance with n - 1 (Ioffe and Szegedy 2015, algorithms 1 and 2).
+    """
+
+    arity, attrs, cost = (3, 5), {"momentum": 0.1, "eps": 1e-5}, _cost
+    saves, traits = Saves(inputs=(0, 3, 4)), Traits(amp="inner", fixed=(1, 2))  # 1 and 2 are written before backward
+
+    @staticmethod
+    def infer(x, mean, var, *scale, momentum, eps):
+        _channels(x, (mean, var), scale)
+        if not x.symbolic and x.size <= x.sizes[1]:
+            raise ShapeError("the variance of a batch needs more than one value per channel", got=x)
+        return x, mean, var
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        rank, momentum, (gy, g_mean, g_var) = len(ins[0].shape), attrs["momentum"], g
+        x, *scale = _wide(ins[0], *ins[3:])
+        axes = (0, *range(2, rank))
+        count: int = prod(x.shape[a] for a in axes)
+        unit, r = _standard(x, axes, attrs["eps"])
+        grads = [None] * len(needs)
+        if gy is not None:
+            (gy,) = _wide(gy)
+            if needs[0]:
+                grads[0] = _through(gy * _by_channel(scale[0], rank) if scale else gy, unit, r, axes)
+            if len(needs) > 3 and needs[3]:
+                grads[3] = _sum(gy * unit, axes)
+            if len(needs) > 4 and needs[4]:
+                grads[4] = _sum(gy, axes)
+        for place, moved in ((1, g_mean), (2, g_var)):
+            if moved is None:
+                continue
+            grads[place] = moved * (1.0 - momentum)
+            if needs[0]:
+                (moved,) = _wide(moved)
+                step = _by_channel(moved, rank) * (momentum / count)
+                if place == 1:
+                    step = call("expand", step, shape=x.shape)
+                else:
+                    step = step * (unit / r) * (2.0 * count / (count - 1))
+                grads[0] = step if grads[0] is None else grads[0] + step
+        for place in [p for p, need in enumerate(needs) if need and grads[p] is None]:
+            grads[place] = call("full_like", ins[place] if place not in (1, 2) else _sum(x, axes), value=0.0)
+        return _narrow([d if need else None for d, need in zip(grads, needs, strict=True)], ins)
+
+    @staticmethod
+    def expand(ins, attrs):
+        (x,), rank, momentum = _wide(ins[0]), len(ins[0].shape), attrs["momentum"]
+        axes = (0, *range(2, rank))
+        count: int = prod(x.shape[a] for a in axes)
+        unit, _ = _standard(x, axes, attrs["eps"])
+        (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in _wide(*ins[3:])]),), ins[:1])
+        mean = call("mean", x, axes=axes)
+        apart = x - _by_channel(mean, rank)
+        var = _sum(apart * apart, axes) / float(count - 1)
+        moved = [
+            old * (1.0 - momentum) + new * momentum for old, new in zip(_wide(*ins[1:3]), (mean, var), strict=True)
+        ]
+        return y, *_narrow(moved, ins[1:3])
+
+    @staticmethod
+    def sample(rng):
+        return _normed_sample(rng), {"momentum": 0.3}

@@ -1,8 +1,10 @@
-"""Reductions: sum, mean, amax, argmax. `axes` None means all; stored as sorted, non-negative axes."""
+"""Reductions over axes: `axes` None means all, an empty tuple none. Of equal extrema the lowest index wins."""
 
 from __future__ import annotations
 
-from graphwright.array.dtype import int64
+from math import inf, prod
+
+from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
 from graphwright.ops.call import call
@@ -51,6 +53,54 @@ class Sum:
         return (_restore(g, ins[0], attrs),)
 
 
+@op("prod")
+class Prod:
+    """Π over axes, of integers and bools in int64; the gradient of an entry is g times the product of the others.
+
+    That product is built without division, so entries that are 0 get the exact gradient.
+    """
+
+    arity, attrs, cost = 1, {"axes": ..., "keepdims": False}, _cost
+    traits, saves = Traits(amp="f32"), Saves(inputs=(0,))
+
+    @staticmethod
+    def infer(x, axes, keepdims):
+        reduced = _reduced(x, axes, keepdims)
+        return reduced if x.dtype.is_float else Spec(reduced.shape, int64)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x = ins[0]
+        axes = axes_of(attrs["axes"], len(x.shape))
+        order = (*(a for a in range(len(x.shape)) if a not in axes), *axes)
+        last = call("permute", x, axes=order)
+        count = prod(x.shape[a] for a in axes)
+        rows = call("reshape", last, shape=(*(x.shape[a] for a in order[: len(order) - len(axes)]), count))
+        others = call("reshape", _products_of_the_others(rows), shape=last.shape)
+        return (_restore(g, x, attrs) * call("permute", others, axes=tuple(order.index(a) for a in range(len(order)))),)
+
+    @staticmethod
+    def sample(rng):
+        (x,), attrs = _sample(rng)
+        return [x * (rng.random(x.shape) < 0.9)], attrs
+
+
+def _products_of_the_others(x):
+    """Along the last axis, for each entry the product of all others: up and down a tree of pairs."""
+    n = x.shape[-1]
+    if n <= 1:
+        return call("full_like", x, value=1.0)
+    if n % 2:
+        one = call("full_like", call("slice", x, axis=-1, start=0, size=1), value=1.0)
+        padded = _products_of_the_others(call("concat", x, one, axis=-1))
+        return call("slice", padded, axis=-1, start=0, size=n)
+    pairs = call("unflatten", x, axis=-1, sizes=(n // 2, 2))
+    left, right = (call("slice", pairs, axis=-1, start=i, size=1) for i in (0, 1))
+    above = _products_of_the_others(call("flatten", left * right, start=-2, end=-1))
+    above = call("unflatten", above, axis=-1, sizes=(n // 2, 1))
+    return call("flatten", above * call("concat", right, left, axis=-1), start=-2, end=-1)
+
+
 @op("mean")
 class Mean:
     """Mean over axes; gradient g / n, spread back."""
@@ -71,10 +121,7 @@ class Mean:
         return (_restore(g * (1.0 / n), x, attrs),)
 
 
-@op("amax")
-class Amax:
-    """Largest entry over axes; ties share the gradient equally."""
-
+class _Extremum:
     arity, attrs, sample, cost = 1, {"axes": ..., "keepdims": False}, _sample, _cost
     saves = Saves(inputs=(0,), outputs=(0,))
 
@@ -82,7 +129,7 @@ class Amax:
     def infer(x, axes, keepdims):
         reduced = _reduced(x, axes, keepdims)
         if any(x.shape[a] == 0 for a in axes_of(axes, len(x.shape))):
-            raise ShapeError("the maximum of no entries", got=x)
+            raise ShapeError("the extremum of no entries", got=x)
         return reduced
 
     @staticmethod
@@ -93,10 +140,41 @@ class Amax:
         return (hit * _restore(g / ties, x, attrs),)
 
 
-@op("argmax")
-class Argmax:
-    """Index of the largest entry along an axis, the lowest on ties; int64."""
+@op("amax")
+class Amax(_Extremum):
+    """Largest entry over axes; ties share the gradient equally."""
 
+
+@op("amin")
+class Amin(_Extremum):
+    """Smallest entry over axes; ties share the gradient equally."""
+
+
+class _Truth:
+    arity, attrs, cost = 1, {"axes": ..., "keepdims": False}, _cost
+    vjp, why = None, {"vjp": "the result is bool"}
+
+    @staticmethod
+    def infer(x, axes, keepdims):
+        return Spec(_reduced(x, axes, keepdims).shape, bool_)
+
+    @staticmethod
+    def sample(rng):
+        (x,), attrs = _sample(rng)
+        return [(abs(x) > 1.5) * x if rng.random() < 0.5 else abs(x) < 1.5], attrs
+
+
+@op("any")
+class Any(_Truth):
+    """Some entry over axes is not 0; of none, false."""
+
+
+@op("all")
+class All(_Truth):
+    """No entry over axes is 0; of none, true."""
+
+
+class _Place:
     arity, attrs, cost = 1, {"axis": -1}, _cost
     vjp, why = None, {"vjp": "the result is an index"}
 
@@ -104,9 +182,70 @@ class Argmax:
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] == 0:
-            raise ShapeError("the maximum of no entries", where=f"axis {at}", got=x)
+            raise ShapeError("the extremum of no entries", where=f"axis {at}", got=x)
         return Spec((*x.shape[:at], *x.shape[at + 1 :]), int64)
 
     @staticmethod
     def sample(rng):
-        return [rng.normal(size=(3, 4))], {"axis": int(rng.integers(-2, 2))}
+        return [rng.integers(0, 3, (3, 4)).astype(float)], {"axis": int(rng.integers(-2, 2))}
+
+
+@op("argmax")
+class Argmax(_Place):
+    """Index of the largest entry along an axis, the lowest on ties; int64."""
+
+
+@op("argmin")
+class Argmin(_Place):
+    """Index of the smallest entry along an axis, the lowest on ties; int64."""
+
+
+@op("cumsum")
+class Cumsum:
+    """Sums of the entries up to each place of an axis, or from it on (`reverse`); the gradient runs the other way."""
+
+    arity, attrs, traits, cost = 1, {"axis": ..., "reverse": False}, Traits(amp="f32"), _cost
+
+    @staticmethod
+    def infer(x, axis, reverse):
+        axis_of(axis, len(x.shape))
+        return x if x.dtype.is_float else Spec(x.shape, int64)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("cumsum", g, axis=attrs["axis"], reverse=not attrs["reverse"]),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(3, 4, 2))], {"axis": int(rng.integers(-3, 3)), "reverse": bool(rng.random() < 0.5)}
+
+
+@op("logsumexp")
+class LogSumExp:
+    """ln Σ eˣ over axes, the largest entry taken out; gradient g·e^(x - y), 0 where all entries are -inf."""
+
+    arity, attrs, sample = 1, {"axes": ..., "keepdims": False}, _sample
+    traits, saves = Traits(amp="f32"), Saves(inputs=(0,), outputs=(0,))
+
+    @staticmethod
+    def infer(x, axes, keepdims):
+        return _reduced(floating(x), axes, keepdims)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, y = ins[0], outs[0]
+        nothing = call("eq", y, call("full_like", y, value=-inf))
+        level = call("where", nothing, call("full_like", y, value=0.0), y)
+        return (_restore(g, x, attrs) * call("exp", x - _restore(level, x, attrs)),)
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(4 * ins[0].size, ins[0].nbytes, outs[0].nbytes)
+
+    @staticmethod
+    def expand(ins, attrs):
+        x = ins[0]
+        top = call("amax", x, **attrs)
+        finite = call("isfinite", top)
+        level = call("stop_gradient", call("where", finite, top, call("full_like", top, value=0.0)))
+        return level + call("log", call("sum", call("exp", x - _restore(level, x, attrs)), **attrs))

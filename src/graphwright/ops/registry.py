@@ -49,10 +49,13 @@ class Traits:
         inplace: pairs (output, input): the output may take the memory of that input.
         contiguous: places of operands that must be row-major (negative from the end); others are copied first.
         nary: takes any number of operands, summed in port order: a junction.
-        amp: casting class: `low`, `f32` under autocast; `promote`, `inner` (follow the first operand) always; `keep`.
+        amp: casting class: `low`, `f32` under autocast (`f32` promotes else); `promote`, `inner` (follow the first
+            operand) always; `keep`.
         fixed: places of operands that no casting class touches: ids, masks, conditions.
         elementwise: one iteration space, every output element from the operands' elements at its place.
         update: carries state forward; never folded, merged or run twice.
+        carried: the results are new values of the last operands, one for one, and may take their memory; there may be
+            any number of them, and all operands must be row-major.
         opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
         convert: the result is the operand's values, in other memory or in the dtype of the result.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
@@ -68,6 +71,7 @@ class Traits:
     fixed: tuple[int, ...] = ()
     elementwise: bool = False
     update: bool = False
+    carried: bool = False
     opaque: bool = False
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
@@ -92,6 +96,7 @@ class Op:
         cost: specs of operands and results -> Cost.
         traits: see Traits.
         sample: seeded generator -> operands (numpy) and attributes for the tests.
+        expand: operands and attributes -> the same results by simpler ops; None for a primitive.
         why: the reason for each cell that is None.
     """
 
@@ -106,7 +111,20 @@ class Op:
     cost: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Cost]
     traits: Traits
     sample: Callable[..., Any]
+    expand: Callable[[Sequence[Any], Attrs], Any] | None = None
     why: Mapping[str, str] = field(default_factory=dict)
+
+    def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
+        """Pairs (result, operand) of one use of the op: the result may take that operand's memory."""
+        return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
+
+    def overwrites(self, out: int, place: int, ins: int, outs: int) -> bool:
+        """True if `inplace` has this pair."""
+        return place == ins - outs + out if self.traits.carried else (out, place) in self.traits.inplace
+
+    def row_major(self, ins: int) -> Sequence[int]:
+        """Places of operands that must be row-major in one use of the op."""
+        return range(ins) if self.traits.carried else self.traits.contiguous
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
         """Attributes with defaults filled in, dtypes as DType. Raises: UsageError for one unknown or missing."""

@@ -1,12 +1,15 @@
-"""Shape and dtype rules that several rows share."""
+"""Shape and dtype rules, and traits, that several rows share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from graphwright.array.dtype import bool_
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.registry import Traits
+
+UNARY = Traits(inplace=((0, 0),), elementwise=True)
+BINARY = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
 
 
 def same(x: Spec, **attrs: Any) -> Spec:
@@ -25,11 +28,6 @@ def broadcast(*ins: Spec, **attrs: Any) -> Spec:
     """Operands of one dtype, broadcast together."""
     one_dtype(*ins)
     return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
-
-
-def comparison(*ins: Spec, **attrs: Any) -> Spec:
-    """Operands of one dtype, broadcast together, to bool."""
-    return Spec(broadcast(*ins).shape, bool_)
 
 
 def one_dtype(*ins: Spec) -> None:

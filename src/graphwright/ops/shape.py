@@ -10,7 +10,7 @@ from graphwright.array.spec import Dim, Spec
 from graphwright.errors import ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Traits, free_cost, op
-from graphwright.ops.rules import axis_of, one_dtype
+from graphwright.ops.rules import axes_of, axis_of, one_dtype
 
 
 def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
@@ -238,6 +238,107 @@ class Size:
         return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
 
+@op("squeeze")
+class Squeeze:
+    """Axes of size 1 left out; the gradient gets them back."""
+
+    arity, attrs, cost = 1, {"axes": ...}, free_cost
+
+    @staticmethod
+    def infer(x, axes):
+        kept = _without(x.shape, axes)
+        if any(x.shape[a] != 1 for a in axes_of(axes, len(x.shape))):
+            raise ShapeError("only axes of size 1 can be left out", expected=1, got=f"{x}, axes {axes}")
+        return Spec(kept, x.dtype)
+
+    @staticmethod
+    def view(layout, attrs):
+        axes = attrs["axes"]
+        return lay.Layout(_without(layout.shape, axes), _without(layout.strides, axes), layout.offset)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("unsqueeze", g, axes=axes_of(attrs["axes"], len(ins[0].shape))),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(1, 3, 1, 2))], {"axes": [(0,), (-2,), (0, 2), (2, 0)][rng.integers(4)]}
+
+
+@op("unsqueeze")
+class Unsqueeze:
+    """New axes of size 1, at these places of the result."""
+
+    arity, attrs, cost = 1, {"axes": ...}, free_cost
+
+    @staticmethod
+    def infer(x, axes):
+        at = axes_of(axes, len(x.shape) + len(axes))
+        if len(at) != len(axes):
+            raise ShapeError("an axis is named twice", expected=at, got=axes)
+        return Spec(_with(x.shape, axes), x.dtype)
+
+    @staticmethod
+    def view(layout, attrs):
+        return lay.Layout(_with(layout.shape, attrs["axes"]), _with(layout.strides, attrs["axes"]), layout.offset)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("squeeze", g, axes=attrs["axes"]),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(3, 2))], {"axes": [(0,), (-1,), (1, 3), (-1, 0)][rng.integers(4)]}
+
+
+def _without(sizes, axes):
+    left_out = axes_of(axes, len(sizes))
+    return tuple(n for a, n in enumerate(sizes) if a not in left_out)
+
+
+def _with(sizes, axes):
+    rank = len(sizes) + len(axes)
+    added, rest = axes_of(axes, rank), iter(sizes)
+    return tuple(1 if a in added else next(rest) for a in range(rank))
+
+
+@op("diagonal")
+class Diagonal:
+    """Entries x[.., i, .., i + offset, ..] of two axes, as a last axis instead of them."""
+
+    arity, attrs, cost = 1, {"offset": 0, "axes": (0, 1)}, free_cost
+
+    @staticmethod
+    def infer(x, offset, axes):
+        a, b = (axis_of(axis, len(x.shape)) for axis in axes)
+        if a == b or isinstance(x.shape[a], str) or isinstance(x.shape[b], str):
+            raise ShapeError(
+                "a diagonal is of two different axes of known size", expected="two axes", got=f"{x}, {axes}"
+            )
+        return Spec((*_without(x.shape, axes), lay.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
+
+    @staticmethod
+    def view(layout, attrs):
+        a, b = (axis_of(axis, len(layout.shape)) for axis in attrs["axes"])
+        return lay.diagonal(layout, a, b, attrs["offset"])
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        shape = ins[0].shape
+        a, b = (axis_of(axis, len(shape)) for axis in attrs["axes"])
+        rest = [axis for axis in range(len(shape)) if axis not in (a, b)]
+        start, step = lay.diagonal_places(shape[b], attrs["offset"])
+        flat = call("pad_slice", g, axis=-1, start=start, step=step, size=prod((shape[a], shape[b])))
+        full = call("unflatten", flat, axis=-1, sizes=(shape[a], shape[b]))
+        order = [*rest, a, b]
+        return (call("permute", full, axes=tuple(order.index(axis) for axis in range(len(order)))),)
+
+    @staticmethod
+    def sample(rng):
+        axes = [(0, 1), (1, 0), (-1, 0), (0, -1)][rng.integers(4)]
+        return [rng.normal(size=(3, 2, 4)[: rng.integers(2, 4)])], {"offset": int(rng.integers(-1, 2)), "axes": axes}
+
+
 @op("pad_slice")
 class PadSlice:
     """Zeros of `size` along an axis with x at start, start + step, ...: the transpose of `slice`."""
@@ -258,7 +359,7 @@ class PadSlice:
 
     @staticmethod
     def sample(rng):
-        return [rng.normal(size=(2, 3))], {"axis": 1, "start": 1, "step": 2, "size": 7}
+        return [rng.normal(size=(2, 3))], {"axis": int(rng.choice((1, -1))), "start": 1, "step": 2, "size": 7}
 
 
 @op("concat")

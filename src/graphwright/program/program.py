@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from graphwright.array import NDArray
-from graphwright.autograd import Parameter, changes
+from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
-from graphwright.program.kinds import CONST, PARAM, STORED
+from graphwright.program.kinds import CONST, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
 
@@ -194,6 +194,11 @@ class Program(Structure):
         """The trainable variables, in order of creation, tied ones once: what an optimizer takes."""
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
+
+    def variables(self) -> dict[str, Variable]:
+        """Params and states by key: what a saved training holds."""
+        nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
+        return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
 
     def grad(
         self,

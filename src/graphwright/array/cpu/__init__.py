@@ -9,7 +9,28 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel
-from graphwright.array.cpu import attention, elementwise, index, linear, loss, norm, reduce, update
+from graphwright.array.cpu import (
+    activation,
+    arithmetic,
+    arrange,
+    attention,
+    compare,
+    conv,
+    functions,
+    gather,
+    grouped,
+    identity,
+    index,
+    linear,
+    loss,
+    norm,
+    optimize,
+    pool,
+    reduce,
+    softmax,
+    sort,
+    update,
+)
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.device import CPU
 from graphwright.array.dtype import DType
@@ -17,7 +38,29 @@ from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
-__all__ = ["CpuBackend", "attention", "elementwise", "index", "linear", "loss", "norm", "reduce", "update"]
+__all__ = [
+    "CpuBackend",
+    "activation",
+    "arithmetic",
+    "arrange",
+    "attention",
+    "compare",
+    "conv",
+    "functions",
+    "gather",
+    "grouped",
+    "identity",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "optimize",
+    "pool",
+    "reduce",
+    "softmax",
+    "sort",
+    "update",
+]
 
 _ALIGN = 64
 
@@ -37,11 +80,14 @@ class CpuBackend:
         return NDArray(Storage(tensor, tensor.nbytes, CPU), dtype, shape, impl=tensor)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
-        """A torch view of the array's memory."""
+        """A torch view of the array's memory; torch has no negative strides."""
+        return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
+
+    def _typed(self, array: NDArray) -> torch.Tensor:
         flat = array.storage.views.get(array.dtype)
         if flat is None:
             flat = array.storage.views[array.dtype] = self._flat(array.storage, array.dtype)
-        return torch.as_strided(flat, array.shape, array.strides, array.offset)
+        return flat
 
     @staticmethod
     def _flat(storage: Storage, dtype: DType) -> torch.Tensor:
@@ -60,14 +106,23 @@ class CpuBackend:
 
     def copy(self, target: NDArray, source: NDArray) -> None:
         """Write `source` into `target`, converting dtype (round to nearest even)."""
-        target.impl.copy_(source.impl)
+        if _backwards(target) or _backwards(source):
+            if source.dtype is not target.dtype:
+                source = self.empty(source.shape, target.dtype).copy_from(source.copy())
+            np.copyto(self.to_host(target), self.to_host(source))
+        else:
+            target.impl.copy_(source.impl)
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """The elements as numpy, sharing memory."""
-        tensor = array.impl
+        tensor = self._typed(array) if _backwards(array) else array.impl
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.view(torch.uint16)
-        return tensor.numpy()
+        host = tensor.numpy()
+        if not _backwards(array):
+            return host
+        strides = [s * host.itemsize for s in array.strides]
+        return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
 
     def address(self, array: NDArray) -> int:
         """Where its first element lies."""
@@ -91,6 +146,10 @@ class CpuBackend:
     def kernels(self) -> frozenset[str]:
         """Names of the kernels there are."""
         return frozenset(KERNELS)
+
+
+def _backwards(array: NDArray) -> bool:
+    return min(array.strides, default=0) < 0
 
 
 class _Alias:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from math import prod
 
+import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.kernel import Tensors, carry, host, kernel
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec, broadcast_shapes
 
 
 @kernel("embedding")
@@ -28,7 +33,7 @@ def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors)
 @kernel("pad_slice")
 def pad_slice(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Zeros with the input at `start::step` of one axis: the transpose of a slice."""
-    axis, start, step = attrs["axis"], attrs["start"], attrs["step"]
+    axis, start, step = attrs["axis"] % ins[0].dim(), attrs["start"], attrs["step"]
     stop = start + step * ins[0].shape[axis]
     window = outs[0][(slice(None),) * axis + (slice(start, stop, step),)]
     return [outs[0].zero_, partial(window.copy_, ins[0])]
@@ -49,3 +54,125 @@ def concat(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
 def size(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """The size of an axis, known when the call is bound."""
     return partial(outs[0].fill_, ins[0].shape[attrs["axis"]])
+
+
+class Places:
+    """Index arrays for consecutive axes of an array [lead, n·m.., rest], as one flat index into its middle axis.
+
+    Checking, counting from the end and multiplying by the stride are one look-up in a table of 2n entries per axis.
+    """
+
+    def __init__(self, shape: Sequence[int], ids: Tensors, axis: int, work: Tensors) -> None:
+        start = axis % len(shape)
+        sizes = shape[start : start + len(ids)]
+        self.block = (prod(shape[:start]), prod(sizes), prod(shape[start + len(ids) :]))
+        self.flat = work[0].view(-1)
+        self.calls: list[Call] = []
+        for k, (index, n) in enumerate(zip(ids, sizes, strict=True)):
+            stride = prod(sizes[k + 1 :])
+            table = torch.arange(n).repeat(2) * stride  # the place -n..n-1, moved up by n
+            moved, found = work[1].view(work[0].shape), self.flat if k == 0 else work[2].view(-1)
+            self.calls += [
+                partial(torch.add, index.expand(moved.shape), torch.tensor(n), out=moved),
+                partial(torch.index_select, table, 0, moved.view(-1), out=found),
+            ]
+            if k:
+                self.calls.append(partial(self.flat.add_, found))
+
+    @staticmethod
+    def scratch(ids: Sequence[Spec]) -> list[Spec]:
+        """Flat places, places of one axis before and after the look-up."""
+        shape = broadcast_shapes(*(i.shape for i in ids))
+        return [Spec(shape, int64)] * (2 if len(ids) == 1 else 3)
+
+    def array(self, t: torch.Tensor) -> torch.Tensor:
+        """The array that is read or written, as [lead, n·m.., rest]; as fewer axes where those have one entry."""
+        lead, middle, rest = self.block
+        return t.view(middle) if lead == rest == 1 else t.view(lead, middle, rest)
+
+    def entries(self, t: torch.Tensor) -> torch.Tensor:
+        """One entry per place."""
+        lead, _, rest = self.block
+        return t.view(-1) if lead == rest == 1 else t.view(lead, len(self.flat), rest)
+
+    @property
+    def axis(self) -> int:
+        """The middle axis."""
+        return 0 if self.block[0] == self.block[2] == 1 else 1
+
+
+@kernel("index", lambda o, i, a: Places.scratch(i[1:]))
+def index(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Entries at flat places."""
+    places = Places(ins[0].shape, ins[1:], attrs["axis"], work)
+    x, out = places.array(ins[0]), places.entries(outs[0])
+    return [*places.calls, partial(torch.index_select, x, places.axis, places.flat, out=out)]
+
+
+@kernel("index_sum", lambda o, i, a: Places.scratch(i[1:]), widen=True)
+def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Zeros with entries added at flat places, in order."""
+    places = Places(outs[0].shape, ins[1:], attrs["axis"], work)
+    add = partial(places.array(outs[0]).index_add_, places.axis, places.flat, places.entries(ins[0]))
+    return [*places.calls, outs[0].zero_, add]
+
+
+def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Places, and the values spread over them if they are fewer."""
+    x, values, *ids = ins
+    work = Places.scratch(ids)
+    start = attrs["axis"] % len(x.shape)
+    full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
+    return work if values.shape == full else [*work, Spec(full, values.dtype)]
+
+
+def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[Places, torch.Tensor, list[Call]]:
+    """Places, values for each of them, and the calls that come first; an index out of range raises before a write."""
+    x, values, *ids = ins
+    places = Places(x.shape, ids, attrs["axis"], work)
+    calls = list(places.calls)
+    for full in work[2 if len(ids) == 1 else 3 :]:
+        calls.append(partial(full.copy_, values))
+        values = full
+    return places, places.entries(values), [*calls, *carry(outs, [x])]
+
+
+@kernel("index_put", _update_work)
+def index_put(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Values written at flat places in order: ATen's index_copy may write repeats in any."""
+    places, values, calls = _update(outs, ins, attrs, work)
+    return [*calls, _write(outs[0], places, host(values))]
+
+
+@kernel("index_add", _update_work, widen=True)
+def index_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Values added at flat places, in order."""
+    places, values, calls = _update(outs, ins, attrs, work)
+    return [*calls, partial(places.array(outs[0]).index_add_, places.axis, places.flat, values)]
+
+
+@kernel("index_fill", lambda o, i, a: Places.scratch(i[1:]))
+def index_fill(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """One value at flat places."""
+    places = Places(ins[0].shape, ins[1:], attrs["axis"], work)
+    value = host(torch.tensor(attrs["value"], dtype=outs[0].dtype))
+    return [*places.calls, *carry(outs, ins[:1]), _write(outs[0], places, value)]
+
+
+def _write(out: torch.Tensor, places: Places, values: np.ndarray) -> Call:
+    target = host(places.array(out))
+    return partial(target.__setitem__, (slice(None),) * places.axis + (places.flat.numpy(),), values)
+
+
+@kernel("one_hot")
+def one_hot(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Ones at the ids."""
+    out, ids = outs[0], ins[0].unsqueeze(-1)
+    return [out.zero_, partial(out.scatter_, -1, ids, 1)]
+
+
+@kernel("bincount")
+def bincount(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """One added at each id."""
+    ids = ins[0].view(-1)
+    return [outs[0].zero_, partial(outs[0].index_add_, 0, ids, torch.ones(1, dtype=torch.int64).expand(len(ids)))]

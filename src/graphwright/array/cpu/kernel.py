@@ -6,12 +6,14 @@ Invariant: what `bind` returns reads and writes the bound tensors only; running 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.dtype import DTYPES, DType
+from graphwright.array.dtype import DTYPES, DType, float32
 from graphwright.array.spec import Spec
 
 Tensors = Sequence[torch.Tensor]
@@ -28,6 +30,7 @@ class Kernel(NamedTuple):
 
 KERNELS: dict[str, Kernel] = {}
 TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in DTYPES.items()}
+_LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -35,13 +38,61 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return TORCH_DTYPE[dtype]
 
 
-def kernel(name: str, work: Work | None = None) -> Callable[[Bind], Bind]:
-    """Enter a function into the table."""
+def carry(outs: Tensors, ins: Tensors) -> list[Call]:
+    """Copies for the outputs that are not the operand's own memory."""
+    return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def host(t: torch.Tensor) -> np.ndarray:
+    """The bits of a tensor as numpy, for the few moves that ATen has no call for."""
+    return t.view(_BITS[t.element_size()]).numpy()
+
+
+def kernel(name: str, work: Work | None = None, *, widen: bool = False) -> Callable[[Bind], Bind]:
+    """Enter a function into the table.
+
+    Args:
+        widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
+    """
 
     def enter(bind: Bind) -> Bind:
         if name in KERNELS:
             raise ValueError(f"kernel {name!r} is defined twice")
-        KERNELS[name] = Kernel(bind, work)
+        KERNELS[name] = _widened(bind, work) if widen else Kernel(bind, work)
         return bind
 
     return enter
+
+
+def pointwise(**calls: Callable[..., object]) -> None:
+    """Enter kernels that are one ATen call each: all operands, then `out=`."""
+    for name, call in calls.items():
+
+        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
+            return partial(call, *ins, out=outs[0])
+
+        kernel(name)(bind)
+
+
+def _widened(bind: Bind, work: Work | None) -> Kernel:
+    def wide(specs: Sequence[Spec]) -> list[Spec]:
+        return [Spec(s.shape, float32) if s.dtype.is_low else s for s in specs]
+
+    def scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        copies = [w for s, w in zip((*ins, *outs), wide((*ins, *outs)), strict=True) if w is not s]
+        return copies + (work(wide(outs), wide(ins), attrs) if work is not None else [])
+
+    def bound(outs: Tensors, ins: Tensors, attrs: Attrs, given: Tensors) -> list[Call]:
+        spare = iter(given)
+        wide_ins, wide_outs = ([next(spare) if t.dtype in _LOW else t for t in side] for side in (ins, outs))
+        calls = bind(wide_outs, wide_ins, attrs, list(spare))
+        return [
+            *(partial(w.copy_, t) for w, t in zip(wide_ins, ins, strict=True) if w is not t),
+            *(calls if isinstance(calls, list) else [calls]),
+            *(partial(t.copy_, w) for w, t in zip(wide_outs, outs, strict=True) if w is not t),
+        ]
+
+    return Kernel(bound, scratch)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
-from graphwright.array.dtype import float32
+from graphwright.array.cpu.kernel import Bind, Tensors, kernel
+from graphwright.array.dtype import bool_, float32
 from graphwright.array.spec import Spec
 
 
 def _axes(attrs: Attrs, rank: int) -> list[int]:
     """The axes to reduce; None means all of them, an empty tuple none."""
-    return list(range(rank)) if attrs["axes"] is None else list(attrs["axes"])
+    return list(range(rank)) if attrs["axes"] is None else [a % rank for a in attrs["axes"]]
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -35,13 +35,57 @@ def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     return [*calls, partial(torch.sum, x, axes, attrs["keepdims"], out=outs[0])]
 
 
-@kernel("amax")
-def amax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Largest entry over axes."""
-    axes = _axes(attrs, ins[0].dim())
-    if not axes:
-        return partial(outs[0].copy_, ins[0])
-    return partial(torch.amax, ins[0], axes, attrs["keepdims"], out=outs[0])
+def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Scratch for the reduced axes side by side at the end, in the dtype that the result is taken in."""
+    axes, x = _axes(attrs, len(ins[0].shape)), ins[0]
+    kind = float32 if outs[0].dtype.is_low else outs[0].dtype
+    rows = Spec((*(d for a, d in enumerate(x.sizes) if a not in axes), math.prod(x.sizes[a] for a in axes)), kind)
+    return [rows] + ([Spec(rows.shape[:-1], kind)] if outs[0].dtype.is_low else [])
+
+
+@kernel("prod", work=_widened_rows)
+def prod(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Π over axes; of 16-bit floats in float32, rounded once."""
+    x, axes, rows = ins[0], _axes(attrs, ins[0].dim()), work[0]
+    kept = [a for a in range(x.dim()) if a not in axes]
+    last = x.permute((*kept, *axes))
+    result = outs[0].reshape(rows.shape[:-1])
+    target = work[1] if len(work) > 1 else result
+    calls: list[Call] = [partial(rows.view(last.shape).copy_, last), partial(torch.prod, rows, -1, out=target)]
+    return calls if target is result else [*calls, partial(result.copy_, target)]
+
+
+def _extremum(reduce: Callable[..., object]) -> Bind:
+    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+        axes = _axes(attrs, ins[0].dim())
+        if not axes:
+            return partial(outs[0].copy_, ins[0])
+        return partial(reduce, ins[0], axes, attrs["keepdims"], out=outs[0])
+
+    return bind
+
+
+kernel("amax")(_extremum(torch.amax))
+kernel("amin")(_extremum(torch.amin))
+
+
+def _truths(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    return [Spec(ins[0].shape, bool_)]
+
+
+def _truth(reduce: Callable[..., object]) -> Bind:
+    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+        zero, axes = torch.zeros((), dtype=ins[0].dtype), _axes(attrs, ins[0].dim())
+        calls: list[Call] = [partial(torch.ne, ins[0], zero, out=work[0])]
+        if not axes:
+            return [*calls, partial(outs[0].copy_, work[0])]
+        return [*calls, partial(reduce, work[0], axes, attrs["keepdims"], out=outs[0])]
+
+    return bind
+
+
+kernel("any", work=_truths)(_truth(torch.any))
+kernel("all", work=_truths)(_truth(torch.all))
 
 
 def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tensor) -> list[Call]:
@@ -67,7 +111,62 @@ def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     return [partial(wide.copy_, ins[0]), *mean_calls(wide, axes, keepdims, total), partial(outs[0].copy_, total)]
 
 
-@kernel("argmax")
-def argmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Index of the first largest entry along one axis."""
-    return partial(torch.argmax, ins[0], attrs["axis"], False, out=outs[0])
+def _place(reduce: Callable[..., object]) -> Bind:
+    return lambda outs, ins, attrs, work: partial(reduce, ins[0], attrs["axis"], False, out=outs[0])
+
+
+kernel("argmax")(_place(torch.argmax))
+kernel("argmin")(_place(torch.argmin))
+
+
+def _reversed_copies(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    wide = [outs[0]] if ins[0].dtype is not outs[0].dtype or attrs["reverse"] else []
+    return wide + ([outs[0]] if attrs["reverse"] else [])
+
+
+@kernel("cumsum", work=_reversed_copies)
+def cumsum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Running sums along an axis; backwards over a reversed copy, as torch has no negative strides."""
+    x, out, axis = ins[0], outs[0], attrs["axis"]
+    calls: list[Call] = []
+    if work:
+        calls.append(partial(work[0].copy_, x))
+        x = work[0]
+    if not attrs["reverse"]:
+        return [*calls, partial(torch.cumsum, x, axis, out=out)]
+    backwards = torch.arange(x.shape[axis] - 1, -1, -1)
+    return [
+        *calls,
+        partial(torch.index_select, x, axis, backwards, out=work[1]),
+        partial(torch.cumsum, work[1], axis, out=x),
+        partial(torch.index_select, x, axis, backwards, out=out),
+    ]
+
+
+def _log_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    kind = float32 if ins[0].dtype.is_low else ins[0].dtype
+    axes = _axes(attrs, len(ins[0].shape))
+    kept = Spec(tuple(1 if a in axes else d for a, d in enumerate(ins[0].shape)), kind)
+    return [Spec(ins[0].shape, kind), kept, kept]
+
+
+@kernel("logsumexp", work=_log_work)
+def logsumexp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """The largest entry, if it is finite, plus log Σ exp of what is left; in float32 or wider."""
+    wide, top, total = work
+    axes, result = _axes(attrs, ins[0].dim()), outs[0].view(work[1].shape)
+    if not axes:
+        return [partial(outs[0].copy_, ins[0])]
+    if not wide.numel():
+        return [partial(outs[0].fill_, -math.inf)]
+    return [
+        partial(wide.copy_, ins[0]),
+        partial(torch.amax, wide, axes, True, out=top),
+        partial(torch.nan_to_num, top, math.nan, 0.0, 0.0, out=top),
+        partial(wide.sub_, top),
+        wide.exp_,
+        partial(torch.sum, wide, axes, True, out=total),
+        total.log_,
+        partial(total.add_, top),
+        partial(result.copy_, total),
+    ]

@@ -1,4 +1,4 @@
-"""Kernels that update carried state: the KV cache and the optimizer. In place when the output is the operand itself."""
+"""The kernel that updates the KV cache. In place when the output is the operand itself."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from functools import partial
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.kernel import Tensors, carry, kernel
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
-
-
-def _carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Copies for the outputs that are not the operand's own memory."""
-    return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
 @kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
@@ -25,32 +20,6 @@ def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     return [
         partial(torch.add, places, start, out=work[0]),
         partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
-        *_carry(outs, [cache]),
+        *carry(outs, [cache]),
         partial(outs[0].index_copy_, 2, work[0], rows),
     ]
-
-
-@kernel("adamw")
-def adamw(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One AdamW step of one parameter; ATen's fused kernel, decay decoupled."""
-    param, grad, m, v, step, lr = ins
-    calls = _carry(outs, [param, m, v])
-    calls.append(
-        partial(
-            torch._fused_adamw_,  # pyright: ignore[reportPrivateImportUsage]  # the fused kernel has no public name
-            [outs[0]],
-            [grad],
-            [outs[1]],
-            [outs[2]],
-            [],
-            [step],
-            lr=lr,
-            beta1=attrs["beta1"],
-            beta2=attrs["beta2"],
-            weight_decay=attrs["weight_decay"],
-            eps=attrs["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
-    )
-    return calls

@@ -1,0 +1,145 @@
+"""Copies that move, repeat or mirror entries; sums over what a copy repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, host, kernel
+from graphwright.array.spec import Spec
+
+
+@kernel("flip")
+def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Axes read from their end."""
+    axes = {axis % ins[0].dim() for axis in attrs["axes"]}
+    index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))
+    return partial(np.copyto, host(outs[0]), host(ins[0])[index])  # torch has no negative strides
+
+
+@kernel("roll")
+def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Along each axis two pieces that change places."""
+    x, out = ins[0], outs[0]
+    if not x.numel():
+        return []
+    pieces = []
+    for shift, axis in zip(attrs["shifts"], attrs["axes"], strict=True):
+        size = x.shape[axis]
+        at = shift % size
+        pieces.append([(axis, 0, at, size - at)] + ([(axis, size - at, 0, at)] if at else []))
+    calls: list[Call] = []
+    for choice in product(*pieces):
+        source, target = x, out
+        for axis, start, to, size in choice:
+            source, target = source.narrow(axis, start, size), target.narrow(axis, to, size)
+        calls.append(partial(target.copy_, source))
+    return calls
+
+
+@kernel("tile")
+def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """One copy from a view in which repeats are axes of stride 0."""
+    if not outs[0].numel():
+        return []
+    x, repeats = ins[0], attrs["repeats"]
+    lead = len(repeats) - x.dim()
+    sizes = [1] * lead + list(x.shape)
+    source, pairs = x, [n for pair in zip(repeats, sizes, strict=True) for n in pair]
+    for axis in range(x.dim()):
+        source = source.unsqueeze(2 * axis)
+    source = source[(None,) * (2 * lead)] if lead else source
+    return [partial(outs[0].view(pairs).copy_, source.expand(pairs))]
+
+
+@kernel("repeat_interleave")
+def repeat_interleave(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """One copy from a view in which the repeats are an axis of stride 0."""
+    axis, repeats = attrs["axis"] % ins[0].dim(), attrs["repeats"]
+    pairs = outs[0].unflatten(axis, (ins[0].shape[axis], repeats))
+    return [partial(pairs.copy_, ins[0].unsqueeze(axis + 1).expand(pairs.shape))]
+
+
+def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
+    """Axes that are padded, with what comes before and after."""
+    lead = rank - len(attrs["widths"])
+    return [(lead + i, *pair) for i, pair in enumerate(attrs["widths"]) if any(pair)]
+
+
+def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
+    """The entry that each one of a padded axis is a copy of."""
+    places = torch.arange(-before, size + after)
+    if mode == "replicate":
+        return places.clamp(0, size - 1)
+    last = size - 1
+    return last - (last - places.abs()).abs()
+
+
+def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    for axis, before, after in widths:
+        t = t.narrow(axis, before, t.shape[axis] - before - after)
+    return t
+
+
+def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
+    """What lies between the axes, taken one after the other."""
+    if attrs["mode"] == "constant":
+        return []
+    shape, made = list(start.sizes), []
+    for axis, *_ in _widths(attrs, len(shape))[:-1]:
+        shape[axis] = end.sizes[axis]
+        made.append(Spec(tuple(shape), start.dtype))
+    return made
+
+
+@kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
+def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """A value around a copy, or entry by entry along each axis."""
+    x, widths = ins[0], _widths(attrs, ins[0].dim())
+    if attrs["mode"] == "constant":
+        return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
+    if not widths:
+        return [partial(outs[0].copy_, x)]
+    calls: list[Call] = []
+    for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
+        places = _sources(x.shape[axis], before, after, attrs["mode"])
+        calls.append(partial(torch.index_select, x, axis, places, out=target))
+        x = target
+    return calls
+
+
+@kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
+def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """The inner part, or along each axis every entry added to the one it was a copy of."""
+    g, widths = ins[0], _widths(attrs, ins[0].dim())
+    if attrs["mode"] == "constant" or not widths:
+        return [partial(outs[0].copy_, _inner(g, widths))]
+    calls: list[Call] = []
+    for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
+        places = _sources(target.shape[axis], before, after, attrs["mode"])
+        calls += [target.zero_, partial(target.index_add_, axis, places, g)]
+        g = target
+    return calls
+
+
+@kernel("tril")
+def tril(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """The lower triangle of the last two axes."""
+    return partial(torch.tril, ins[0], attrs["diagonal"], out=outs[0])
+
+
+@kernel("triu")
+def triu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """The upper triangle of the last two axes."""
+    return partial(torch.triu, ins[0], attrs["diagonal"], out=outs[0])
+
+
+@kernel("iota")
+def iota(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Places along an axis, known when the call is bound."""
+    return partial(torch.arange, ins[0].shape[attrs["axis"]], out=outs[0])

@@ -1,0 +1,171 @@
+"""Pooling by ATen's kernels for planes, and resampling axis by axis: each entry a weighted sum of a few others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.spec import Spec
+from graphwright.array.window import Window
+
+aten = torch.ops.aten
+
+
+def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
+    """[..., H, W] as [N, H, W]; a line is a plane of one row."""
+    return t.view(-1, *(1,) * (2 - rank), *t.shape[t.dim() - rank :])
+
+
+def _pairs(attrs: Attrs) -> dict[str, list[int]]:
+    """Kernel, stride, padding and dilation of a plane."""
+    window = Window.of(attrs["kernel"], attrs)
+    lead = 2 - len(window.kernel)
+    return {
+        "kernel": [1] * lead + list(window.kernel),
+        "stride": [1] * lead + list(window.stride),
+        "padding": [0] * lead + list(window.padding),
+        "dilation": [1] * lead + list(window.dilation),
+    }
+
+
+@kernel("max_pool")
+def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Largest entry of each window and its place in the plane."""
+    if not outs[0].numel():
+        return []
+    x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
+    return [partial(aten.max_pool2d_with_indices.out, x, *_pairs(attrs).values(), out=best, indices=place)]
+
+
+def _average(attrs: Attrs) -> dict[str, Any]:
+    pairs = _pairs(attrs)
+    return {
+        "kernel_size": pairs["kernel"],
+        "stride": pairs["stride"],
+        "padding": pairs["padding"],
+        "ceil_mode": False,
+        "count_include_pad": attrs["count_include_pad"],
+        "divisor_override": None,
+    }
+
+
+@kernel("avg_pool", widen=True)
+def avg_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Mean of each window."""
+    if not outs[0].numel():
+        return []
+    x, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
+    return [partial(aten.avg_pool2d.out, x, **_average(attrs), out=out)]
+
+
+@kernel("avg_pool_backward", widen=True)
+def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Each entry shared out over its window."""
+    if not outs[0].numel():
+        return []
+    g, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
+    grad_input: Any = aten.avg_pool2d_backward.grad_input
+    return [partial(grad_input, g, out, **_average(attrs), grad_input=out)]  # of its second operand it reads the sizes
+
+
+class Taps(NamedTuple):
+    """Along one axis, entry i is Σ over t of weight[t, i] · x[place[t, i]]."""
+
+    place: np.ndarray
+    weight: np.ndarray
+
+
+def _means(n: int, m: int) -> Taps:
+    """Means over floor(i·n/m) .. ceil((i+1)·n/m); shorter windows repeat their last entry and split its weight."""
+    i = np.arange(m)
+    start, end = i * n // m, -(-(i + 1) * n // m)
+    count, longest = end - start, int((end - start).max())
+    t = np.arange(longest)[:, None]
+    shared = np.where(t >= count - 1, longest - count + 1, 1)  # a weight of 0 would make NaN of an infinity
+    return Taps(np.minimum(start + t, end - 1), 1.0 / (count * shared))
+
+
+def _between(n: int, m: int, align_corners: bool) -> Taps:
+    i = np.arange(m, dtype=np.float64)
+    at = i * ((n - 1) / max(m - 1, 1)) if align_corners else np.maximum((i + 0.5) * (n / m) - 0.5, 0.0)
+    low = np.minimum(np.floor(at).astype(np.int64), n - 1)
+    part = at - low
+    return Taps(np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1.0 - part, part]))
+
+
+def _taps(n: int, m: int, attrs: Attrs) -> Taps:
+    """How m entries are made of n."""
+    mode = attrs.get("mode", "mean")
+    if mode == "nearest":
+        return Taps((np.arange(m) * n // m)[None], np.ones((1, m)))
+    return _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
+
+
+def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Each axis that is resampled, with the shape after it."""
+    shape, stages = list(start), []
+    for axis in range(len(start) - rank, len(start)):
+        shape[axis] = end[axis]
+        stages.append((axis, tuple(shape)))
+    return stages
+
+
+def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Per axis, the entries of one tap; between the axes, the result of the first."""
+    stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
+    return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
+
+
+def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """As forward, with what each axis reads."""
+    stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
+    return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
+
+
+@kernel("adaptive_avg_pool", _forward_work, widen=True)
+@kernel("interpolate", _forward_work, widen=True)
+def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Axis by axis, the taps of each entry summed in order."""
+    calls: list[Call] = []
+    stages, x = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
+    for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
+        taps = _taps(x.shape[axis], shape[axis], attrs)
+        for t, (place, weight) in enumerate(_bound(taps, x, axis)):
+            if t == 0:
+                calls += [partial(torch.index_select, x, axis, place, out=target), partial(target.mul_, weight)]
+            else:
+                calls += [
+                    partial(torch.index_select, x, axis, place, out=part),
+                    partial(target.addcmul_, part, weight),
+                ]
+        x = target
+    return calls
+
+
+@kernel("adaptive_avg_pool_backward", _backward_work, widen=True)
+@kernel("interpolate_backward", _backward_work, widen=True)
+def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Axis by axis, each entry given back to its taps in order."""
+    calls: list[Call] = []
+    stages, g = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
+    for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
+        calls.append(target.zero_)
+        for place, weight in _bound(_taps(shape[axis], g.shape[axis], attrs), g, axis):
+            calls += [partial(torch.mul, g, weight, out=part), partial(target.index_add_, axis, place, part)]
+        g = target
+    return calls
+
+
+def _bound(taps: Taps, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Places and weights of each tap as tensors, the weights along their axis."""
+    shape = (-1, *(1,) * (like.dim() - 1 - axis))
+    return [
+        (torch.from_numpy(place), torch.from_numpy(weight).to(like.dtype).view(shape))
+        for place, weight in zip(*taps, strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""The tape: one node per operation that a gradient may flow through, with what its vjp reads and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import PurePath
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
+
+from graphwright.array import NDArray
+from graphwright.autograd.recorder import Symbol
+from graphwright.ops import Saves
+
+if TYPE_CHECKING:
+    from graphwright.autograd.hooks import Hook
+    from graphwright.autograd.tensor import Tensor
+
+_sequence = count()
+_PACKAGE = str(PurePath(__file__).parent.parent)
+
+
+class Rule(Protocol):
+    """What the tape asks of a row; `ops.Op` has it, and so has a user's Function."""
+
+    @property
+    def name(self) -> str:
+        """Of the operation."""
+        ...
+
+    @property
+    def saves(self) -> Saves:
+        """What the vjp reads."""
+        ...
+
+    @property
+    def vjp(self) -> Callable[..., tuple[Any, ...]] | None:
+        """Gradients of the results -> gradients of the operands."""
+        ...
+
+    @property
+    def why(self) -> Mapping[str, str]:
+        """The reason if there is no vjp."""
+        ...
+
+
+class TapeNode:
+    """What backward needs of one operation.
+
+    Attributes:
+        op, attrs: the row and its attributes.
+        edges: per operand the (node, port) that made it, the leaf itself, or None if it wants no gradient.
+        ins, outs: saved values, or None for those the row does not save; None after they were freed.
+        versions: storage versions of the saved arrays at the time of saving.
+        in_specs, out_specs: specs of operands and of results.
+        path: name of the recorded node, while tracing.
+        seq: creation number; backward runs from high to low.
+        hooks: port -> what to call with its full gradient.
+        retained: tensors made here whose gradient is kept.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_called_at",
+        "attrs",
+        "edges",
+        "hooks",
+        "in_specs",
+        "ins",
+        "op",
+        "out_specs",
+        "outs",
+        "path",
+        "retained",
+        "seq",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        op: Rule,
+        attrs: Mapping[str, Any],
+        inputs: Sequence[Tensor],
+        data: Sequence[Any],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        self.op, self.attrs, self.seq = op, attrs, next(_sequence)
+        self.edges: list[Any] = [
+            None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
+        ]
+        self.in_specs, self.out_specs = [t.spec for t in inputs], [t.spec for t in outputs]
+        first = outputs[0].data
+        self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
+        keep = op.saves
+        self.ins: list[Any] | None = [d if i in keep.inputs else None for i, d in enumerate(data)]
+        self.outs: list[Any] | None = [t.data if i in keep.outputs else None for i, t in enumerate(outputs)]
+        self.versions = [d.storage.version if isinstance(d, NDArray) else None for d in (*self.ins, *self.outs)]
+        self.hooks: dict[int, list[Hook]] = {}
+        self.retained: list[ref[Tensor]] = []
+        self._called_at = _user_frame()
+
+    def take(self, outputs: Sequence[Tensor]) -> None:
+        """Put the floating results on the tape as made here."""
+        for port, out in enumerate(outputs):
+            if out.dtype.is_float:
+                out.node, out.port, out.requires_grad = self, port, True
+
+    def free(self) -> None:
+        """Let go of the saved values."""
+        self.ins = self.outs = None
+
+    @property
+    def line(self) -> str:
+        """`file:line` of the caller's code that ran the operation."""
+        code, at = self._called_at
+        found = (line for start, stop, line in code.co_lines() if start <= at < stop)
+        return f"{code.co_filename}:{next(found, None) or code.co_firstlineno}"
+
+
+def _user_frame() -> tuple[CodeType, int]:
+    """Code and place of the innermost frame outside this package; a line number is worked out when it is asked for."""
+    frame: FrameType = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti

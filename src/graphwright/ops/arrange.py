@@ -1,0 +1,214 @@
+"""Entries moved, repeated or left out within their array, and the transposes of such moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec
+from graphwright.errors import ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import free_cost, op
+from graphwright.ops.rules import axes_of, axis_of, floating, same
+
+
+@op("flip")
+class Flip:
+    """Axes read from their end."""
+
+    arity, attrs = 1, {"axes": ...}
+
+    @staticmethod
+    def infer(x, axes):
+        axes_of(axes, len(x.shape))
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("flip", g, axes=attrs["axes"]),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]}
+
+
+@op("roll")
+class Roll:
+    """Entries moved by `shifts` along axes, those that leave at one end entering at the other."""
+
+    arity, attrs = 1, {"shifts": ..., "axes": ...}
+
+    @staticmethod
+    def infer(x, shifts, axes):
+        if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
+            raise ShapeError("a shift for each axis, each axis once", expected=axes, got=shifts)
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("roll", g, shifts=tuple(-s for s in attrs["shifts"]), axes=attrs["axes"]),)
+
+    @staticmethod
+    def sample(rng):
+        axes = [(0,), (-1,), (2, 0)][rng.integers(3)]
+        return [rng.normal(size=(3, 2, 5))], {
+            "shifts": tuple(int(s) for s in rng.integers(-7, 8, len(axes))),
+            "axes": axes,
+        }
+
+
+@op("tile")
+class Tile:
+    """The array as a whole, repeated along each axis: a b -> a b a b; `repeats` may name more axes than x has."""
+
+    arity, attrs = 1, {"repeats": ...}
+
+    @staticmethod
+    def infer(x, repeats):
+        if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
+            raise ShapeError("a number of repeats for each axis", expected=len(x.shape), got=repeats)
+        shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
+        if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
+            raise ShapeError("an axis whose size is a name cannot be repeated", expected=x, got=repeats)
+        return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        shape, repeats = ins[0].shape, attrs["repeats"]
+        copies = len(repeats) - len(shape)
+        pairs = (n for pair in zip(repeats[copies:], shape, strict=True) for n in pair)
+        g = call("reshape", g, shape=(*repeats[:copies], *pairs))
+        axes = (*range(copies), *range(copies, len(g.shape), 2))
+        return (call("sum", g, axes=axes, keepdims=False),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(2, 3))], {"repeats": tuple(int(r) for r in rng.integers(1, 4, rng.integers(2, 4)))}
+
+
+@op("repeat_interleave")
+class RepeatInterleave:
+    """Each entry of an axis repeated in place: a b -> a a b b."""
+
+    arity, attrs = 1, {"repeats": ..., "axis": ...}
+
+    @staticmethod
+    def infer(x, repeats, axis):
+        at = axis_of(axis, len(x.shape))
+        if isinstance(x.shape[at], str) or repeats < 0:
+            raise ShapeError("a known size, repeated", where=f"axis {at}", expected="a number at least 0", got=repeats)
+        return Spec((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        at = axis_of(attrs["axis"], len(ins[0].shape))
+        pairs = call("unflatten", g, axis=at, sizes=(ins[0].shape[at], attrs["repeats"]))
+        return (call("sum", pairs, axes=(at + 1,), keepdims=False),)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(2, 3, 2))], {"repeats": int(rng.integers(1, 4)), "axis": int(rng.integers(-3, 3))}
+
+
+MODES = ("constant", "reflect", "replicate")
+
+
+def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
+    lead = len(x.shape) - len(widths)
+    if mode not in MODES or lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
+        raise ShapeError(
+            f"padding ({', '.join(MODES)}) before and after each of the last axes", got=f"{mode}, {widths}"
+        )
+    for n, pair in zip(x.shape[lead:], widths, strict=True):
+        least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
+        if any(pair) and (isinstance(n, str) or n < least):
+            raise ShapeError(f"too small an axis for this padding ({mode})", expected=f"at least {least}", got=x)
+    sizes = (n + sum(p) if isinstance(n, int) else n for n, p in zip(x.shape[lead:], widths, strict=True))
+    return Spec((*x.shape[:lead], *sizes), x.dtype)
+
+
+@op("pad")
+class Pad:
+    """The last axes made longer by `widths` = (before, after) each.
+
+    `constant`: by `value`; `reflect`: mirrored at the outermost entry, which is not repeated; `replicate`: by copies of
+    the outermost entry.
+    """
+
+    arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
+
+    @staticmethod
+    def infer(x, widths, mode, value):
+        return _padded(x, widths, mode)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("pad_backward", g, widths=attrs["widths"], mode=attrs["mode"]),)
+
+    @staticmethod
+    def sample(rng):
+        widths = tuple((int(a), int(b)) for a, b in rng.integers(0, 3, (rng.integers(1, 3), 2)))
+        return [rng.normal(size=(2, 3, 4))], {"widths": widths, "mode": MODES[rng.integers(3)], "value": 0.0}
+
+
+@op("pad_backward")
+class PadBackward:
+    """The last axes made shorter again, what lay outside added to the entry it was made of: the transpose of `pad`."""
+
+    arity, attrs = 1, {"widths": ..., "mode": "constant"}
+
+    @staticmethod
+    def infer(g, widths, mode):
+        lead = len(floating(g).shape) - len(widths)
+        sizes = (n if not any(p) else n - sum(p) for n, p in zip(g.shape[lead:], widths, strict=True))
+        x = Spec((*g.shape[:lead], *sizes), g.dtype)
+        _padded(x, widths, mode)
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("pad", g, **attrs),)
+
+    @staticmethod
+    def sample(rng):
+        _, attrs = Pad.sample(rng)
+        sizes = [2, 3, 4]
+        for axis, pair in enumerate(attrs["widths"]):
+            sizes[axis - len(attrs["widths"])] += sum(pair)
+        return [rng.normal(size=sizes)], {"widths": attrs["widths"], "mode": attrs["mode"]}
+
+
+def _triangle(name: str, doc: str) -> Any:
+    def infer(x: Spec, diagonal: int) -> Spec:
+        if len(x.shape) < 2:
+            raise ShapeError("a triangle of at least two axes", got=x)
+        return same(x)
+
+    def vjp(g, ins, outs, attrs, needs):
+        return (call(name, g, diagonal=attrs["diagonal"]),)
+
+    def sample(rng):
+        return [rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))}
+
+    cells = {"__doc__": doc, "arity": 1, "attrs": {"diagonal": 0}}
+    return op(name)(type(name, (), {**cells, "infer": infer, "vjp": vjp, "sample": sample}))
+
+
+_triangle("tril", "Entries (i, j) of the last two axes with j ≤ i + diagonal; the others are 0.")
+_triangle("triu", "Entries (i, j) of the last two axes with j ≥ i + diagonal; the others are 0.")
+
+
+@op("iota")
+class Iota:
+    """The places 0, 1, ... along an axis of the operand, int64; also of an axis whose size is a name."""
+
+    arity, attrs, cost = 1, {"axis": ...}, free_cost
+    vjp, why = None, {"vjp": "places are integers"}
+
+    @staticmethod
+    def infer(x, axis):
+        return Spec((x.shape[axis_of(axis, len(x.shape))],), int64)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(2, 4, 3))], {"axis": int(rng.integers(-3, 3))}

@@ -1,0 +1,238 @@
+"""Convolution over any number of spatial axes, its two transposes, and windows as columns.
+
+`conv`, `conv_transpose` and `conv_weight` are the three partial maps of one trilinear form, so each is in the gradients
+of the other two (Dumoulin and Visin 2016, "A guide to convolution arithmetic for deep learning", section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.spec import Spec
+from graphwright.array.window import Window, per_axis
+from graphwright.errors import ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op
+from graphwright.ops.rules import equal_dim, floating, one_dtype
+
+_WINDOW = {"stride": 1, "padding": 0, "dilation": 1}
+_GROUPED = {**_WINDOW, "groups": 1}
+
+
+def _sliding(attrs: Attrs) -> dict[str, Any]:
+    return {name: attrs[name] for name in _WINDOW}
+
+
+def _grouped(attrs: Attrs) -> dict[str, Any]:
+    return {name: attrs[name] for name in _GROUPED}
+
+
+def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> None:
+    one_dtype(x, w, *([] if b is None else [b]))
+    floating(x)
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
+        raise ShapeError("x is [N, C, spatial...] and w has as many axes", got=f"{x}, {w}")
+    if b is not None and b.shape != channels:
+        raise ShapeError("the bias has another size", where="axis out", expected=channels, got=b)
+
+
+def _divides(groups: int, *channels: Any) -> None:
+    if groups < 1 or any(isinstance(c, str) or c % groups for c in channels):
+        raise ShapeError("groups must divide the channels", expected=channels, got=groups)
+
+
+def _bias(g: Any) -> Any:
+    """The gradient of a bias: everything of its channel."""
+    return call("sum", g, axes=(0, *range(2, len(g.shape))), keepdims=False)
+
+
+def _cost(places: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
+    """Each entry of `places` meets the weights of its channel."""
+    flops = 2 * places.size * (weight.size // max(weight.sizes[0], 1))
+    return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
+
+
+def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int, ...], tuple[int, ...]]:
+    """Attributes, groups, kernel and spatial sizes: one or two axes, odd sizes, windows that leave a rest."""
+    rank, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    kernel = tuple(int(k) for k in rng.integers(1, 4, rank))
+    attrs: dict[str, Any] = {
+        "stride": tuple(int(s) for s in rng.integers(1, 3, rank)),
+        "padding": tuple(int(rng.integers(0, k)) for k in kernel),
+        "dilation": int(rng.integers(1, 3)),
+    }
+    return attrs, groups, kernel, tuple(int(n) for n in rng.integers(5, 7, rank))
+
+
+@op("conv")
+class Conv:
+    """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, places...].
+
+    y[n, o, i] = b[o] + Σ w[o, c, k] · x[n, c, stride·i + dilation·k - padding], zero outside; channel o reads the
+    channels c of its group.
+    """
+
+    arity, attrs, saves = (2, 3), _GROUPED, Saves(inputs=(0, 1))
+    traits = Traits(amp="low", contiguous=(0, 1))
+
+    @staticmethod
+    def infer(x, w, b=None, *, groups, **window):
+        _operands(x, w, b, w.shape[:1])
+        _divides(groups, x.shape[1], w.shape[0])
+        equal_dim(w.shape[1], x.shape[1] // groups, "channels of a group")
+        return Spec((x.shape[0], w.shape[0], *Window.of(w.shape[2:], window).places(x.shape[2:])), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, w = ins[:2]
+        same, window = _grouped(attrs), Window.of(w.shape[2:], attrs)
+        rest = window.rest(x.shape[2:])
+        dx = call("conv_transpose", g, w, **same, output_padding=rest) if needs[0] else None
+        dw = call("conv_weight", x, g, **same, kernel=window.kernel) if needs[1] else None
+        return (dx, dw) if len(ins) == 2 else (dx, dw, _bias(g) if needs[2] else None)
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return _cost(outs[0], ins[1], ins, outs)
+
+    @staticmethod
+    def sample(rng):
+        attrs, groups, kernel, sizes = _geometry(rng)
+        w = rng.normal(size=(3 * groups, 2, *kernel))
+        operands = [rng.normal(size=(2, 2 * groups, *sizes)), w, rng.normal(size=len(w))]
+        return operands[: rng.integers(2, 4)], {**attrs, "groups": groups}
+
+
+@op("conv_transpose")
+class ConvTranspose:
+    """The transpose of `conv` with respect to x: x [N, I, places...], w [I, O/groups, kernel...] (, b [O]).
+
+    Places become spatial sizes (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding; the last term,
+    below the stride, says how much of the input of the convolution lay behind its last window.
+    """
+
+    arity, attrs, saves = (2, 3), {**_GROUPED, "output_padding": 0}, Saves(inputs=(0, 1))
+    traits = Traits(amp="low", contiguous=(0, 1))
+
+    @staticmethod
+    def infer(x, w, b=None, *, groups, output_padding, **window):
+        _operands(x, w, None, ())
+        _divides(groups, x.shape[1], w.shape[0])
+        channels = w.shape[1] * groups
+        _operands(x, w, b, (channels,))
+        equal_dim(w.shape[0], x.shape[1], "channels in")
+        rule = Window.of(w.shape[2:], window)
+        sizes = rule.spread(x.shape[2:], per_axis(output_padding, len(rule.kernel), "output_padding"))
+        return Spec((x.shape[0], channels, *sizes), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, w = ins[:2]
+        same = _grouped(attrs)
+        dx = call("conv", g, w, **same) if needs[0] else None
+        dw = call("conv_weight", g, x, **same, kernel=w.shape[2:]) if needs[1] else None
+        return (dx, dw) if len(ins) == 2 else (dx, dw, _bias(g) if needs[2] else None)
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return _cost(ins[0], ins[1], ins, outs)
+
+    @staticmethod
+    def sample(rng):
+        attrs, groups, kernel, _ = _geometry(rng)
+        rest = tuple(int(rng.integers(0, s)) for s in attrs["stride"])
+        w = rng.normal(size=(2 * groups, 3, *kernel))
+        operands = [rng.normal(size=(2, 2 * groups, *(4 for _ in kernel))), w, rng.normal(size=3 * groups)]
+        return operands[: rng.integers(2, 4)], {**attrs, "groups": groups, "output_padding": rest}
+
+
+@op("conv_weight")
+class ConvWeight:
+    """The transpose of `conv` with respect to w: x [N, C, spatial...], g [N, O, places...] -> [O, C/groups, kernel...].
+
+    Σ over n and places of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
+    """
+
+    arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
+    traits = Traits(amp="low", contiguous=(0, 1))
+
+    @staticmethod
+    def infer(x, g, *, groups, kernel, **window):
+        _operands(x, g, None, ())
+        _divides(groups, x.shape[1], g.shape[1])
+        equal_dim(g.shape[0], x.shape[0], "N")
+        places = Window.of(kernel, window).places(x.shape[2:])
+        if g.shape[2:] != places:
+            raise ShapeError("the gradient has another number of places", expected=places, got=g)
+        return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, upstream = ins
+        same, rest = _grouped(attrs), Window.of(attrs["kernel"], attrs).rest(x.shape[2:])
+        dx = call("conv_transpose", upstream, g, **same, output_padding=rest) if needs[0] else None
+        return dx, call("conv", x, g, **same) if needs[1] else None
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return _cost(ins[1], outs[0], ins, outs)
+
+    @staticmethod
+    def sample(rng):
+        attrs, groups, kernel, sizes = _geometry(rng)
+        places = Window.of(kernel, attrs).places(sizes)
+        x, g = rng.normal(size=(2, 2 * groups, *sizes)), rng.normal(size=(2, 3 * groups, *places))
+        return [x, g], {**attrs, "groups": groups, "kernel": kernel}
+
+
+@op("unfold")
+class Unfold:
+    """Windows as columns: x [N, C, spatial...] -> [N, C · entries of the kernel, places], zeros in the padding."""
+
+    arity, attrs, traits = 1, {**_WINDOW, "kernel": ...}, Traits(contiguous=(0,))
+
+    @staticmethod
+    def infer(x, kernel, **window):
+        if len(x.shape) < 3 or isinstance(x.shape[1], str):
+            raise ShapeError("x is [N, C, spatial...]", got=x)
+        rule = Window.of(kernel, window)
+        return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.places(x.shape[2:]))), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("fold", g, **attrs, sizes=ins[0].shape[2:]),)
+
+    @staticmethod
+    def sample(rng):
+        attrs, groups, kernel, sizes = _geometry(rng)
+        return [rng.normal(size=(2, groups, *sizes))], {**attrs, "kernel": kernel}
+
+
+@op("fold")
+class Fold:
+    """Sum of columns at the places of their windows: [N, C · entries, places] -> [N, C, sizes...]."""
+
+    arity, attrs, traits = 1, {**_WINDOW, "kernel": ..., "sizes": ...}, Traits(contiguous=(0,))
+
+    @staticmethod
+    def infer(x, kernel, sizes, **window):
+        rule = Window.of(kernel, window)
+        places = prod(rule.places(sizes))
+        if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != places:
+            raise ShapeError("not the columns of such windows", expected=("N", f"C·{rule.entries}", places), got=x)
+        return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("unfold", g, kernel=attrs["kernel"], **_sliding(attrs)),)
+
+    @staticmethod
+    def sample(rng):
+        attrs, groups, kernel, sizes = _geometry(rng)
+        rule = Window.of(kernel, attrs)
+        columns = rng.normal(size=(2, groups * rule.entries, prod(rule.places(sizes))))
+        return [columns], {**attrs, "kernel": kernel, "sizes": sizes}

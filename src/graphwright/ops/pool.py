@@ -1,0 +1,211 @@
+"""Pooling and resampling over the trailing spatial axes, one or two; all axes before them are left alone.
+
+Averages and interpolations are linear, so each has its transpose beside it, and the two are each other's gradient.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec
+from graphwright.array.window import Window, trailing
+from graphwright.errors import ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import floating
+
+_ROW_MAJOR = Traits(contiguous=(0,))
+
+
+def _window(x: Spec, kernel: Any, attrs: Any) -> tuple[Spec, Window]:
+    """The windows over the trailing axes, and what has one entry per window."""
+    rule, rank = Window.of(kernel, attrs), len(kernel)
+    if rank > 2 or len(floating(x).shape) < rank:
+        raise ShapeError("one or two spatial axes at the end", expected=f"[..., {rank} axes]", got=x)
+    if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
+        raise ShapeError("padding is at most half of the window", expected=rule.extent, got=rule.padding)
+    at = len(x.shape) - rank
+    return Spec((*x.shape[:at], *rule.places(x.shape[at:])), x.dtype), rule
+
+
+def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
+    """Other sizes of the trailing axes."""
+    at = len(floating(x).shape) - len(sizes)
+    if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
+        raise ShapeError("one or two spatial axes at the end, of at least 1", expected=sizes, got=x)
+    return Spec((*x.shape[:at], *sizes), x.dtype)
+
+
+def _flat(t: Any, rank: int) -> Any:
+    return call("flatten", t, start=-rank, end=-1)
+
+
+def _sample(rng, **more):
+    rank = int(rng.integers(1, 3))
+    kernel = tuple(int(k) for k in rng.integers(2, 4, rank))
+    attrs = {
+        "kernel": kernel,
+        "stride": None if rng.random() < 0.3 else tuple(int(s) for s in rng.integers(1, 3, rank)),
+        "padding": int(rng.integers(0, 2)),
+    }
+    return [rng.normal(size=(2, 3, *rng.integers(5, 8, rank)))], {**attrs, **more}
+
+
+@op("max_pool")
+class MaxPool:
+    """Largest entry of each window, and its place among the spatial entries, row by row (int64); the first of equals.
+
+    Padding counts as -∞. The gradient goes to the place.
+    """
+
+    arity, saves, traits = 1, Saves(outputs=(1,)), _ROW_MAJOR
+    attrs = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}
+
+    @staticmethod
+    def infer(x, kernel, **window):
+        best = _window(x, kernel, window)[0]
+        return best, Spec(best.shape, int64)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        rank, shape = len(attrs["kernel"]), ins[0].shape
+        flat = (*shape[: len(shape) - rank], prod(trailing(ins[0].shape, rank)))
+        total = call("scatter_sum", _flat(g[0], rank), _flat(outs[1], rank), axis=-1, shape=flat)
+        return (call("reshape", total, shape=shape),)
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(outs[0].size * prod(attrs["kernel"]), ins[0].nbytes, sum(o.nbytes for o in outs))
+
+    @staticmethod
+    def sample(rng):
+        return _sample(rng, dilation=int(rng.integers(1, 3)))
+
+
+@op("avg_pool")
+class AvgPool:
+    """Mean of each window; with `count_include_pad`, zeros of the padding count as entries."""
+
+    arity, traits = 1, _ROW_MAJOR
+    attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
+
+    @staticmethod
+    def infer(x, kernel, count_include_pad, **window):
+        return _window(x, kernel, window)[0]
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("avg_pool_backward", g, **attrs, sizes=trailing(ins[0].shape, len(attrs["kernel"]))),)
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(outs[0].size * prod(attrs["kernel"]), ins[0].nbytes, outs[0].nbytes)
+
+    @staticmethod
+    def sample(rng):
+        return _sample(rng, count_include_pad=bool(rng.random() < 0.5))
+
+
+@op("avg_pool_backward")
+class AvgPoolBackward:
+    """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `avg_pool`."""
+
+    arity, traits = 1, _ROW_MAJOR
+    attrs = {**AvgPool.attrs, "sizes": ...}
+
+    @staticmethod
+    def infer(g, sizes, kernel, count_include_pad, **window):
+        x = Spec((*g.shape[: len(g.shape) - len(kernel)], *sizes), g.dtype)
+        if len(x.shape) != len(g.shape) or _window(x, kernel, window)[0] != g:
+            raise ShapeError("not one entry per window", expected=f"windows over {sizes}", got=g)
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
+
+    @staticmethod
+    def sample(rng):
+        (x,), attrs = AvgPool.sample(rng)
+        places = Window.of(attrs["kernel"], attrs).places(x.shape[2:])
+        return [rng.normal(size=(2, 3, *places))], {**attrs, "sizes": x.shape[2:]}
+
+
+@op("adaptive_avg_pool")
+class AdaptiveAvgPool:
+    """Means over windows that share out the trailing axes: entry i of m is over floor(i·n/m) .. ceil((i+1)·n/m)."""
+
+    arity, attrs, traits = 1, {"sizes": ...}, _ROW_MAJOR
+
+    @staticmethod
+    def infer(x, sizes):
+        return _resized(x, sizes)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("adaptive_avg_pool_backward", g, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
+
+    @staticmethod
+    def sample(rng):
+        rank = int(rng.integers(1, 3))
+        return [rng.normal(size=(2, 3, *rng.integers(2, 8, rank)))], {
+            "sizes": tuple(map(int, rng.integers(1, 6, rank)))
+        }
+
+
+@op("adaptive_avg_pool_backward")
+class AdaptiveAvgPoolBackward:
+    """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `adaptive_avg_pool`."""
+
+    arity, attrs, traits, sample = 1, {"sizes": ...}, _ROW_MAJOR, AdaptiveAvgPool.sample
+
+    @staticmethod
+    def infer(g, sizes):
+        return _resized(g, sizes)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("adaptive_avg_pool", g, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
+
+
+def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: bool) -> Spec:
+    if mode not in ("nearest", "linear") or (align_corners and mode == "nearest"):
+        raise ShapeError("no such interpolation", expected="nearest, or linear with or without align_corners", got=mode)
+    return _resized(x, sizes)
+
+
+@op("interpolate")
+class Interpolate:
+    """The trailing axes resampled to `sizes`: entry i of m reads at s of n, `nearest` below or `linear` between two.
+
+    nearest: s = floor(i·n/m). linear: s = (i + ½)·n/m - ½, at least 0, or i·(n-1)/(m-1) with `align_corners`.
+    """
+
+    arity, attrs, traits = 1, {"sizes": ..., "mode": "nearest", "align_corners": False}, _ROW_MAJOR
+    infer = _interpolated
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        same = {"mode": attrs["mode"], "align_corners": attrs["align_corners"]}
+        return (call("interpolate_backward", g, **same, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
+
+    @staticmethod
+    def sample(rng):
+        inputs, attrs = AdaptiveAvgPool.sample(rng)
+        mode = "linear" if rng.random() < 0.6 else "nearest"
+        return inputs, {**attrs, "mode": mode, "align_corners": mode == "linear" and bool(rng.random() < 0.5)}
+
+
+@op("interpolate_backward")
+class InterpolateBackward:
+    """Each entry given back to the entries it was made of, among trailing axes of `sizes`: `interpolate` transposed."""
+
+    arity, attrs, traits, sample = 1, Interpolate.attrs, _ROW_MAJOR, Interpolate.sample
+    infer = _interpolated
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        same = {"mode": attrs["mode"], "align_corners": attrs["align_corners"]}
+        return (call("interpolate", g, **same, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)

@@ -1,0 +1,189 @@
+"""Writing over tensors: numpy's values and torch's gradients where it is allowed, a named error where it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright.array import from_numpy
+from graphwright.autograd import (
+    LeafModified,
+    ModifiedSinceForward,
+    Parameter,
+    Tensor,
+    TraceMutation,
+    Variable,
+    ViewModified,
+    grad,
+    no_grad,
+    tensor,
+)
+from graphwright.errors import AliasError, ShapeError
+from graphwright.ops import call
+from values import array_of, grad_of
+
+RNG = np.random.default_rng(0)
+A, B = RNG.uniform(0.5, 2, (2, 3)), RNG.uniform(0.5, 2, 3)
+
+
+@pytest.mark.parametrize("method", ["add_", "sub_", "mul_", "div_", "copy_"])
+@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True), (False, False)])
+def test_values_and_gradients_are_torchs(method: str, mask: tuple[bool, bool]) -> None:
+    a, b = (tensor(v, requires_grad=m) for v, m in zip((A, B), mask, strict=True))
+    p, q = (torch.tensor(v, requires_grad=m) for v, m in zip((A, B), mask, strict=True))
+    h, t = a * 1.5, p * 1.5
+    memory = h.data
+    assert getattr(h, method)(b) is h
+    getattr(t, method)(q)
+    assert h.data is memory
+    assert array_of(h).storage.version == 1
+    assert h.requires_grad == (t.requires_grad if method != "copy_" else mask[1])  # what is overwritten is forgotten
+    np.testing.assert_allclose(h.numpy(), t.detach().numpy())
+    if h.requires_grad:
+        (h.tanh() * h).sum().backward()
+        (t.tanh() * t).sum().backward()
+        for ours, theirs in ((a, p), (b, q)):
+            if ours.grad is None:
+                assert theirs.grad is None or not theirs.grad.any()
+            else:
+                np.testing.assert_allclose(ours.grad.numpy(), grad_of(theirs).numpy(), rtol=1e-12)
+
+
+def test_filling_ends_the_gradient() -> None:
+    x = tensor(A, requires_grad=True)
+    h = x * 2.0
+    h.fill_(3.0)
+    assert (h.node, h.requires_grad, h.numpy().max()) == (None, False, 3.0)
+    assert not tensor(A).zero_().numpy().any()
+
+
+def test_a_leaf_that_wants_a_gradient_is_written_under_no_grad_only() -> None:
+    x, w = tensor(A, requires_grad=True), Parameter(from_numpy(A.copy()), name="layer.weight")
+    for t in (x, w):
+        with pytest.raises(LeafModified):
+            t.add_(1.0)
+        assert np.array_equal(t.numpy(), A)
+        with no_grad():
+            t.add_(1.0)
+        assert np.array_equal(t.numpy(), A + 1)
+        assert t.requires_grad
+        assert t.is_leaf
+    with pytest.raises(LeafModified, match=r"layer\.weight"):
+        gw.trace(lambda y: w.add_(y), A)
+
+
+def test_a_value_that_backward_reads_is_missed() -> None:
+    x = tensor(A, requires_grad=True)
+    h = x * 1.0
+    y = h.exp()  # saves its result
+    y.mul_(2.0)
+    with pytest.raises(ModifiedSinceForward) as caught:
+        y.sum().backward()
+    assert (caught.value.op, caught.value.value) == ("exp", "result 0")
+    h = x * 1.0
+    y = h + 1.0  # saves nothing
+    h.mul_(2.0)
+    assert np.array_equal(grad(y.sum(), x)[0].numpy(), np.ones((2, 3)))
+
+
+def test_memory_that_another_tensor_shows_is_not_written_on_the_tape() -> None:
+    x = tensor(A, requires_grad=True)
+    h = x * 1.0
+    row = h[0]
+    for target in (h, row):
+        with pytest.raises(ViewModified):
+            target.mul_(2.0)
+        with pytest.raises(ViewModified):
+            target.fill_(2.0)
+    assert array_of(h).storage.version == 0
+    del row, target
+    h.mul_(2.0)  # the view is gone
+    plain = tensor(A.copy())
+    part = plain[0]
+    part.fill_(7.0)  # no tape, no harm
+    assert plain.numpy()[0].tolist() == [7.0] * 3
+    with pytest.raises(ViewModified):
+        plain.mul_(x)
+
+
+def test_a_result_that_does_not_fit_is_refused_before_anything_is_written() -> None:
+    x = tensor(A.astype("f4"))
+    for other in (tensor(A), tensor(np.ones((4, 2, 3), "f4"))):
+        with pytest.raises(ShapeError):
+            x.add_(other)
+    with pytest.raises(AliasError):
+        call("matmul", x[:, :2], x[:, :2], out=x[:, :2])
+    assert array_of(x).storage.version == 0
+    assert np.array_equal(x.numpy(), A.astype("f4"))
+
+
+def test_out_is_what_is_returned() -> None:
+    x, out = tensor(A, requires_grad=True), tensor(np.full((2, 3), np.nan))
+    memory = out.data
+    assert call("mul", x, x, out=out) is out
+    assert out.data is memory
+    out.sum().backward()
+    assert np.array_equal(grad_of(x).numpy(), 2 * A)
+    array = from_numpy(np.zeros((2, 3)))
+    assert call("exp", from_numpy(A), out=array) is array
+    np.testing.assert_allclose(array.to_numpy(), np.exp(A))
+
+
+def test_a_write_is_a_rebinding_in_a_trace() -> None:
+    def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2.0
+        before = h + 0.0
+        h.add_(y)
+        h.mul_(h.tanh())
+        return h, before
+
+    feeds = [tensor(A.astype("f4")), tensor(B.astype("f4"))]
+    eager = work(*feeds)
+    for mine, other in zip(gw.compile(work, executor="aten")(*feeds), eager, strict=True):
+        assert np.array_equal(mine.numpy(), other.numpy())
+
+
+def test_the_gradient_of_a_traced_write() -> None:
+    def work(x: Tensor) -> Tensor:
+        x.requires_grad = True
+        h = x * 2.0
+        h.mul_(x)
+        return grad(h.sum(), x)[0]
+
+    assert np.allclose(gw.compile(work)(A).numpy(), 4 * A)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda h: (h[0], h.add_(1.0)),
+        lambda h: (h.reshape(6), h.fill_(1.0)),
+        lambda h: (h.detach(), h.add_(1.0)),
+        lambda h: (h, h[0].add_(1.0)),
+    ],
+)
+def test_a_view_that_lives_is_refused_in_a_trace(broken) -> None:
+    with pytest.raises(TraceMutation):
+        gw.trace(lambda x: broken(x * 1.0)[0], A)
+
+
+def test_a_view_that_is_gone_is_no_matter_in_a_trace() -> None:
+    def work(x: Tensor) -> Tensor:
+        h = x * 1.0
+        total = h.reshape(6).sum()
+        return h.add_(total)
+
+    assert np.array_equal(gw.compile(work)(A).numpy(), A + A.sum())
+
+
+def test_a_tensor_from_outside_is_not_written_by_a_trace() -> None:
+    outside = tensor(A)
+    with pytest.raises(TraceMutation, match="Variable"):
+        gw.trace(lambda x: outside.add_(x), A)
+    carried = Variable(from_numpy(A.copy()), name="total")
+    step = gw.compile(lambda x: carried.add_(x) * 1.0)
+    for k in (2, 3):
+        assert np.array_equal(step(A).numpy(), k * A)
+    assert np.array_equal(carried.numpy(), 3 * A)

@@ -1,0 +1,190 @@
+"""`tensor[...]`, `tensor[...] = v` and functions of places: values as numpy's, gradients counted place by place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphwright as gw
+from graphwright.autograd import (
+    LeafModified,
+    Tensor,
+    TraceError,
+    TraceMutation,
+    Variable,
+    ViewModified,
+    bincount,
+    cat,
+    grad,
+    index_put,
+    no_grad,
+    nonzero,
+    one_hot,
+    pad,
+    scatter,
+    tensor,
+)
+from graphwright.errors import IndexOutOfRange, ShapeError, UsageError
+from indices import SIDES, indices
+from values import array_of
+
+
+def places(shape: tuple[int, ...], index: Any) -> np.ndarray | None:
+    """Which entries, counted row by row, an index picks; None for an index that numpy refuses."""
+    try:
+        return np.arange(np.prod(shape), dtype=np.int64).reshape(shape)[index]
+    except IndexError:
+        return None
+
+
+@given(shape=SIDES, data=st.data())
+def test_reading_and_its_gradient(shape: tuple[int, ...], data: st.DataObject) -> None:
+    index = data.draw(indices(shape))
+    picked = places(shape, index)
+    if picked is None:
+        return
+    values = np.random.default_rng(0).normal(size=shape)
+    x = tensor(values, requires_grad=True)
+    given_as_tensors = data.draw(st.booleans())
+    y = x[tuple(tensor(i) if given_as_tensors and isinstance(i, np.ndarray) else i for i in index)]
+    assert np.array_equal(y.numpy(), values.ravel()[picked])
+    seed = np.random.default_rng(1).normal(size=y.shape)
+    found = grad(y, x, [tensor(seed)])[0].numpy()
+    counted = np.bincount(picked.ravel(), seed.ravel(), minlength=values.size).reshape(shape)
+    np.testing.assert_allclose(found, counted, rtol=1e-12, atol=1e-12)
+
+
+@given(shape=SIDES, data=st.data())
+def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) -> None:
+    index = data.draw(indices(shape))
+    picked = places(shape, index)
+    if picked is None or len(np.unique(picked)) < picked.size:
+        return  # of values for one place each gets the place's gradient, as in torch
+    values = np.random.default_rng(0).normal(size=shape)
+    cut = data.draw(st.integers(0, picked.ndim))
+    v = np.random.default_rng(2).normal(size=picked.shape[cut:])
+    taped, traced = data.draw(st.booleans()), data.draw(st.booleans())
+    leaf, written = tensor(values, requires_grad=taped), tensor(v, requires_grad=taped)
+
+    def put(a: Tensor, b: Tensor) -> Tensor:
+        y = a * 1.0
+        y[index] = b
+        return y
+
+    theirs = values.copy()
+    theirs.ravel()[picked] = v
+    if traced:
+        run = gw.trace(put, leaf, written).run({"a": leaf, "b": written})
+        assert np.array_equal(run["out"].to_numpy(), theirs)
+        return
+    y = put(leaf, written)
+    assert np.array_equal(y.numpy(), theirs)
+    if taped:
+        seed = np.random.default_rng(1).normal(size=shape)
+        found = grad(y, [leaf, written], [tensor(seed)], allow_unused=True)
+        kept = seed.copy()
+        kept.ravel()[picked] = 0.0
+        if found[0] is None:  # all of it was written over
+            assert not kept.any()
+        else:
+            np.testing.assert_allclose(found[0].numpy(), kept, rtol=1e-12)
+        arrived = seed.ravel()[picked].sum(tuple(range(cut)))
+        np.testing.assert_allclose(found[1].numpy(), arrived, rtol=1e-12, atol=1e-12)
+
+
+def test_a_write_without_a_tape_is_in_the_same_memory() -> None:
+    x = tensor(np.zeros((2, 3)))
+    memory, row = array_of(x), x[1]
+    x[1, ::2] = [0.1, 0.2]
+    assert array_of(x) is memory
+    assert row.tolist() == [0.1, 0.0, 0.2]
+    x[x < 0.15] += 1.0
+    assert x.tolist() == [[1.0, 1.0, 1.0], [1.1, 1.0, 0.2]]
+
+
+def test_writes_keep_the_rules_of_the_tape() -> None:
+    leaf = tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(LeafModified):
+        leaf[0] = 3.0
+    with no_grad():
+        leaf[0] = 3.0
+    assert leaf.tolist() == [3.0, 2.0]
+    y = leaf * 2.0
+    view = y[:1]
+    with pytest.raises(ViewModified):
+        y[0] = 0.0
+    assert view.tolist() == [6.0]
+    with pytest.raises(TraceMutation):
+        gw.trace(lambda a: _overwrite(a, a[0]), leaf)
+
+
+def _overwrite(a: Tensor, row: Tensor) -> Tensor:
+    b = a * 1.0
+    part = b[0]
+    b[0] = 1.0
+    return b + part + row
+
+
+def test_a_variable_is_written_in_a_step_and_planned() -> None:
+    table = Variable(tensor(np.zeros((3, 2))).data.copy(), name="table")  # pyright: ignore[reportAttributeAccessIssue]
+
+    def step(i: Tensor, v: Tensor) -> Tensor:
+        table[i] = v
+        return table * 1.0
+
+    run = gw.compile(step)
+    for i in (2, 0, 2):
+        run(tensor([i]), tensor([[float(i), 1.0]], "float64"))
+    assert table.tolist() == [[0.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
+
+
+def test_index_arrays_are_data_in_a_trace_and_masks_are_not() -> None:
+    x = tensor(np.arange(12.0).reshape(3, 4))
+    p = gw.trace(lambda x, i: x[1:, i], x, tensor([0, 1]))
+    assert p.run({"x": x, "i": tensor([3, -4])})["out"].to_numpy().tolist() == [[7, 4], [11, 8]]
+    with pytest.raises(TraceError):
+        gw.trace(lambda x: x[x < 2.0], x)
+    with pytest.raises(TraceError):
+        gw.trace(nonzero, x)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+def test_counting_and_marking() -> None:
+    ids = [[0, 2], [2, 1]]
+    theirs = torch.tensor(ids)
+    assert one_hot(ids).tolist() == torch.nn.functional.one_hot(theirs).tolist()
+    assert one_hot(tensor([], "int64")).shape == (0, 0)
+    assert bincount(ids).tolist() == [1, 1, 2]
+    assert bincount(ids, 5).tolist() == [1, 1, 2, 0, 0]
+    assert nonzero(tensor([[0.0, 2.0], [-1.0, 0.0]])).tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(IndexOutOfRange):
+        one_hot(ids, 2)
+
+
+def test_joining_and_padding() -> None:
+    a, b = tensor([[1.0]]), tensor([[2]])
+    assert cat([a, b], -1).tolist() == [[1.0, 2.0]]
+    assert pad(a, [(1, 0), (0, 2)], value=9.0).tolist() == [[9, 9, 9], [1, 9, 9]]
+    with pytest.raises(UsageError):
+        cat([])
+
+
+def test_numbers_are_written_in_the_dtype_of_the_tensor_without_loss() -> None:
+    x = tensor(np.zeros(2))
+    assert scatter(x, 0, [1], 0.1).tolist() == [0.0, 0.1]
+    assert index_put(x, [[0, 0]], 0.1, accumulate=True).tolist() == [0.2, 0.0]
+    x[0] = 0.1
+    assert x.tolist() == [0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    "how", [lambda x: x.split(0), lambda x: x.split([1, 1]), lambda x: x.chunk(0), lambda x: x.repeat(2)]
+)
+def test_pieces_that_do_not_make_up_the_axis_are_refused(how: Any) -> None:
+    with pytest.raises(ShapeError):
+        how(tensor(np.zeros((3, 2))))

@@ -1,0 +1,120 @@
+"""Convolution and pooling beyond the samples of their rows: any geometry, chunks, empty batches, ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_ops import TORCH
+
+from graphwright.array import from_numpy
+from graphwright.array.cpu import conv as conv_kernels
+from graphwright.errors import ShapeError
+from graphwright.ops import OPS, call, compute
+from graphwright.testing.oracle import assert_bits, assert_close
+
+
+def numbers(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@given(data=st.data())
+def test_convolution_of_any_geometry(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 3))
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(data.draw(st.integers(low, high)) for _ in range(rank))
+
+    kernel, groups = each(1, 3), data.draw(st.sampled_from([1, 2, 4]))
+    attrs = {"stride": each(1, 3), "padding": each(0, 2), "dilation": each(1, 2), "groups": groups}
+    x = numbers((data.draw(st.integers(0, 3)), 4, *each(5, 7)))
+    w = numbers((groups * data.draw(st.integers(1, 2)), 4 // groups, *kernel), 1)
+    ours = call("conv", from_numpy(x), from_numpy(w), **attrs)
+    theirs = getattr(F, f"conv{rank}d")(torch.from_numpy(x), torch.from_numpy(w), **attrs)
+    assert_close(ours, theirs.numpy(), rtol=1e-12, atol=1e-12)
+    rest = tuple(data.draw(st.integers(0, s - 1)) for s in attrs["stride"])
+    back = call("conv_transpose", ours, from_numpy(w), **attrs, output_padding=rest)
+    if len(x):  # torch refuses an empty batch
+        wide = getattr(F, f"conv_transpose{rank}d")(theirs, torch.from_numpy(w), **attrs, output_padding=rest)
+        assert_close(back, wide.numpy(), rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_transpose", "conv_weight", "unfold", "fold"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_chunks_of_samples_change_nothing(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five samples, one or two at a time; the last chunk of two is not full."""
+    attrs = OPS[name].complete({"stride": 2, "padding": 1, **GIVEN.get(name, {})})
+    shapes = {
+        "conv": [(5, 2, 9), (3, 2, 3)],
+        "conv_transpose": [(5, 3, 5), (3, 2, 3)],
+        "conv_weight": [(5, 2, 9), (5, 3, 5)],
+        "unfold": [(5, 2, 9)],
+        "fold": [(5, 6, 5)],
+    }[name]
+    arrays = [from_numpy(numbers(s, i)) for i, s in enumerate(shapes)]
+    whole = compute(OPS[name], arrays, attrs)[0]
+    monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", samples * 8 * 6 * 5)
+    window = conv_kernels.Window.of((3,), attrs)
+    assert conv_kernels.Columns(window, 5, 2, (9,), 8).chunk == samples
+    assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "conv_weight": {"kernel": (3,)},
+    "unfold": {"kernel": (3,)},
+    "fold": {"kernel": (3,), "sizes": (9,)},
+}
+
+
+def test_the_first_of_equal_entries_is_the_largest() -> None:
+    x = from_numpy(np.zeros((1, 1, 4, 4)))
+    best, place = call("max_pool", x, kernel=(2, 2))
+    assert not best.to_numpy().any()
+    assert place.to_numpy().ravel().tolist() == [0, 2, 8, 10]
+
+
+def test_padding_is_never_the_largest_entry() -> None:
+    best, place = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
+    assert set(best.to_numpy().ravel()) == {-5.0}
+    assert place.to_numpy().ravel().tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["max_pool", "avg_pool"])
+def test_pools_take_any_number_of_leading_axes(name: str) -> None:
+    x = numbers((2, 3, 2, 5, 4))
+    wide = call(name, from_numpy(x), kernel=(2, 3), stride=1)
+    flat = call(name, from_numpy(x.reshape(12, 5, 4)), kernel=(2, 3), stride=1)
+    for a, b in zip(*(o if isinstance(o, tuple) else (o,) for o in (wide, flat)), strict=True):
+        assert_bits(a, b.to_numpy().reshape(2, 3, 2, 4, 2))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7, 12])
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 24])
+@pytest.mark.parametrize("attrs", [{}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}], ids=str)
+def test_resampling_between_any_sizes(n: int, m: int, attrs: dict) -> None:
+    x = numbers((2, 1, n))
+    full = OPS["interpolate"].complete({"sizes": (m,), **attrs})
+    theirs = TORCH["interpolate"]([torch.from_numpy(x)], full).numpy()
+    assert_close(call("interpolate", from_numpy(x), **full), theirs, rtol=1e-11, atol=1e-12)
+    means = F.adaptive_avg_pool1d(torch.from_numpy(x), m)
+    assert_close(call("adaptive_avg_pool", from_numpy(x), sizes=(m,)), means.numpy(), rtol=1e-12)
+
+
+def test_an_infinite_entry_stays_in_its_window() -> None:
+    x = from_numpy(np.array([[1.0, 2.0, 3.0, 4.0, np.inf]]))
+    assert call("adaptive_avg_pool", x, sizes=(3,)).to_numpy().tolist() == [[1.5, 3.0, np.inf]]
+
+
+def test_an_axis_whose_size_is_a_name_cannot_be_slid_over() -> None:
+    from graphwright.array import Spec, float32
+
+    line, weight = Spec(("B", 2, "T"), float32), Spec((3, 2, 2), float32)
+    with pytest.raises(ShapeError, match="conv"):
+        OPS["conv"].specs([line, weight], OPS["conv"].complete({}))
+    batch = Spec(("B", 2, 6), float32)
+    assert OPS["conv"].specs([batch, weight], OPS["conv"].complete({})) == (Spec(("B", 3, 5), float32),)
