@@ -32,6 +32,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "_check",
         "_memory",
         "_open",
         "closed",
@@ -46,17 +47,27 @@ class Storage:
     def __init__(
         self, memory: Any, nbytes: int, device: Device, *, readonly: bool = False, kind: str = "borrowed"
     ) -> None:
-        self._memory, self._open = memory, None
+        self._memory, self._open, self._check = memory, None, None
         self.nbytes, self.device, self.readonly, self.kind = nbytes, device, readonly, kind
         self.version, self.closed = 0, False
         self.views: dict[Any, Any] = {}
 
     @classmethod
-    def mapped(cls, touch: Callable[[], memoryview], nbytes: int, device: Device) -> Storage:
-        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises."""
+    def mapped(
+        cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
+    ) -> Storage:
+        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises.
+
+        `check()` raises if what was mapped has been written to since.
+        """
         storage = cls(None, nbytes, device, readonly=True, kind="mapped")
-        storage._open = touch
+        storage._open, storage._check = touch, check
         return storage
+
+    def check(self) -> None:
+        """Raises what says that the bytes are not those of the file that was opened: for who relies on old values."""
+        if self.memory is not None and self._check is not None:
+            self._check()
 
     @property
     def memory(self) -> Any:
