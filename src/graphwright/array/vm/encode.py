@@ -16,7 +16,7 @@ from graphwright.array.vm.code import CELLS, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
-_MOST_ROWS = 64  # rows of code that one op may become; beyond it another kernel is no slower
+_MOST_ROWS = 64  # rows of code that axes may be unrolled to; beyond it another kernel is no slower
 
 
 class View(NamedTuple):
@@ -46,8 +46,7 @@ def encode(op: str, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[st
     encoder = ENCODERS.get(op)
     if encoder is None:
         return None
-    rows = encoder(outs, ins, attrs)
-    return rows if rows is not None and len(rows) <= _MOST_ROWS else None
+    return encoder(outs, ins, attrs)
 
 
 def _encoder(*ops: str) -> Callable[[Encoder], Encoder]:
@@ -215,6 +214,8 @@ def _reduction(
     if runs[-1][2] != 1:
         return None
     outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
+    if outer > _MOST_ROWS:
+        return None
     (_, n, step), (_, cols, _) = runs[-2:]
     return [
         _row(
@@ -259,8 +260,8 @@ def _matrix(view: View) -> tuple[int, int, int] | None:
 
 @_encoder("softmax")
 def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    grid, last = _matrix(ins[0]), len(ins[0].shape) - 1
-    if grid is None or not _all_f32(*outs, *ins) or not outs[0].packed or attrs["axis"] not in (-1, last):
+    grid = _matrix(ins[0])
+    if grid is None or not _all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
         return None
     rows, cols, jump = grid
     return [_row(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
@@ -269,7 +270,8 @@ def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
 @_encoder("rms_norm")
 def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grid = _matrix(ins[0])
-    if grid is None or attrs["unit_offset"] or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
+    plain = len(ins) == 2 and not attrs["unit_offset"]
+    if grid is None or not plain or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
         return None
     rows, cols, jump = grid
     cells = (ins[1].address, _bits(attrs["eps"]))
@@ -358,15 +360,22 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
-@_encoder("adamw")
+@_encoder("adamw_step")
 def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    param, grad, m, v, steps, lr = ins
-    if not _all_f32(*outs, *ins) or not all(view.packed for view in (*outs, *ins)):
+    """A row of code per parameter."""
+    lr, found, *members = ins
+    if attrs["amsgrad"] or attrs["maximize"] or not _all_f32(*outs, *members):
         return None
+    if not all(view.packed for view in (*outs, *members)):
+        return None
+    n = len(outs) // 4
     rows: list[Row] = []
-    for out, before in zip(outs, (param, m, v), strict=True):
+    for out, before in zip(outs, members[n:], strict=True):
         if out.address != before.address:
             rows += _elementwise(Code.COPY, out, [before]) or []
-    cells = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
-    addresses = (outs[0].address, grad.address, outs[1].address, outs[2].address, steps.address, lr.address)
-    return [*rows, _row(Code.ADAMW, param.size, *addresses, *cells)]
+    numbers = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    for k in range(n):
+        param, m, v, steps = (outs[k + c * n].address for c in range(4))
+        addresses = (param, members[k].address, m, v, steps, lr.address)
+        rows.append(_row(Code.ADAMW, outs[k].size, *addresses, *numbers, found.address))
+    return rows
