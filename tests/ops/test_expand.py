@@ -30,7 +30,8 @@ WHY_NOT = {
         "gather scatter scatter_add scatter_sum index index_sum index_put index_add index_fill one_hot bincount"
     ),
     "a primitive: products and windows": (
-        "matmul grouped_matmul grouped_outer conv conv_transpose conv_weight unfold fold max_pool avg_pool adaptive_avg_pool interpolate"
+        "matmul grouped_matmul grouped_outer "
+        "conv conv_transpose conv_weight unfold fold max_pool avg_pool adaptive_avg_pool interpolate"
     ),
     "a gradient: written by the vjp of its op, whose expansion has another": (
         "sdpa_backward cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
