@@ -7,7 +7,7 @@ import pytest
 from op_cases import draws
 from torch_ops import TORCH
 
-from graphwright.array import CPU, NDArray, backend, from_numpy
+from graphwright.array import CPU, NDArray, backend, from_numpy, int64
 from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
 from graphwright.ops import OPS, UnknownOp, call, compute, get, op
 
@@ -91,7 +91,7 @@ def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
     assert "never_entered" not in OPS
 
 
-LINE = np.ones((1, 2, 5))
+LINE, KEY = np.ones((1, 2, 5)), np.zeros(2, np.int64)
 F, N, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
 LR, NO = np.float64(0.1), np.float32(0)
 REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
@@ -202,6 +202,15 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("one_hot", [N], {"classes": -1}, ShapeError),
     ("bincount", [F], {"length": 3}, DTypeError),
     ("bincount", [N], {"length": -1}, ShapeError),
+    ("uniform", [KEY], {"stream": 2**32, "shape": (2,)}, UsageError),
+    ("normal", [np.zeros(2)], {"stream": 0, "shape": (2,)}, DTypeError),
+    ("gumbel", [KEY], {"stream": 0, "shape": (2,), "dtype": int64}, DTypeError),
+    ("randint", [KEY], {"stream": 0, "shape": (2,), "low": 3, "high": 3}, UsageError),
+    ("bernoulli", [N, KEY], {"stream": 0}, DTypeError),
+    ("dropout", [F, KEY], {"stream": 0, "p": 1.5}, UsageError),
+    ("dropout", [N, KEY], {"stream": 0, "p": 0.5}, DTypeError),
+    ("multinomial", [F, KEY], {"stream": 0, "samples": 4}, ShapeError),
+    ("multinomial", [np.ones((2, 0)), KEY], {"stream": 0, "samples": 1, "replacement": True}, ShapeError),
     ("scatter_sum", [F, np.ones((2, 2), np.int64)], {"axis": 0, "shape": (2, 3)}, ShapeError),
 ]
 

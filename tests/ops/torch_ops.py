@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from random_oracle import RANDOM
 from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import torch_dtype
@@ -419,6 +420,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "triu": lambda ins, a: ins[0].triu(a["diagonal"]),
     "iota": lambda ins, a: torch.arange(ins[0].shape[a["axis"]]),
     **WINDOWS,
+    **RANDOM,
 }
 
 

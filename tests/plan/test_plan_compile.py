@@ -18,7 +18,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import StalePlan, Workspace
 from graphwright.program import Builder, FeedError, Program
-from values import grad_of
+from values import array_of, grad_of
 
 
 def mlp(seed: int = 0) -> Program:
@@ -275,8 +275,8 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert run.traces == 1
     space = run.workspace(x, t)
     base = space._arena.memory.data_ptr()
-    feeds = dict(zip(space.plan.inputs, (x, t), strict=True))
-    assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
+    arrays = [array_of(x), array_of(t)]
+    assert tensor_allocations(lambda: space.step(arrays)) == []
     assert space._arena.memory.data_ptr() == base
     assert not space.plan.commits
 
@@ -289,8 +289,8 @@ def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -
     space = run.workspace(x, t)
     assert len(space._calls) == space.plan.schedule.dispatches == 1
     assert space.plan.schedule.coverage == 1
-    feeds = dict(zip(space.plan.inputs, (x, t), strict=True))
-    assert tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls])) == []
+    arrays = [array_of(x), array_of(t)]
+    assert tensor_allocations(lambda: space.step(arrays)) == []
 
 
 ALLOCATES = {
@@ -321,8 +321,9 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
     space = Workspace(p.compile({f"x{i}": v.shape for i, v in enumerate(values)}))
     space.run({f"x{i}": v for i, v in enumerate(values)})
     first = [space.value(s).tobytes() for s in space.plan.output_slots]
-    feeds = {f"x{i}": Tensor(from_numpy(np.array(v))) for i, v in enumerate(values)}
-    sizes = tensor_allocations(lambda: (space._feed(feeds), [call() for call in space._calls]))
+    arrays = [from_numpy(np.array(v)) for v in values]
+    assert all(a.impl is not None for a in arrays)  # made before it is counted
+    sizes = tensor_allocations(lambda: space.step(arrays))
     assert [space.value(s).tobytes() for s in space.plan.output_slots] == first
     assert sizes == [] or name in ALLOCATES, f"{name} allocates {sizes} bytes"
 
@@ -345,3 +346,54 @@ def test_a_lease_that_lies_where_an_input_goes_is_read_before_that_is_written() 
     truth = Workspace(plan).run({over[0]: feeds[over[0]], other: copied})["y"].tobytes()
     leased = plan(feeds, lease=True)["y"]
     assert plan({over[0]: feeds[over[0]], other: leased})["y"].tobytes() == truth
+
+
+def test_bound_memory_is_written_and_read_in_place() -> None:
+    p = mlp()
+    step = gw.compile(lambda x: {"y": p(x=x) * 2.0}, executor="aten")
+    bound = step.bind(feed(2))
+    assert {n: a.shape for n, a in bound.inputs.items()} == {"x": feed(2).shape}
+    for k in range(3):
+        bound.inputs["x"][:] = k
+        bound()
+        truth = step(np.full(feed(2).shape, k, np.float32))["y"]
+        assert bound.outputs["y"].tobytes() == truth.numpy().tobytes()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    fresh = step.bind(feed(2))
+    assert fresh.outputs["y"] is not bound.outputs["y"]
+
+
+def test_bound_memory_follows_a_variable_that_gets_another_array() -> None:
+    w = Parameter(from_numpy(np.ones(3, np.float32)), name="w")
+    bound = gw.compile(lambda x: x * w).bind(np.zeros(3, np.float32))
+    bound.inputs["x"][:] = 2
+    bound()
+    assert bound.outputs["out"].tolist() == [2, 2, 2]
+    w.data = from_numpy(np.full(3, 5, np.float32))
+    bound.inputs["x"][:] = 2
+    bound()
+    assert bound.outputs["out"].tolist() == [10, 10, 10]
+
+
+def test_a_bound_plan_of_an_edited_program_is_refused() -> None:
+    from graphwright.plan.bound import Bound
+
+    p = mlp()
+    bound = Bound(p.compile(x=feed(2).shape).workspace())
+    bound()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    with pytest.raises(StalePlan):
+        bound()
+
+
+def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() -> None:
+    double = gw.compile(lambda x: x + x)
+    for n in (3, 3, 3, 4, 4, 3):
+        assert double(tensor(np.ones(n, np.float32))).tolist() == [2.0] * n
+    assert double(tensor(np.ones(3))).spec.dtype.name == "float64"
+    assert double.traces == 3
+    with no_grad():
+        assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
+    assert double.traces == 4

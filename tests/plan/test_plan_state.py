@@ -260,6 +260,20 @@ def test_a_read_only_weight_is_copied_before_its_first_write() -> None:
     assert np.array_equal(p.weights.array("w").to_numpy(), 4 * A)
 
 
+def test_one_value_for_two_states_that_it_reads() -> None:
+    b = Builder()
+    one, two = b.state("one", A), b.state("two", A + 1)
+    total = b.add(one, two)
+    b.carry(total, one)
+    b.carry(total, two)
+    p = b.build()
+    plan = make_plan(p, {})
+    plan({})
+    plan({})
+    assert list(plan.commits.values()) == ["the new value lies in another state's memory"]
+    assert all(p.weights.array(k).tobytes() == (2 * (A + A + 1)).tobytes() for k in ("one", "two"))
+
+
 def test_other_variables_than_the_programs_own() -> None:
     p = _cache(True)
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})

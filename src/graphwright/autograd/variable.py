@@ -7,10 +7,14 @@ from typing import Any, ClassVar
 
 from graphwright.array import DType, NDArray, float32
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.changes import changes
 from graphwright.autograd.recorder import active
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ShapeError
 from graphwright.ops import compute, get, writable_over
+
+_BINDING = frozenset({"data", "shared", "requires_grad"})
+"""What a plan relies on to stay as it is."""
 
 
 class Variable(Tensor):
@@ -30,6 +34,11 @@ class Variable(Tensor):
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
         super().__init__(data if isinstance(data, NDArray) else held(data), requires_grad, name)
         self.shared = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _BINDING:
+            changes.count += 1
 
     def own(self) -> NDArray:
         """The array, made private and writable first if it is not."""

@@ -259,6 +259,10 @@ NO_EMIT: dict[str, str] = {
         "backward ops are not part of an exported model",
     ),
     **dict.fromkeys(("index_put", "index_add", "index_fill"), "torch writes at an index in a statement of its own"),
+    **dict.fromkeys(
+        ("uniform", "normal", "gumbel", "randint", "bernoulli", "multinomial", "dropout"),
+        "exported models draw no random numbers: they are not trained there",
+    ),
     **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
     "sdpa_backward": "backward ops are not part of an exported model",
     "bce": "losses are not part of an exported model",

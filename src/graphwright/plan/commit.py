@@ -89,12 +89,15 @@ class Commit:
             shown.setdefault(base, []).append(s)
         held = {rows.bases[s] for s in (*rows.outputs.values(), *rows.watched.values())}
         late: list[tuple[NodeId, int, int]] = []
+        moved: set[int] = set()
         for node, (target, new) in rows.writes.items():
             if target == new:
                 continue
             made = producer.get(new)
             if made is None:
                 self.why[node] = "copied"
+            elif new in moved:
+                self.why[node] = "the new value lies in another state's memory"
             elif last_read.get(target, -1) > made or new in held:
                 self.why[node] = (
                     "the old value is read after the new one is made" if new not in held else "also an output"
@@ -105,6 +108,7 @@ class Commit:
                 self.why[node] = "others read the new value in this step"
             else:
                 self._move(shown[new], new, target, made)
+                moved.add(new)
                 continue
             late.append((node, new, target))
         for node, new, target in late:

@@ -107,6 +107,11 @@ class Plan:
         weights = self.program.weights
         return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
 
+    @property
+    def guarded(self) -> list[tuple[NDArray, int]]:
+        """The constants that rewrites relied on, with the versions of their memory."""
+        return list(self.guards.values())
+
     def check_fresh(self) -> None:
         """Raises: StalePlan if the program was edited since."""
         if not self.fresh:

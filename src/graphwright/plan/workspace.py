@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import memmove
 from operator import length_hint
 from threading import Lock
 from typing import Any
@@ -11,9 +12,10 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from graphwright.array import CPU, DType, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array.layout import row_major
 from graphwright.array.vm.encode import Row, View, encode
 from graphwright.array.vm.segment import VmSegment
-from graphwright.autograd import Tensor, Variable
+from graphwright.autograd import Tensor, Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
@@ -55,21 +57,25 @@ class Workspace:
         self.variables = {
             b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
         }
-        self._written = self._written_keys()
+        self._written_keys = self._keys_written()
+        self._written: list[Storage] = []
         self._bound: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
         self._counts: list[int] = []
         self._arena: Storage | None = None
         self._views: dict[int, NDArray] = {}
-        self._inputs: dict[str, NDArray] = {}
+        self._feeds: list[Callable[[NDArray], object] | None] = []
+        self._takes: dict[str, Callable[[], NDArray]] = {}
+        self._seen = -1
+        self._relied: list[tuple[NDArray, int]] = []
         self._memory: dict[int, Storage] = {}
         self._busy = Lock()
 
     def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
         return variables[key] if variables is not None and key in variables else self.plan.program.weights[key]
 
-    def _written_keys(self) -> list[str]:
+    def _keys_written(self) -> list[str]:
         p = self.plan.program
         return [p.key(p.operands(n)[0].node) for n in p.writes()]
 
@@ -83,28 +89,64 @@ class Workspace:
         Returns: name -> NDArray.
         Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
         """
-        plan = self.plan
-        plan.check_fresh()
+        return self._run(lambda: self._checked(feeds), lease)
+
+    def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+        """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
+        return self._run(lambda: arrays, False)
+
+    def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         if not self._busy.acquire(blocking=False):
             raise UsageError(
-                "this workspace is running already", where=plan.program.name, fix="Workspace(plan) per thread"
+                "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )
         try:
-            self._bind()
+            if self.stale:
+                self.refresh()
             if self.poison and self._arena is not None:
                 fill(self._arena)
-            self._feed(feeds)
-            calls = iter(self._calls)
-            try:
-                for call in calls:
-                    call()
-            except Exception as error:
-                raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
-            for key in self._written:
-                self._bound[key].storage.version += 1
-            return {name: self._give(slot, lease) for name, slot in plan.outputs.items()}
+            for feed, array in zip(self._feeds, feeds(), strict=True):
+                if feed is not None:
+                    feed(array)
+            self.execute()
+            if lease:
+                return {name: self._view(slot) for name, slot in self.plan.outputs.items()}
+            return {name: take() for name, take in self._takes.items()}
         finally:
             self._busy.release()
+
+    @property
+    def stale(self) -> bool:
+        """True if an edit, or another array behind a variable, may want memory or calls to be bound again."""
+        if changes.count != self._seen:
+            return True
+        for array, version in self._relied:  # noqa: SIM110  # half the time of any(...)
+            if array.storage.version != version:
+                return True
+        return False
+
+    def refresh(self) -> None:
+        """Bind memory and calls anew where needed. Raises: StalePlan."""
+        self.plan.check_fresh()
+        self._bind()
+        self._seen = changes.count
+
+    def execute(self) -> None:
+        """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
+        calls = iter(self._calls)
+        try:
+            for call in calls:
+                call()
+        except Exception as error:
+            raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
+        for storage in self._written:
+            storage.version += 1
+
+    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
+        plan = self.plan
+        inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s).to_numpy(bits=True) for s in plan.input_slots}
+        return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
     def value(self, slot: int) -> NDArray:
         """A copy of what a slot holds; meaningful while its buffer is live."""
@@ -124,9 +166,10 @@ class Workspace:
             )
         return self.value(self.plan.watched[name])
 
-    def _feed(self, feeds: Mapping[str, Any]) -> None:
+    def _checked(self, feeds: Mapping[str, Any]) -> list[NDArray]:
+        """Feeds in order of the inputs. Raises: FeedError listing all that do not fit."""
         wrong = [f"{name}: not an input" for name in feeds if name not in self.plan.inputs]
-        ready: list[tuple[NDArray, NDArray]] = []
+        ready: list[NDArray] = []
         for name, spec in self.plan.inputs.items():
             given = feeds.get(name)
             if given is None:
@@ -139,19 +182,11 @@ class Workspace:
                 continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
-            elif name in self._inputs:  # a leased value lies in the arena that the inputs are written to
-                ready.append((self._inputs[name], data.copy() if data.storage is self._arena else data))
+            ready.append(data)
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
-        for target, data in ready:
-            target.impl.copy_(data.impl)
-
-    def _give(self, slot: int, lease: bool) -> NDArray:
-        view = self._view(slot)
-        if lease:
-            return view
-        bits = view.dtype if view.dtype.name == "bfloat16" else None
-        return from_numpy(np.array(view.to_numpy(bits=True)), bits=bits)
+        # a leased value lies in the arena that the inputs are written to
+        return [data.copy() if data.storage is self._arena else data for data in ready]
 
     def _located(self, call: int, error: Exception) -> GraphwrightError:
         """The error of one call, with the node it ran for."""
@@ -172,7 +207,7 @@ class Workspace:
     # -- memory ------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
         """Make memory and calls at the first run; bind again where a variable has another array than before."""
-        for key in self._written:
+        for key in self._written_keys:
             self.variables[key].own()
         first = self._arena is None
         if first:
@@ -237,7 +272,11 @@ class Workspace:
                     dead = [plan.buffers[b] for b in plan.free_after(start)]
                     self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
                 self._counts += [len(self._calls)] * step
-        self._inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
+        used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
+        self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
+        self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
+        self._written = [self._bound[key].storage for key in self._written_keys]
+        self._relied = [*plan.guarded, *self._folded]
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""
@@ -284,6 +323,32 @@ def _converted(source: NDArray, dtype: DType) -> NDArray:
         made[dtype] = (source.storage.version, ref(result.storage))
         return result
     return NDArray(storage, dtype, source.shape)
+
+
+def writer(target: NDArray) -> Callable[[NDArray], object]:
+    """What copies an array of its spec into planned memory."""
+    into, size, address = target.impl, target.nbytes, backend(CPU).address(target)
+
+    def write(array: NDArray) -> None:
+        source = array.impl
+        if source.is_contiguous():
+            memmove(address, source.data_ptr(), size)
+        else:
+            into.copy_(source)
+
+    return write
+
+
+def reader(source: NDArray) -> Callable[[], NDArray]:
+    """What copies a value out of planned memory."""
+    host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
+    size = source.nbytes
+
+    def read() -> NDArray:
+        copy = host.copy()
+        return NDArray(Storage(copy.reshape(-1), size, CPU), kind, shape, strides)
+
+    return read
 
 
 def as_array(given: Any) -> NDArray:

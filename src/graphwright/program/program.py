@@ -5,11 +5,11 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from graphwright.array import NDArray
-from graphwright.autograd import Parameter, Variable
+from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.hashing import StructureHash
@@ -64,6 +64,16 @@ class Program(Structure):
         self._structure = StructureHash(self)
         self.history = History(self)
         self.graph.describe = self.history.describe
+
+    @property
+    def version(self) -> int:
+        """Rises with every edit."""
+        return self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._version = value
+        changes.count += 1
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def constants(self) -> dict[str, NDArray]:
@@ -223,6 +233,12 @@ class Program(Structure):
         from graphwright.program.transaction import Transaction
 
         return Transaction(self, why, author, tool, check, keep_undo)
+
+    def expand(self, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
+        """Replace fused ops by primitives that compute the same, in one edit; see `graphwright.program.expand`."""
+        from graphwright.program.expand import expand
+
+        return expand(self, nodes, why)
 
     def undo(self, n: int = 1) -> None:
         """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""

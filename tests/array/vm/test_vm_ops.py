@@ -59,6 +59,7 @@ def test_samples_of_every_op(name: str) -> None:
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_sizes_and_layouts(name: str) -> None:
     rng, arity = np.random.default_rng(0), OPS[name].arity
+    assert isinstance(arity, int)
     attrs = OPS[name].complete({})
     for n in SIZES:
         arrays = [from_numpy(rng.uniform(0.2, 0.9, n).astype("f4")) for _ in range(arity)]

@@ -126,8 +126,7 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-@intrinsic
-def _turn(typingctx, source, stride, target, rows, columns):
+def _turned(typingctx: Any, source: Any, stride: Any, target: Any, rows: Any, columns: Any) -> Any:
     """16 rows of `source`, 16 numbers each, as columns of `target` (rows of 128 bytes); what is outside reads as 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -145,6 +144,9 @@ def _turn(typingctx, source, stride, target, rows, columns):
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     return types.void(*[types.int64] * 5), codegen
+
+
+_turn: Any = intrinsic(_turned)
 
 
 @native
