@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
@@ -42,6 +42,14 @@ class Options:
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
     executor: str = "aten"
+
+
+class Part(NamedTuple):
+    """Instructions `start..stop - 1` of a plan, to run by themselves."""
+
+    plan: Plan
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +138,14 @@ class Plan:
     def instructions(self) -> tuple[Instr, ...]:
         """The rows in the order in which they run."""
         return self.instrs
+
+    def __getitem__(self, part: slice) -> Part:
+        """`plan[i:j]`, for `Workspace.run`. Raises: UsageError for bounds outside or another step."""
+        n = len(self.instrs)
+        start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
+        if part.step not in (None, 1) or not 0 <= start <= stop <= n:
+            raise UsageError("no such part", where=self.program.name, expected=f"0 <= i <= j <= {n}", got=part)
+        return Part(self, start, stop)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
