@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
@@ -18,6 +18,9 @@ from graphwright.plan.executor import VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
 from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
+
+if TYPE_CHECKING:
+    from graphwright.plan.profile import Profile
 
 
 class StalePlan(ComputeError):
@@ -264,6 +267,12 @@ class Plan:
     def explain(self, ref: NodeId | Value | str) -> str:
         """What became of a node: instruction, slot, buffer, bytes and why."""
         return explain(self, ref)
+
+    def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
+        """Seconds, operations and bytes per instruction and per path; see `graphwright.plan.profile`."""
+        from graphwright.plan.profile import profile
+
+        return profile(self, feeds, n)
 
     def to_json(self) -> dict[str, Any]:
         """The tables by position; no handle, address or time enters."""

@@ -158,6 +158,14 @@ class Workspace:
         finally:
             self._busy.release()
 
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        """Give the inputs values, for the parts of a plan. Raises: as `run`."""
+        if self.stale:
+            self.refresh()
+        for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
+            if feed is not None:
+                feed(array)
+
     def set(self, slot: int, array: Any) -> None:
         """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
         self._known(slot)
