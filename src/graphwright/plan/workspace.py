@@ -14,7 +14,6 @@ import numpy as np
 from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.array.vm.segment import VmSegment
 from graphwright.autograd import Tensor, Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
@@ -341,6 +340,8 @@ class Workspace:
         """Calls for a run of instructions of one executor; of ATen, for one."""
         instrs = self.plan.instrs[start:stop]
         if self.plan.choices[start].executor == VM:
+            from graphwright.array.vm.segment import VmSegment  # loads numba
+
             calls: list[Any] = [VmSegment([self._rows(instr) for instr in instrs])]
         else:
             (instr,) = instrs
