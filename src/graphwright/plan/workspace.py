@@ -327,19 +327,18 @@ def _converted(source: NDArray, dtype: DType) -> NDArray:
 
 def writer(target: NDArray) -> Callable[[NDArray], object]:
     """What copies an array of its spec into planned memory."""
-    into, size, address = target.impl, target.nbytes, backend(CPU).address(target)
-
+    kernels = backend(CPU)
+    size, address = target.nbytes, kernels.address(target)
     last: NDArray | None = None
     source = 0
 
     def write(array: NDArray) -> None:
         nonlocal last, source
-        if array is not last:
-            tensor = array.impl
-            if not tensor.is_contiguous():
-                into.copy_(tensor)
+        if array is not last or array.storage.closed:
+            if not array.contiguous:
+                kernels.copy(target, array)
                 return
-            last, source = array, tensor.data_ptr()
+            last, source = array, kernels.address(array)
         memmove(address, source, size)
 
     return write
