@@ -18,7 +18,7 @@ LEVELS = [
     {"autograd"},
     {"program"},
     {"plan"},
-    {"nn", "optim"},
+    {"nn", "optim", "amp", "data"},
     {"models"},
     {"cli", "testing"},
     {"__init__", "__main__"},

@@ -13,9 +13,11 @@ import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
 MODULES = (
+    "amp",
     "errors",
     "array",
     "autograd",
+    "data",
     "files",
     "graph",
     "models",

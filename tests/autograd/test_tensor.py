@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,41 @@ def test_ranges(args: tuple[float, ...]) -> None:
     ours, theirs = arange(*args), torch.arange(*args)
     assert ours.tolist() == theirs.tolist()
     assert ours.dtype is (int64 if theirs.dtype == torch.int64 else float32)
+
+
+def test_a_step_that_leads_nowhere_is_refused() -> None:
+    for args in ((0, 5, 0), (0, 5, -1), (5, 0, 2)):
+        with pytest.raises(UsageError):
+            arange(*args)
+    with pytest.raises(UsageError):
+        gw.linspace(0, 1, -1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_points_at_equal_distances(count: int) -> None:
+    np.testing.assert_allclose(gw.linspace(-1, 2, count).numpy(), torch.linspace(-1, 2, count).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(3,), (2, 4), (3, 0)])
+@pytest.mark.parametrize("kind", ["bfloat16", "int64", "bool"])
+def test_the_identity(size: tuple[int, ...], kind: str) -> None:
+    theirs = torch.eye(*size, dtype=getattr(torch, kind))
+    ours = gw.eye(*size, dtype=kind)
+    assert ours.dtype.name == kind
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_made_like_another() -> None:
+    x = tensor(np.ones((2, 3)))
+    for made, value in ((gw.zeros_like(x), 0.0), (gw.ones_like(x), 1.0), (gw.full_like(x, 2.5), 2.5)):
+        assert made.spec == x.spec
+        assert made.tolist() == np.full((2, 3), value).tolist()
+    assert gw.zeros_like(x, "int64").dtype is int64
+    assert gw.empty_like(x).spec == gw.empty(2, 3, dtype="float64").spec == x.spec
+    assert all(
+        make(requires_grad=True).requires_grad
+        for make in (partial(gw.empty, 2), partial(gw.zeros_like, x), partial(gw.eye, 2), partial(gw.linspace, 0, 1, 3))
+    )
 
 
 def test_a_made_tensor_has_memory_of_its_own() -> None:

@@ -215,7 +215,7 @@ def test_norms_are_torchs(scale: int) -> None:
     wanted = F.instance_norm(s, None, None, *padded)
     assert_close(ours.instance_norm(t, *mine), wanted, rtol=1e-11, atol=1e-13)
     mean, var = RNG.normal(size=4), RNG.uniform(0.5, 2, 4)
-    running = [torch.from_numpy(v.copy()) for v in (mean, var)]
+    running: list[Any] = [torch.from_numpy(v.copy()) for v in (mean, var)]
     evaluated = F.batch_norm(s, *running, *padded)
     assert_close(ours.batch_norm(t, tensor(mean), tensor(var), weight, bias), evaluated, rtol=1e-11, atol=1e-13)
     moved = ours.batch_norm(t, tensor(mean), tensor(var), weight, bias, training=True, momentum=0.3)

@@ -149,3 +149,122 @@ def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
 def test_no_forward():
     with pytest.raises(NotImplementedError, match="Module has no forward"):
         nn.Module()(X)
+
+
+# -- buffers, ties, modes, dtypes --------------------------------------------------------------------------------------
+class Carrying(nn.Module):
+    """A tied weight, a persistent buffer in a list, one that is not, and children in containers."""
+
+    def __init__(self) -> None:
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.counts = [nn.Buffer(from_numpy(np.zeros(2, np.int64)))]
+        self.scale = nn.Buffer(from_numpy(np.ones(3, np.float32)), persistent=False)
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.named = nn.ModuleDict({"a": nn.Tanh(), "b": nn.Residual(nn.Linear(3, 3))})
+
+    def forward(self, ids):
+        x = self.embed(ids) * self.scale
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.named["b"](self.named["a"](x)))
+
+
+IDS = Tensor(from_numpy(np.array([1, 4])))
+KEYS = ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "named.b.inner.weight"]
+
+
+def test_state_holds_persistent_buffers_and_ties_once():
+    net = Carrying()
+    assert set(net.state_dict()) == {"embed.weight", "counts.0", *KEYS, "named.b.inner.bias"}
+    assert [n for n, _ in net.named_buffers()] == ["counts.0", "scale"]
+    assert set(net.variables()) == {*net.state_dict(), "head.weight"}
+    assert len(net.layers) == 2
+    net.layers.append(nn.Linear(3, 3))
+    assert "layers.2.bias" in net.state_dict()
+    assert list(net.named) == ["a", "b"]
+
+
+def test_a_tied_weight_is_taken_by_any_of_its_names():
+    net = Carrying()
+    state = {n: t.numpy() for n, t in net.state_dict().items()}
+    state["head.weight"] = state.pop("embed.weight") + 1
+    assert net.load_state_dict(state) == ([], [])
+    np.testing.assert_array_equal(net.embed.weight.numpy(), state["head.weight"])
+
+
+def test_a_loose_load_takes_what_fits_and_says_what_does_not():
+    net = Carrying()
+    missing, unexpected = net.load_state_dict({"counts.0": np.array([1, 2]), "more": np.ones(1)}, strict=False)
+    assert unexpected == ["more"]
+    assert set(missing) == set(net.state_dict()) - {"counts.0"}
+    assert net.counts[0].tolist() == [1, 2]
+    with pytest.raises(UsageError, match=r"counts\.0: expected i64\[2\], got f32\[2\]"):
+        net.load_state_dict({"counts.0": np.ones(2, np.float32)}, strict=False)
+
+
+def test_modes_reach_everything_below_and_a_compiled_call_notices():
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x * 2.0 if self.trains else x
+
+    net = nn.Sequential(nn.ModuleList([Doubling()])[0], Doubling())
+    run = gw.compile(net)
+    assert run(X).numpy()[0, 0] == 4
+    assert net.eval() is net
+    assert not any(m.training for m in net.modules())
+    assert run(X).numpy()[0, 0] == 1
+    with gw.mode("train"):
+        assert run(X).numpy()[0, 0] == 4
+    assert run(X).numpy()[0, 0] == 1
+    net.train()
+    with gw.mode("eval"):
+        assert run(X).numpy()[0, 0] == 1
+    assert run(X).numpy()[0, 0] == 4
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_to_keeps_objects_ties_and_the_optimizer_that_was_made_before(compiled):
+    from graphwright.optim import AdamW
+
+    net = Carrying()
+    opt = AdamW(net, 0.1, weight_decay=0.0)
+    before = dict(net.variables())
+
+    def step(ids):
+        opt.zero_grad()
+        net(ids).float().sum().backward()
+        opt.step()
+
+    run = gw.compile(step) if compiled else step
+    run(IDS)
+    moments = opt.state_of(net.embed.weight).moments["m"].numpy().copy()
+    assert net.to("bfloat16") is net
+    assert {n: id(v) for n, v in net.variables().items()} == {n: id(v) for n, v in before.items()}
+    assert net.head.weight is net.embed.weight
+    assert (net.embed.weight.dtype.name, net.scale.dtype.name) == ("bfloat16", "bfloat16")
+    assert net.counts[0].dtype.name == "int64"
+    run(IDS)
+    state = opt.state_of(net.embed.weight)
+    assert state.master is not None
+    assert state.steps.item() == 2
+    assert state.moments["m"].dtype.name == "float32"
+    assert np.abs(state.moments["m"].numpy() - 0.9 * moments).max() < 1
+    assert state.moments["m"].numpy()[1].any()
+    with pytest.raises(UsageError, match="floating"):
+        net.to("int64")
+
+
+def test_requires_grad_freezes_and_thaws():
+    net = Carrying().requires_grad_(False)
+    assert not net(IDS).requires_grad
+    assert net.requires_grad_()(IDS).requires_grad
+
+
+def test_structure_is_names_ties_and_specs():
+    a, b = Carrying(), Carrying()
+    assert a.structure_hash() == b.structure_hash()
+    b.head.weight = nn.Linear(3, 5).weight
+    assert a.structure_hash() != b.structure_hash()
+    assert a.to("float64").structure_hash() != Carrying().structure_hash()

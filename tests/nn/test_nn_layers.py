@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,17 +15,74 @@ from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from values import grad_of
 
-X = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+rng = np.random.default_rng(0)
+LINES, SHEETS = (rng.normal(size=s).astype(np.float32) for s in ((2, 4, 7), (2, 4, 6, 5)))
+X = rng.normal(size=(2, 3, 5)).astype(np.float32)
+T = torch.nn
+CONV: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 2}
+WIDE, UP = {**CONV, "dilation": 2}, {**CONV, "output_padding": 1}
 LAYERS = {
-    "linear": (lambda: nn.Linear(5, 4), lambda: torch.nn.Linear(5, 4)),
-    "linear-no-bias": (lambda: nn.Linear(5, 4, bias=False), lambda: torch.nn.Linear(5, 4, bias=False)),
-    "rms": (lambda: nn.RMSNorm(5, 1e-3), lambda: torch.nn.RMSNorm(5, 1e-3)),
-    "relu": (nn.ReLU, torch.nn.ReLU),
-    "silu": (nn.SiLU, torch.nn.SiLU),
-    "tanh": (nn.Tanh, torch.nn.Tanh),
+    "linear": (lambda: nn.Linear(5, 4), lambda: T.Linear(5, 4), X),
+    "linear-no-bias": (lambda: nn.Linear(5, 4, bias=False), lambda: T.Linear(5, 4, bias=False), X),
+    "rms": (lambda: nn.RMSNorm(5, 1e-3), lambda: T.RMSNorm(5, 1e-3), X),
+    "relu": (nn.ReLU, T.ReLU, X),
+    "silu": (nn.SiLU, T.SiLU, X),
+    "tanh": (nn.Tanh, T.Tanh, X),
+    "sigmoid": (nn.Sigmoid, T.Sigmoid, X),
+    "gelu": (nn.GELU, T.GELU, X),
+    "gelu-tanh": (lambda: nn.GELU("tanh"), lambda: T.GELU("tanh"), X),
+    "leaky": (lambda: nn.LeakyReLU(0.2), lambda: T.LeakyReLU(0.2), X),
+    "elu": (lambda: nn.ELU(0.7), lambda: T.ELU(0.7), X),
+    "softplus": (nn.Softplus, T.Softplus, X),
+    "logsigmoid": (nn.LogSigmoid, T.LogSigmoid, X),
+    "softmax": (lambda: nn.Softmax(1), lambda: T.Softmax(1), X),
+    "log-softmax": (nn.LogSoftmax, lambda: T.LogSoftmax(-1), X),
+    "flatten": (nn.Flatten, T.Flatten, SHEETS),
+    "flatten-middle": (lambda: nn.Flatten(1, 2), lambda: T.Flatten(1, 2), SHEETS),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3), lambda: T.Conv1d(4, 6, 3), LINES),
+    "conv1d-all": (
+        lambda: nn.Conv1d(4, 6, 2, dilation=2, **CONV),
+        lambda: T.Conv1d(4, 6, 2, dilation=2, **CONV),
+        LINES,
+    ),
+    "conv2d": (lambda: nn.Conv2d(4, 3, (3, 2)), lambda: T.Conv2d(4, 3, (3, 2)), SHEETS),
+    "conv2d-all": (lambda: nn.Conv2d(4, 6, 3, **CONV), lambda: T.Conv2d(4, 6, 3, **CONV), SHEETS),
+    "conv2d-no-bias": (
+        lambda: nn.Conv2d(4, 3, 3, padding=(1, 0), bias=False),
+        lambda: T.Conv2d(4, 3, 3, padding=(1, 0), bias=False),
+        SHEETS,
+    ),
+    "up1d": (lambda: nn.ConvTranspose1d(4, 6, 3, **UP), lambda: T.ConvTranspose1d(4, 6, 3, **UP), LINES),
+    "up2d": (lambda: nn.ConvTranspose2d(4, 6, 3, **UP), lambda: T.ConvTranspose2d(4, 6, 3, **UP), SHEETS),
+    "max1d": (lambda: nn.MaxPool1d(3, 2, 1), lambda: T.MaxPool1d(3, 2, 1), LINES),
+    "max2d": (lambda: nn.MaxPool2d((2, 3)), lambda: T.MaxPool2d((2, 3)), SHEETS),
+    "avg1d": (lambda: nn.AvgPool1d(3, 2, 1), lambda: T.AvgPool1d(3, 2, 1), LINES),
+    "avg2d": (
+        lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        lambda: T.AvgPool2d(3, 2, 1, count_include_pad=False),
+        SHEETS,
+    ),
+    "adaptive1d": (lambda: nn.AdaptiveAvgPool1d(3), lambda: T.AdaptiveAvgPool1d(3), LINES),
+    "adaptive2d": (lambda: nn.AdaptiveAvgPool2d((1, 2)), lambda: T.AdaptiveAvgPool2d((1, 2)), SHEETS),
+    "layer-norm": (lambda: nn.LayerNorm(5, 1e-3), lambda: T.LayerNorm(5, 1e-3), X),
+    "layer-norm-two-axes": (lambda: nn.LayerNorm((3, 5)), lambda: T.LayerNorm((3, 5)), X),
+    "layer-norm-no-bias": (lambda: nn.LayerNorm(5, bias=False), lambda: T.LayerNorm(5, bias=False), X),
+    "layer-norm-plain": (
+        lambda: nn.LayerNorm(5, affine=False),
+        lambda: T.LayerNorm(5, elementwise_affine=False),
+        X,
+    ),
+    "group-norm": (lambda: nn.GroupNorm(2, 4), lambda: T.GroupNorm(2, 4), SHEETS),
+    "instance1d": (lambda: nn.InstanceNorm1d(4), lambda: T.InstanceNorm1d(4), LINES),
+    "instance2d": (lambda: nn.InstanceNorm2d(4, affine=True), lambda: T.InstanceNorm2d(4, affine=True), SHEETS),
+    "batch1d": (lambda: nn.BatchNorm1d(5), lambda: T.BatchNorm1d(5), X[:, 0]),
+    "batch1d-places": (lambda: nn.BatchNorm1d(4, 1e-3, 0.3), lambda: T.BatchNorm1d(4, 1e-3, 0.3), LINES),
+    "batch2d": (lambda: nn.BatchNorm2d(4), lambda: T.BatchNorm2d(4), SHEETS),
+    "batch2d-plain": (lambda: nn.BatchNorm2d(4, affine=False), lambda: T.BatchNorm2d(4, affine=False), SHEETS),
     "sequential": (
         lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)),
-        lambda: torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)),
+        lambda: T.Sequential(T.Linear(5, 6), T.Tanh(), T.Linear(6, 2)),
+        X,
     ),
 }
 
@@ -31,27 +90,67 @@ LAYERS = {
 @pytest.mark.parametrize("input_grad", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
 def test_equals_torch(name, input_grad):
-    mine, theirs = (make() for make in LAYERS[name])
+    """Forward, and gradients of input and weights; parameters and buffers have torch's names and shapes."""
+    make, reference, values = LAYERS[name]
+    mine, theirs = make(), reference()
     with torch.no_grad():
-        for (own, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-            assert p.shape == tuple(q.shape), own
-            q.copy_(torch.from_numpy(p.data.to_numpy().copy()))
-            if "rms" in name:
-                q.mul_(torch.arange(1.0, 6.0))
-                p.assign(Tensor(from_numpy(q.numpy().copy())))
-    x = Tensor(from_numpy(X.copy()), requires_grad=input_grad)
-    y = torch.from_numpy(X.copy()).requires_grad_(input_grad)
-    a, b = mine(x), theirs(y)
-    np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
-    if not b.requires_grad:
-        return
-    (a * a * a).sum().backward()
-    (b**3).sum().backward()
-    assert (x.grad is None) == (not input_grad)
-    if input_grad:
-        np.testing.assert_allclose(grad_of(x).numpy(), grad_of(y).numpy(), rtol=2e-4, atol=1e-5)
-    for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=2e-4, atol=1e-5)
+        for k, q in enumerate(theirs.parameters()):
+            q.copy_(torch.from_numpy(np.random.default_rng(k).normal(size=tuple(q.shape)).astype("f4")))
+    mine.load_state_dict({n: v.numpy().copy() for n, v in theirs.state_dict().items()})
+    for train in (True, False):
+        mine.train(train)
+        theirs.train(train)
+        x = Tensor(from_numpy(values.copy()), requires_grad=input_grad)
+        y = torch.from_numpy(values.copy()).requires_grad_(input_grad)
+        a, b = mine(x), theirs(y)
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-5)
+        if b.requires_grad:
+            for p in (*mine.parameters(), *theirs.parameters()):
+                p.grad = None
+            (a * a * a).sum().backward()
+            (b**3).sum().backward()
+            assert (x.grad is None) == (not input_grad)
+            if input_grad:
+                close(grad_of(x).numpy(), grad_of(y).numpy())
+            for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
+                close(grad_of(p).numpy(), grad_of(q).numpy())
+        for own, other in zip(mine.state_dict().values(), theirs.state_dict().values(), strict=True):
+            close(own.numpy(), other.numpy())
+
+
+def test_running_statistics_move_in_training_calls_only_and_in_a_plan_as_eagerly():
+    x = Tensor(from_numpy(SHEETS))
+    plain, compiled = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+    run = gw.compile(compiled)
+    for train in (True, True, False, True):
+        for layer in (plain, compiled):
+            layer.train(train)
+        np.testing.assert_allclose(run(x).numpy(), plain(x).numpy(), rtol=1e-5, atol=1e-6)
+        for a, b in zip(plain.state_dict().values(), compiled.state_dict().values(), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+    assert plain.num_batches_tracked.item() == 3
+    before = plain.running_mean.numpy().copy()
+    y = plain(x)
+    moved = plain.running_mean.numpy().copy()
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    np.testing.assert_array_equal(plain.running_mean.numpy(), moved)
+    with gw.mode("eval_grad"):
+        plain(x).sum().backward()
+    np.testing.assert_array_equal(plain.running_mean.numpy(), moved)
+    assert not np.array_equal(before, moved)
+
+
+def test_norms_of_another_rank_are_refused():
+    for layer, values in ((nn.BatchNorm2d(4), LINES), (nn.BatchNorm1d(4), SHEETS), (nn.InstanceNorm1d(4), SHEETS)):
+        with pytest.raises(UsageError, match="rank"):
+            layer(Tensor(from_numpy(values)))
+    with pytest.raises(UsageError, match="more than one value"):
+        nn.BatchNorm1d(5)(Tensor(from_numpy(X[:1, 0])))
+
+
+def close(mine: np.ndarray, theirs: np.ndarray) -> None:
+    np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5 * max(1.0, np.abs(theirs).max()))
 
 
 def test_embedding_equals_torch():
@@ -93,6 +192,19 @@ def test_cross_entropy_of_nothing_is_nan_as_in_torch():
     assert np.isnan(nn.functional.cross_entropy(Tensor(from_numpy(np.ones((3, 4), np.float32))), targets).item())
 
 
+def test_the_row_of_the_padding_gives_zero_and_gets_no_gradient():
+    mine, theirs = nn.Embedding(7, 4, padding_idx=-2), torch.nn.Embedding(7, 4, padding_idx=-2)
+    assert not mine.weight.numpy()[5].any()
+    with torch.no_grad():
+        theirs.weight.copy_(torch.from_numpy(mine.weight.data.to_numpy().copy()))
+    ids = np.array([[1, 5, 6], [5, 1, 3]])
+    a, b = mine(Tensor(from_numpy(ids))), theirs(torch.from_numpy(ids))
+    np.testing.assert_array_equal(a.numpy(), b.detach().numpy())
+    ((a + 1) * (a + 1)).sum().backward()
+    ((b + 1) ** 2).sum().backward()
+    np.testing.assert_allclose(grad_of(mine.weight).numpy(), grad_of(theirs.weight).numpy(), rtol=1e-6)
+
+
 def test_unknown_reduction():
     with pytest.raises(UsageError, match="mean, sum or none"):
         nn.functional.cross_entropy(Tensor(from_numpy(X[0])), Tensor(from_numpy(np.zeros(3, int))), reduction="max")
@@ -110,24 +222,45 @@ def test_first_values():
     assert not np.array_equal(w, nn.Linear(400, 300, name="b.").weight.data.to_numpy())
     assert not np.array_equal(w, nn.Linear(400, 300, name="a.", seed=1).weight.data.to_numpy())
     assert (nn.RMSNorm(3).weight.data.to_numpy() == 1).all()
+    nn.init.manual_seed(3)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    assert not np.array_equal(first.weight.numpy(), second.weight.numpy())
+    nn.init.manual_seed(3)
+    np.testing.assert_array_equal(nn.Linear(4, 4).weight.numpy(), first.weight.numpy())
+    nn.init.manual_seed(4)
+    assert not np.array_equal(nn.Linear(4, 4).weight.numpy(), first.weight.numpy())
 
 
-def test_xor_is_learned():
-    from graphwright.optim import AdamW
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (lambda: nn.Linear(40, 300), lambda: T.Linear(40, 300)),
+        (lambda: nn.Conv2d(8, 300, 3, groups=2), lambda: T.Conv2d(8, 300, 3, groups=2)),
+        (lambda: nn.ConvTranspose1d(30, 200, 5), lambda: T.ConvTranspose1d(30, 200, 5)),
+        (lambda: nn.Embedding(50, 40), lambda: T.Embedding(50, 40)),
+    ],
+)
+def test_first_values_are_spread_as_those_of_torch(mine, theirs):
+    for p, q in zip(mine().parameters(), theirs().parameters(), strict=True):
+        a, b = p.numpy(), q.detach().numpy()
+        assert a.shape == b.shape
+        assert a.std() == pytest.approx(b.std(), rel=0.15)
+        if a.std() < 0.9:  # uniform: the same bound
+            assert np.abs(a).max() == pytest.approx(np.abs(b).max(), rel=0.1)
 
-    net = nn.Sequential(nn.Linear(2, 8, name="1."), nn.Tanh(), nn.Linear(8, 2, name="2."))
-    x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
-    y = np.array([0, 1, 1, 0])
-    opt = AdamW(net, 0.05, weight_decay=0.0)
 
-    @gw.compile
-    def step(x, y):
-        opt.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    losses = [step(x, y).item() for _ in range(150)]
-    assert step.traces == 1
-    assert losses[-1] < 0.05 < losses[0]
+def test_rules_of_initial_values():
+    shape = (30, 20)
+    assert np.abs(nn.init.xavier_uniform(shape).to_numpy()).max() == pytest.approx((6 / 50) ** 0.5, rel=0.02)
+    assert nn.init.xavier_normal((300, 200), gain=2).to_numpy().std() == pytest.approx(2 * (2 / 500) ** 0.5, rel=0.02)
+    assert nn.init.normal((300, 200)).to_numpy().std() == pytest.approx(0.02, rel=0.02)
+    assert not nn.init.zeros(2, 3).to_numpy().any()
+    for s in ((30, 20), (20, 30), (4, 3, 2)):
+        q = nn.init.orthogonal(s, gain=3.0).to_numpy().reshape(s[0], -1).astype(np.float64)
+        small = q @ q.T if q.shape[0] <= q.shape[1] else q.T @ q
+        np.testing.assert_allclose(small, 9 * np.eye(len(small)), atol=1e-5)
+    signs = np.mean([np.linalg.det(nn.init.orthogonal((3, 3)).to_numpy()) for _ in range(200)])
+    assert abs(signs) < 0.3  # as often a turn as a reflection
+    for wrong in (lambda: nn.init.orthogonal((3,)), lambda: nn.init.xavier_uniform((3,))):
+        with pytest.raises(UsageError):
+            wrong()

@@ -7,7 +7,7 @@ import pytest
 from op_cases import draws
 from torch_ops import TORCH
 
-from graphwright.array import CPU, NDArray, backend, from_numpy
+from graphwright.array import CPU, NDArray, backend, from_numpy, int64
 from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
 from graphwright.ops import OPS, UnknownOp, call, compute, get, op
 
@@ -91,8 +91,9 @@ def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
     assert "never_entered" not in OPS
 
 
-LINE = np.ones((1, 2, 5))
+LINE, KEY = np.ones((1, 2, 5)), np.zeros(2, np.int64)
 F, N, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
+LR, NO = np.float64(0.1), np.float32(0)
 REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("add", [F, np.ones((2, 4))], {}, ShapeError),
     ("add", [F, N], {}, DTypeError),
@@ -128,7 +129,21 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("sdpa", [np.ones((1, 3, 2, 2)), np.ones((1, 2, 2, 2)), np.ones((1, 2, 2, 2))], {"scale": 1.0}, ShapeError),
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 4, 1)), np.ones((1, 4, 1))], {}, ShapeError),
     ("kv_append", [np.ones((1, 1, 4, 2)), np.ones((1, 1, 2, 3)), np.asarray(0)], {}, ShapeError),
-    ("adamw", [F, np.ones((3, 2)), F, F, np.asarray(1.0), np.asarray(0.1)], {}, ShapeError),
+    ("grouped_matmul", [F, np.ones((2, 4, 5)), np.array([0, 1, 2])], {}, ShapeError),
+    ("grouped_matmul", [F, np.ones((2, 3, 5)), np.array([0, 2])], {}, ShapeError),
+    ("grouped_matmul", [F, np.ones((3, 5)), np.array([0, 2])], {}, ShapeError),
+    ("grouped_outer", [F, np.ones((3, 5)), np.array([0, 2])], {}, ShapeError),
+    ("grouped_outer", [F, F, np.array([0.0, 2.0])], {}, ShapeError),
+    ("adamw_step", [LR, NO, np.ones((3, 2)), F, F, F, NO], {}, ShapeError),
+    ("adamw_step", [LR, NO, F, F, F, NO], {}, ShapeError),
+    ("adamw_step", [LR, NO, F, F, np.ones((3, 2)), F, NO], {}, ShapeError),
+    ("sgd_step", [LR, NO, F, F, LR], {}, ShapeError),
+    ("sgd_step", [NO, NO, F, F, NO], {}, DTypeError),
+    ("sgd_step", [LR, LR, F, F, NO], {}, DTypeError),
+    ("sgd_step", [LR, NO, F, F.astype("f4"), F, F.astype("f4"), NO, NO], {}, DTypeError),
+    ("ema_step", [LR, F, np.ones((3, 2))], {}, ShapeError),
+    ("ema_step", [LR, N, N], {}, DTypeError),
+    ("unscale_check", [NO, NO, F, F.astype("f4")], {}, DTypeError),
     ("conv", [LINE, np.ones((3, 4, 2))], {}, ShapeError),
     ("conv", [LINE, np.ones((3, 1, 2))], {"groups": 2}, ShapeError),
     ("conv", [LINE, np.ones((3, 2, 6))], {}, ShapeError),
@@ -187,6 +202,15 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("one_hot", [N], {"classes": -1}, ShapeError),
     ("bincount", [F], {"length": 3}, DTypeError),
     ("bincount", [N], {"length": -1}, ShapeError),
+    ("uniform", [KEY], {"stream": 2**32, "shape": (2,)}, UsageError),
+    ("normal", [np.zeros(2)], {"stream": 0, "shape": (2,)}, DTypeError),
+    ("gumbel", [KEY], {"stream": 0, "shape": (2,), "dtype": int64}, DTypeError),
+    ("randint", [KEY], {"stream": 0, "shape": (2,), "low": 3, "high": 3}, UsageError),
+    ("bernoulli", [N, KEY], {"stream": 0}, DTypeError),
+    ("dropout", [F, KEY], {"stream": 0, "p": 1.5}, UsageError),
+    ("dropout", [N, KEY], {"stream": 0, "p": 0.5}, DTypeError),
+    ("multinomial", [F, KEY], {"stream": 0, "samples": 4}, ShapeError),
+    ("multinomial", [np.ones((2, 0)), KEY], {"stream": 0, "samples": 1, "replacement": True}, ShapeError),
     ("scatter_sum", [F, np.ones((2, 2), np.int64)], {"axis": 0, "shape": (2, 3)}, ShapeError),
 ]
 
@@ -207,6 +231,9 @@ def test_wrong_operands_are_refused_before_any_kernel(name: str, inputs: list, a
         ("embedding_backward", [np.ones((1, 2)), np.array([3])], {"rows": 3}),
         ("cross_entropy", [np.ones((2, 3)), np.array([0, 3])], {}),
         ("kv_append", [np.ones((1, 1, 3, 2)), np.ones((1, 1, 2, 2)), np.asarray(2)], {}),
+        ("grouped_matmul", [np.ones((3, 2)), np.ones((2, 2, 2)), np.array([0, 2, 4])], {}),
+        ("grouped_matmul", [np.ones((3, 2)), np.ones((2, 2, 2)), np.array([0, 4, 3])], {}),
+        ("grouped_outer", [np.ones((3, 2)), np.ones((3, 2)), np.array([1, 3])], {}),
         ("gather", [np.ones(3), np.array([3])], {"axis": 0}),
         ("scatter", [np.ones(3), np.array([3]), np.ones(1)], {"axis": 0}),
         ("scatter_add", [np.ones(3), np.array([-1]), np.ones(1)], {"axis": 0}),
@@ -291,14 +318,14 @@ def test_out_may_lie_on_an_operand_only_where_the_row_says_so() -> None:
     compute(get("tanh"), [front], {}, [block.view(Layout((4,), (1,), 4))])
 
 
-@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace])
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace or OPS[n].traits.carried])
 def test_in_place_gives_the_same_bits(name: str) -> None:
     from graphwright.testing.oracle import assert_bits
 
     inputs, attrs = draws(name, 1)[0]
     row = OPS[name]
     fresh = compute(row, [from_numpy(x) for x in inputs], attrs)
-    for out, place in row.traits.inplace:
+    for out, place in row.inplace(len(inputs), len(fresh)):
         arrays = [from_numpy(x.copy()) for x in inputs]
         if arrays[place].spec != fresh[out].spec:
             continue

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from random_oracle import RANDOM
 from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import torch_dtype
@@ -167,15 +168,81 @@ def kv_append(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     return cache
 
 
-def adamw(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
-    """Loshchilov and Hutter 2019, algorithm 2, line by line."""
-    p, g, m, v, step, lr = (t.double() for t in ins)
-    p = p * (1 - lr * attrs["weight_decay"])
-    m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
-    v = attrs["beta2"] * v + (1 - attrs["beta2"]) * g * g
-    unbiased = (v / (1 - attrs["beta2"] ** step)).sqrt() + attrs["eps"]
-    p = p - lr * (m / (1 - attrs["beta1"] ** step)) / unbiased
-    return tuple(t.to(ins[0].dtype) for t in (p, m, v))
+def columns(tensors: Sequence[torch.Tensor], width: int) -> list[list[torch.Tensor]]:
+    """Operands as columns of one entry per parameter, in float64."""
+    n = len(tensors) // width
+    return [[t.double() for t in tensors[c * n : (c + 1) * n]] for c in range(width)]
+
+
+def optimizer(moments: Callable[[dict], int], rule: Callable) -> Callable:
+    """A step of all parameters from the rule for one: (lr, attrs, g, θ, moments..., steps made before) -> new ones."""
+
+    def step(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+        grads, params, *rest = columns(ins[2:], moments(attrs) + 3)
+        if ins[1]:
+            return tuple(t.clone() for t in ins[2 + len(grads) :])
+        sign = -1.0 if attrs["maximize"] else 1.0
+        lr = ins[0].double()
+        members = [rule(lr, attrs, sign * g, p, *r) for g, p, *r in zip(grads, params, *rest, strict=True)]
+        news = [t for column in zip(*members, strict=True) for t in column]
+        return tuple(t.to(old.dtype) for t, old in zip(news, ins[2 + len(grads) :], strict=True))
+
+    return step
+
+
+def adam(decoupled: bool) -> Callable:
+    """Kingma and Ba 2015, algorithm 1, or Loshchilov and Hutter 2019, algorithm 2, line by line."""
+
+    def rule(lr, attrs, g, p, m, v, *rest):
+        *largest, t = rest
+        decay, t = attrs["weight_decay"], t + 1
+        if decoupled:
+            p = p - lr * decay * p
+        else:
+            g = g + decay * p
+        m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
+        v = attrs["beta2"] * v + (1 - attrs["beta2"]) * g**2
+        largest = [torch.maximum(x, v) for x in largest]
+        below = ((largest or [v])[0] / (1 - attrs["beta2"] ** t)).sqrt() + attrs["eps"]
+        return p - lr * m / (1 - attrs["beta1"] ** t) / below, m, v, *largest, t
+
+    return optimizer(lambda a: 2 + a["amsgrad"], rule)
+
+
+def sgd(lr, attrs, g, p, *rest):
+    *b, t = rest
+    g = g + attrs["weight_decay"] * p
+    if not b:
+        return p - lr * g, t + 1
+    new = g if t == 0 else attrs["momentum"] * b[0] + (1 - attrs["dampening"]) * g
+    return p - lr * (g + attrs["momentum"] * new if attrs["nesterov"] else new), new, t + 1
+
+
+def rmsprop(lr, attrs, g, p, v, *rest):
+    *rest, t = rest
+    g = g + attrs["weight_decay"] * p
+    v = attrs["alpha"] * v + (1 - attrs["alpha"]) * g * g
+    mean = [attrs["alpha"] * rest[-1] + (1 - attrs["alpha"]) * g] if attrs["centered"] else []
+    d = g / ((v - mean[0] ** 2 if mean else v).sqrt() + attrs["eps"])
+    buffer = [attrs["momentum"] * rest[0] + d] if attrs["momentum"] else []
+    return p - lr * (buffer or [d])[0], v, *buffer, *mean, t + 1
+
+
+def runs(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows of x, split at the offsets."""
+    return x[: int(offsets[-1])].split(offsets.diff().tolist())
+
+
+def ema(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    sources, targets = columns(ins[1:], 2)
+    tau = ins[0].double()
+    return tuple(((1 - tau) * t + tau * s).to(ins[1].dtype) for s, t in zip(sources, targets, strict=True))
+
+
+def unscale_check(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    inverse, found, *grads = ins
+    bad = any(not g.isfinite().all() for g in grads)
+    return (torch.ones_like(found) if bad else found.clone(), *(g * inverse.to(g.dtype) for g in grads))
 
 
 def rope_dynamic(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -200,6 +267,25 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     folded = lambda t: t.unflatten(1, (k.shape[1], group)).sum(2)  # noqa: E731
     dq, dk = attrs["scale"] * ds @ rep(k), folded(attrs["scale"] * ds.transpose(-1, -2) @ q)
     return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * ctx.scale, None
+
+
+SAME_NAME = (
+    "neg abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid relu "
+    "add sub mul div floor_divide remainder pow minimum maximum eq ne lt le gt ge "
+    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul"
+)
+"""Ops that torch has under the same name."""
 
 
 def put(x: torch.Tensor, ids: Sequence[torch.Tensor], attrs: dict, v: torch.Tensor, add: bool) -> torch.Tensor:
@@ -227,24 +313,6 @@ def pad_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     with torch.enable_grad():
         return torch.autograd.grad(pad([x], attrs), x, ins[0], create_graph=True)[0]
 
-
-class _ScaleGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.scale = scale
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return grads[0] * ctx.scale, None
-
-
-SAME_NAME = (
-    "neg abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid relu "
-    "add sub mul div floor_divide remainder pow minimum maximum eq ne lt le gt ge "
-    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul"
-)
-"""Ops that torch has under the same name."""
 
 TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     **{name: _unbroadcastable(name) for name in SAME_NAME.split()},
@@ -313,7 +381,21 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "sdpa": sdpa,
     "sdpa_backward": sdpa_backward,
     "kv_append": kv_append,
-    "adamw": adamw,
+    "grouped_matmul": lambda ins, a: torch.cat(
+        [
+            *(r @ w for r, w in zip(runs(ins[0], ins[2]), ins[1], strict=True)),
+            torch.zeros(len(ins[0]) - int(ins[2][-1]), ins[1].shape[2], dtype=ins[0].dtype),
+        ]
+    ),
+    "grouped_outer": lambda ins, a: torch.stack(
+        [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
+    ),
+    "adam_step": adam(decoupled=False),
+    "adamw_step": adam(decoupled=True),
+    "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),
+    "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
+    "ema_step": ema,
+    "unscale_check": unscale_check,
     "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),
     "scatter_sum": lambda ins, a: torch.zeros(a["shape"], dtype=ins[0].dtype).scatter_add(a["axis"], ins[1], ins[0]),
     "scatter": lambda ins, a: ins[0].scatter(a["axis"], ins[1], ins[2]),
@@ -338,6 +420,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "triu": lambda ins, a: ins[0].triu(a["diagonal"]),
     "iota": lambda ins, a: torch.arange(ins[0].shape[a["axis"]]),
     **WINDOWS,
+    **RANDOM,
 }
 
 

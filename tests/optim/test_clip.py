@@ -8,9 +8,9 @@ import torch
 
 import graphwright as gw
 from graphwright.array import from_numpy
-from graphwright.autograd import Parameter, Tensor
+from graphwright.autograd import Parameter, Tensor, TraceError
 from graphwright.errors import UsageError
-from graphwright.optim import clip_grad_norm_, clip_grad_value_
+from graphwright.optim import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
 from values import grad_of
 
 SHAPES = [(4, 3), (5,), ()]
@@ -84,3 +84,28 @@ def test_in_a_plan_as_eager():
         results.append([t.numpy() for t in run(Tensor(from_numpy(np.ones((2, 3), np.float32))))])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_norm_that_is_no_number_is_raised_if_asked_for_and_nothing_is_clipped(norm, bad):
+    mine, _ = pair(1.0)
+    mine[1].name = "layer.bias"
+    grad_of(mine[1]).numpy()[0] = bad
+    before = grad_of(mine[0]).numpy().copy()
+    with pytest.raises(NonFiniteGradient, match=r"layer\.bias"):
+        clip_grad_norm_(mine, 1.0, norm, error_if_nonfinite=True)
+    np.testing.assert_array_equal(grad_of(mine[0]).numpy(), before)
+    assert not np.isfinite(clip_grad_norm_(mine, 1.0, norm).item())
+
+
+def test_a_trace_cannot_look_at_the_norm():
+    p = Parameter(from_numpy(np.ones(2, np.float32)), name="p")
+
+    def fn(x):
+        p.grad = None
+        (p * x).sum().backward()
+        return clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+
+    with pytest.raises(TraceError):
+        gw.trace(fn, np.ones(2, np.float32))

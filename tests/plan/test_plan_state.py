@@ -176,8 +176,7 @@ def _training() -> tuple[Program, dict[str, np.ndarray]]:
     def step(x: Tensor) -> Tensor:
         loss = ((x @ w.T).tanh() * 0.5).sum()
         (g,) = grad(loss, w)
-        update([t], "add", t, tensor(np.float32(1)))
-        update([w, m, v], "adamw", w, g, m, v, t, tensor(np.float32(0.1)))
+        update([w, m, v, t], "adamw_step", tensor(np.float64(0.1)), tensor(np.float32(0)), g, w, m, v, t)
         return loss
 
     p = gw.trace(step, np.ones((4, 2), np.float32))

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.changes import changes
-from graphwright.autograd.create import arange, full, ones, tensor, zeros
+from graphwright.autograd.create import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    tensor,
+    zeros,
+    zeros_like,
+)
 from graphwright.autograd.einsum import einsum
 from graphwright.autograd.engine import backward, grad, unbroadcast
 from graphwright.autograd.errors import (
@@ -55,6 +68,21 @@ from graphwright.autograd.modes import (
     set_grad_enabled,
     training,
 )
+from graphwright.autograd.random import (
+    Generator,
+    bernoulli,
+    dropout,
+    fork_rng,
+    gumbel,
+    manual_seed,
+    multinomial,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    rng,
+)
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
 from graphwright.autograd.support import support
@@ -64,6 +92,7 @@ from graphwright.autograd.variable import Parameter, Variable, update
 __all__ = [
     "Context",
     "Function",
+    "Generator",
     "GradShapeRequired",
     "GraphFreed",
     "Hook",
@@ -87,31 +116,49 @@ __all__ = [
     "autocast_dtype",
     "autocast_to",
     "backward",
+    "bernoulli",
     "bincount",
     "cat",
     "changes",
+    "dropout",
     "einsum",
+    "empty",
+    "empty_like",
     "enable_grad",
+    "eye",
+    "fork_rng",
     "full",
+    "full_like",
     "gather",
     "grad",
     "grad_enabled",
+    "gumbel",
     "index_add",
     "index_put",
     "index_select",
     "lerp",
+    "linspace",
+    "manual_seed",
     "matmul",
     "maximum",
     "memory",
     "minimum",
     "mode",
+    "multinomial",
     "no_grad",
     "nonzero",
     "norm",
     "one_hot",
     "ones",
+    "ones_like",
     "outer",
     "pad",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "rng",
     "scatter",
     "scatter_add",
     "scope",
@@ -129,4 +176,5 @@ __all__ = [
     "var",
     "where",
     "zeros",
+    "zeros_like",
 ]

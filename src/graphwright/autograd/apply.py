@@ -19,7 +19,6 @@ from graphwright.array import (
     from_dlpack,
     from_numpy,
     int64,
-    result_type,
 )
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast_dtype, grad_enabled, no_grad
@@ -27,6 +26,7 @@ from graphwright.autograd.recorder import active, share
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import UsageError
 from graphwright.ops import Op, compute, get
+from graphwright.ops.casting import is_cast, target_dtype
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -78,40 +78,20 @@ def _python_kind(value: Any) -> DType | None:
     return None
 
 
-def _common_dtype(row: Op, free: Sequence[Any]) -> DType | None:
-    """The dtype that operands are cast to by the op's casting class, or None to leave them."""
-    first = next((t.dtype for t in free if _python_kind(t) is None), float32)
-    low, rule = autocast_dtype(), row.traits.amp
-    if rule == "low":
-        return low if first.is_float else None
-    if rule == "f32" and low is not None and first.is_low:
-        return float32
-    if rule == "inner":
-        return first
-    if rule in ("promote", "f32") and len(free) > 1:
-        return result_type(
-            [
-                (kind, "python")
-                if (kind := _python_kind(t)) is not None
-                else (t.dtype, "array" if t.shape else "scalar0d")
-                for t in free
-            ]
-        )
-    return None
-
-
 def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
     """Tensors of the dtypes that the op wants, casts applied as operations of their own."""
     given = [o if _python_kind(o) is not None else as_tensor(o) for o in operands]
-    target = _common_dtype(row, [o for i, o in enumerate(given) if i not in row.traits.fixed])
+    numbers = [_python_kind(o) for o in given]
+    kinds = [
+        (number, "python") if number is not None else (o.dtype, "array" if o.shape else "scalar0d")
+        for o, number in zip(given, numbers, strict=True)
+    ]
+    target = target_dtype(row, kinds, autocast_dtype())
     result: list[Tensor] = []
-    for place, operand in enumerate(given):
-        kind = _python_kind(operand)
-        if kind is not None:
-            result.append(scalar(repr(operand), target or (float32 if kind is float64 else kind)))
-        elif target in (None, operand.dtype) or place in row.traits.fixed:
-            result.append(operand)
-        elif operand.dtype.is_float or row.traits.amp in ("promote", "f32"):
+    for place, (operand, number) in enumerate(zip(given, numbers, strict=True)):
+        if number is not None:
+            result.append(scalar(repr(operand), target or (float32 if number is float64 else number)))
+        elif is_cast(row, place, operand.dtype, target):
             result.append(apply(get("cast"), (operand,), {"dtype": target}))
         else:
             result.append(operand)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -73,6 +73,10 @@ class Recorder(Protocol):
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Take down that a variable holds `value` from here on, and after the step."""
+        ...
+
+    def rely(self, fact: Callable[[], object]) -> None:
+        """Take down that what is recorded holds while `fact()` gives what it gives now."""
         ...
 
     def path(self, symbol: Symbol) -> str:

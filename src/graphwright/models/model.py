@@ -280,6 +280,14 @@ class Model:
         """Trainable variables; what an optimizer takes."""
         return iter(self.program.parameters())
 
+    def variables(self) -> dict[str, Any]:
+        """Params and states by key: what a saved training holds."""
+        return self.program.variables()
+
+    def structure_hash(self) -> str:
+        """That of the program."""
+        return self.program.structure_hash()
+
     # -- leaving -----------------------------------------------------------------------------------------------------
     def export_plan(self) -> ExportPlan:
         """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -13,19 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import BY_TAG, NDArray, from_numpy, random
-from graphwright.autograd import Tensor, Variable
+from graphwright.amp import autocast
+from graphwright.array import random
+from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
-from graphwright.files import atomic_directory, read_json
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.model import Model, need_tokenizer
 from graphwright.nn import functional
-from graphwright.optim import AdamW, amp, clip_grad_norm_, warmup_cosine
+from graphwright.optim import AdamW, SavedState, clip_grad_norm_, save_state, warmup_cosine
 from graphwright.plan import compile
 from graphwright.progress import Progress, Report
-from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ class Trainer:
     def _step(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         opt, r = self.optimizer, self.recipe
         opt.zero_grad()
-        with amp.autocast(r.autocast) if r.autocast else nullcontext():
+        with autocast(r.autocast) if r.autocast else nullcontext():
             logits = self.model.program(ids=ids, positions=positions)
         loss = functional.cross_entropy(logits.float(), targets)
         loss.backward()
@@ -156,49 +152,29 @@ class Trainer:
         return made
 
     # -- resuming ------------------------------------------------------------------------------------------------------
-    def _variables(self) -> Iterator[tuple[str, Variable]]:
-        for p in self.model.program.parameters():
-            yield f"param.{p.name}", p
-        yield from self.optimizer.variables().items()
-
     def _identity(self) -> dict[str, Any]:
         """What a saved state must agree with to be continued here."""
-        text = sha256(self.ids.tobytes()).hexdigest()
-        return {
-            "schema": SCHEMA,
-            "recipe": json.loads(json.dumps(asdict(self.recipe))),
-            "text": text,
-            "structure": self.model.program.structure_hash(),
-        }
+        recipe = json.loads(json.dumps(asdict(self.recipe)))
+        return {"recipe": recipe, "text": sha256(self.ids.tobytes()).hexdigest()}
 
     def save(self, directory: str | Path) -> None:
         """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
-        items = []
-        for name, variable in self._variables():
-            array = variable.data
-            assert isinstance(array, NDArray)
-            items.append(TensorData(name, array.dtype.safetensors, array.shape, array.tobytes()))
-        facts = {**self._identity(), "done": self.done}
-        with atomic_directory(directory, overwrite=True) as place:
-            write_checkpoint(place, items, stem="state")
-            (place / "train.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        save_state(directory, self.model, self.optimizer, step=self.done, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
         """Continue from a saved state: all is checked before anything is changed.
 
-        Raises: UsageError naming what differs: schema, structure, recipe or text; CheckpointError for damaged files.
+        Raises: UsageError naming what differs: recipe or text; CheckpointError for damaged files or another structure.
         """
-        facts = read_json(Path(directory) / "train.json", 1 << 20)
-        if not isinstance(facts, dict):
-            raise UsageError("train.json is no saved training", where=str(directory), got=type(facts).__name__)
-        now, done = self._identity(), facts.get("done")
-        wrong = [name for name, value in now.items() if facts.get(name) != value]
-        if wrong or type(done) is not int or not 0 <= done <= self.recipe.steps:
-            told = {n: (now.get(n, f"0 to {self.recipe.steps}"), facts.get(n)) for n in wrong or ["done"]}
-            theirs = facts.get("recipe")
-            if "recipe" in told and isinstance(theirs, dict):
-                ours, _ = told.pop("recipe")
-                told |= {n: (value, theirs.get(n)) for n, value in ours.items() if theirs.get(n) != value}
+        saved = SavedState.read(directory)
+        now, theirs = self._identity(), saved.facts
+        told = {name: (value, theirs.get(name)) for name, value in now.items() if theirs.get(name) != value}
+        others = theirs.get("recipe")
+        if "recipe" in told and isinstance(others, dict):
+            ours, _ = told.pop("recipe")
+            told |= {n: (value, others.get(n)) for n, value in ours.items() if others.get(n) != value}
+        if told or not 0 <= saved.step <= self.recipe.steps:
+            told = told or {"step": (f"0 to {self.recipe.steps}", saved.step)}
             raise UsageError(
                 "the saved training is of another run",
                 where=str(directory),
@@ -206,21 +182,8 @@ class Trainer:
                 got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in told.items()),
                 fix="train with the options, text and model of that run, or keep the state in another directory",
             )
-        with Checkpoint(directory, stem="state") as checkpoint:
-            arrays = {name: _read(checkpoint, name, variable) for name, variable in self._variables()}
-        for name, variable in self._variables():
-            variable.assign(Tensor(arrays[name]))
-        self.done = done
-
-
-def _read(checkpoint: Checkpoint, name: str, variable: Variable) -> NDArray:
-    info = checkpoint.info(name)
-    if tuple(info.shape) != variable.shape or BY_TAG.get(info.tag) is not variable.dtype:
-        raise UsageError(
-            "a saved tensor does not fit", where=name, expected=variable.spec, got=f"{info.tag}{list(info.shape)}"
-        )
-    host = np.frombuffer(bytes(checkpoint.bytes(name)), variable.dtype.numpy).reshape(info.shape)
-    return from_numpy(host.copy(), bits=variable.dtype)
+        saved.restore(self.model, self.optimizer)
+        self.done = saved.step
 
 
 __all__ = ["Recipe", "Trainer", "Training"]

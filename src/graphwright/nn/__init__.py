@@ -4,20 +4,96 @@ from __future__ import annotations
 
 from graphwright.autograd import Parameter
 from graphwright.nn import functional, init
+from graphwright.nn.activation import (
+    ELU,
+    GELU,
+    Activation,
+    LeakyReLU,
+    LogSigmoid,
+    LogSoftmax,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
 from graphwright.nn.as_module import as_module
-from graphwright.nn.layers import Embedding, Linear, ReLU, RMSNorm, Sequential, SiLU, Tanh
-from graphwright.nn.module import Module
+from graphwright.nn.attention import MultiHeadAttention, RotaryEmbedding, SinusoidalEmbedding
+from graphwright.nn.cfc import CfC, CfCCell
+from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, Sequential
+from graphwright.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from graphwright.nn.linear import Embedding, Linear
+from graphwright.nn.module import Buffer, Module
+from graphwright.nn.moe import MoE
+from graphwright.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    LayerNorm,
+    RMSNorm,
+)
+from graphwright.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from graphwright.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell
+from graphwright.nn.transformer import SwiGLU, TransformerBlock
 
 __all__ = [
+    "ELU",
+    "GELU",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Activation",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Buffer",
+    "CfC",
+    "CfCCell",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "Embedding",
+    "Flatten",
+    "GRUCell",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "LSTMCell",
+    "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSigmoid",
+    "LogSoftmax",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MoE",
     "Module",
+    "ModuleDict",
+    "ModuleList",
+    "MultiHeadAttention",
     "Parameter",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
+    "Recurrent",
+    "Residual",
+    "RotaryEmbedding",
     "Sequential",
     "SiLU",
+    "Sigmoid",
+    "SinusoidalEmbedding",
+    "Softmax",
+    "Softplus",
+    "SwiGLU",
     "Tanh",
+    "TransformerBlock",
     "as_module",
     "functional",
     "init",

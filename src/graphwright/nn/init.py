@@ -1,26 +1,96 @@
-"""Initial values: one Philox stream per parameter name, so that adding a layer changes no other layer's numbers."""
+"""Initial values by Philox: a stream per parameter name, so that adding a layer changes no other layer's numbers.
+
+What has no name takes the next stream of the running seed, in the order of the calls; `manual_seed` starts that anew.
+"""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from math import prod, sqrt
 
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy, random
+from graphwright.errors import ShapeError, UsageError
+
+_running: ContextVar[tuple[int, int]] = ContextVar("graphwright_init", default=(0, 0))  # seed, streams taken
 
 
-def normal(shape: tuple[int, ...], name: str, *, std: float = 0.02, seed: int = 0) -> NDArray:
+def manual_seed(seed: int) -> None:
+    """Let the next unnamed parameters have the values that this seed gives the first ones."""
+    _running.set((seed, 0))
+
+
+def source(name: str = "", seed: int | None = None) -> dict[str, int]:
+    """Seed and stream of one parameter: those of its name, or the running seed's next."""
+    given, taken = _running.get()
+    if name:
+        return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
+    _running.set((given, taken + 1))
+    return {"seed": given if seed is None else seed, "stream": random.stream_of(f"init.{taken}")}
+
+
+def normal(shape: tuple[int, ...], name: str = "", *, std: float = 0.02, seed: int | None = None) -> NDArray:
     """N(0, std²) float32."""
-    values = random.normal(prod(shape), seed=seed, stream=random.stream_of(name)).reshape(shape)
-    return from_numpy(values * np.float32(std))
+    return from_numpy(random.normal(prod(shape), **source(name, seed)).reshape(shape) * np.float32(std))
 
 
-def kaiming_uniform(shape: tuple[int, ...], name: str, *, fan_in: int, seed: int = 0) -> NDArray:
-    """Uniform in ±1/√fan_in float32: torch's default for linear layers."""
-    values = random.uniform(prod(shape), seed=seed, stream=random.stream_of(name)).reshape(shape)
-    return from_numpy((values * 2 - 1) * np.float32(1 / sqrt(fan_in)))
+def uniform(shape: tuple[int, ...], name: str = "", *, bound: float, seed: int | None = None) -> NDArray:
+    """Uniform in ±bound float32."""
+    values = random.uniform(prod(shape), **source(name, seed)).reshape(shape)
+    return from_numpy((values * 2 - 1) * np.float32(bound))
+
+
+def kaiming_uniform(
+    shape: tuple[int, ...], name: str = "", *, fan_in: int, a: float = sqrt(5), seed: int | None = None
+) -> NDArray:
+    """Uniform in ±√(6 / ((1 + a²)·fan_in)) float32 (He et al. 2015); with a = √5, ±1/√fan_in, torch's default."""
+    return uniform(shape, name, bound=sqrt(6 / ((1 + a * a) * fan_in)) if fan_in else 0.0, seed=seed)
+
+
+def xavier_uniform(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
+    """Uniform in ±gain·√(6 / (fan_in + fan_out)) float32 (Glorot and Bengio 2010, eq. 16)."""
+    return uniform(shape, name, bound=gain * sqrt(6 / sum(fans(shape))), seed=seed)
+
+
+def xavier_normal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
+    """N(0, gain²·2 / (fan_in + fan_out)) float32."""
+    return normal(shape, name, std=gain * sqrt(2 / sum(fans(shape))), seed=seed)
+
+
+def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
+    """Rows, or columns if there are fewer, orthonormal times gain, float32; axes after the first taken together.
+
+    By QR of a normal matrix, with the signs of R's diagonal (Saxe, McClelland and Ganguli 2014; Mezzadri 2007).
+    Raises: ShapeError for fewer than two axes.
+    """
+    if len(shape) < 2:
+        raise ShapeError("an orthogonal matrix has two axes", got=shape)
+    rows, columns = shape[0], prod(shape[1:])
+    flat = random.normal(rows * columns, **source(name, seed)).astype(np.float64)
+    q, r = np.linalg.qr(flat.reshape(max(rows, columns), min(rows, columns)))
+    q = q * np.sign(np.diagonal(r))
+    return from_numpy((gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32))
 
 
 def full(shape: tuple[int, ...], value: float) -> NDArray:
     """One value, float32."""
     return from_numpy(np.full(shape, value, np.float32))
+
+
+def zeros(*shape: int) -> NDArray:
+    """Zeros, float32."""
+    return full(shape, 0.0)
+
+
+def ones(*shape: int) -> NDArray:
+    """Ones, float32."""
+    return full(shape, 1.0)
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Inputs that one output reads and outputs that one input reaches, of a weight [out, in, kernel...]."""
+    if len(shape) < 2:
+        raise UsageError("fans are those of a weight [out, in, ...]", got=shape)
+    kernel = prod(shape[2:])
+    return shape[1] * kernel, shape[0] * kernel

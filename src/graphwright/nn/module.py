@@ -1,20 +1,38 @@
-"""Module: parameters and children by attribute, dotted names, and scopes that name what is traced."""
+"""Module: parameters, buffers and children by attribute, dotted names, and scopes that name what is traced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
-from graphwright.autograd import Parameter, Tensor, as_tensor, scoped
-from graphwright.errors import UsageError
+from graphwright.array import NDArray, empty
+from graphwright.array import dtype as named
+from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, as_tensor, scoped, training
+from graphwright.errors import DTypeError, UsageError
+from graphwright.files import blake2b_128
+
+
+class Buffer(Variable):
+    """A value that a module carries and nobody trains; `persistent` ones are part of its state."""
+
+    __slots__ = ("persistent",)
+
+    def __init__(self, data: NDArray, persistent: bool = True, name: str = "") -> None:
+        super().__init__(data, False, name)
+        self.persistent = persistent
 
 
 class Module:
     """A function with parameters. Subclasses set parameters and modules as attributes and define `forward`.
 
-    Parameters are named by their dotted path from the module that `named_parameters` is asked of; the first module that
-    lists a parameter gives it its name, which is its key in a traced program.
+    Parameters and buffers are named by their dotted path from the module that is asked; the first module that lists one
+    gives it its name, which is its key in a traced program. Lists, tuples and dicts of them are looked into.
+
+    Attributes:
+        training: whether layers that differ (dropout, batch norm) train; `gw.mode` overrides it.
     """
+
+    training = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` in the scope of the module's name."""
@@ -29,9 +47,21 @@ class Module:
         """What the module computes."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
+    # -- what is in it -----------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Module]]:
         """(name, module) of direct children; those in lists are `list.0`, ..., those in dicts `dict.key`."""
         return ((name, value) for name, value in self._members() if isinstance(value, Module))
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        seen: set[int] = set()
+        stack: list[Module] = [self]
+        while stack:
+            module = stack.pop()
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+                stack += [child for _, child in module.children()][::-1]
 
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Attributes and what lists, tuples and dicts among them hold, with dotted names."""
@@ -46,57 +76,129 @@ class Module:
                 yield name, value
 
     def name_children(self) -> None:
-        """Give parameters and children, from this module down, the names under which they appear in a trace."""
+        """Give variables and children, from this module down, the names under which they appear in a trace."""
         for name, child in self.children():
             child.__dict__["_name"] = name
             child._name_scopes()
-        for name, parameter in self.named_parameters():
-            if not parameter.name:
-                parameter.name = name
+        for name, variable in self._variables(""):
+            if not variable.name:
+                variable.name = name
 
     def _name_scopes(self) -> None:
         for name, child in self.children():
             child.__dict__["_name"] = name
             child._name_scopes()
 
+    def _variables(self, prefix: str) -> Iterator[tuple[str, Parameter | Buffer]]:
+        """(dotted name, parameter or buffer), a shared one under each of its names."""
+        for name, value in self._members():
+            if isinstance(value, Parameter | Buffer):
+                yield prefix + name, value
+        for name, child in self.children():
+            yield from child._variables(f"{prefix}{name}.")
+
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """(dotted name, parameter), each parameter once."""
         seen: set[int] = set()
-        for name, parameter in self._parameters(prefix):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
-
-    def _parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        for name, value in self._members():
-            if isinstance(value, Parameter):
-                yield prefix + name, value
-        for name, child in self.children():
-            yield from child._parameters(f"{prefix}{name}.")
+        for name, value in self._variables(prefix):
+            if isinstance(value, Parameter) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
 
     def parameters(self) -> Iterator[Parameter]:
         """Parameters, each once."""
         self.name_children()
         return (p for _, p in self.named_parameters())
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the values by name."""
-        return {name: p.detach().clone() for name, p in self.named_parameters()}
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
+        """(dotted name, buffer), each buffer once."""
+        seen: set[int] = set()
+        for name, value in self._variables(prefix):
+            if isinstance(value, Buffer) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take values by name; all are checked before one is written.
+    def variables(self) -> dict[str, Variable]:
+        """Everything that is saved: parameters and persistent buffers by name, a tied one under each of its names."""
+        return {n: v for n, v in self._variables("") if isinstance(v, Parameter) or v.persistent}
 
-        Raises: UsageError listing missing, unexpected and misshapen entries.
+    def structure_hash(self) -> str:
+        """BLAKE2b over names, ties and specs of what is saved: where it is equal, a saved state fits."""
+        own = self.variables()
+        first: dict[int, str] = {}
+        rows = [f"{name} {first.setdefault(id(v), name)} {v.spec}" for name, v in own.items()]
+        return blake2b_128("\n".join(rows).encode())
+
+    # -- modes and dtypes --------------------------------------------------------------------------------------------
+    def train(self, mode: bool = True) -> Self:
+        """Let this module and all below it train, or not; gradients flow either way."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the layer trains in this call: by `gw.mode`, or by its own flag. A compiled call notes the flag."""
+        recorder = active_recorder.get()
+        if recorder is not None:
+            recorder.rely(lambda: self.training)
+        return bool(training(self.training))
+
+    def requires_grad_(self, wanted: bool = True) -> Self:
+        """Let all parameters be trained, or freeze them."""
+        for p in self.parameters():
+            p.requires_grad = wanted
+        return self
+
+    def to(self, dtype: object) -> Self:
+        """Convert floating parameters and buffers in place: the objects stay, so do ties and the optimizers of them.
+
+        Raises: DTypeError for a dtype that is not floating.
         """
-        own = dict(self.named_parameters())
-        wrong = [f"missing: {n}" for n in own.keys() - state.keys()]
-        wrong += [f"unexpected: {n}" for n in state.keys() - own.keys()]
-        wrong += [
-            f"{n}: expected {own[n].spec}, got {t.spec}"
-            for n in own.keys() & state.keys()
-            if (t := as_tensor(state[n])).spec != own[n].spec
-        ]
+        kind = named(dtype)
+        if not kind.is_float:
+            raise DTypeError("modules are of floating dtypes", got=kind)
+        for _, variable in self._variables(""):
+            old = variable.data
+            if old.dtype.is_float and old.dtype is not kind:
+                variable.data = empty(old.shape, kind, old.device).copy_from(old)
+                variable.shared = False
+                if variable.grad is not None:
+                    variable.grad = variable.grad.to(variable.grad_dtype)
+        return self
+
+    # -- state -------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of parameters and persistent buffers by name, each once."""
+        seen: set[int] = set()
+        return {
+            name: v.detach().clone() for name, v in self.variables().items() if not (id(v) in seen or seen.add(id(v)))
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Take values by name; all are checked before one is written. A tied one is taken by any of its names.
+
+        Args:
+            strict: whether missing and unexpected names are errors; other shapes and dtypes always are.
+        Returns: names that are missing, and that were not expected.
+        Raises: UsageError listing all missing, unexpected and misshapen entries.
+        """
+        own = self.variables()
+        names: dict[int, list[str]] = {}
+        for name, variable in own.items():
+            names.setdefault(id(variable), []).append(name)
+        found = [(own[known[0]], next((n for n in known if n in state), None), known[0]) for known in names.values()]
+        missing = sorted(first for _, name, first in found if name is None)
+        unexpected = sorted(state.keys() - own.keys())
+        values = [(v, name, as_tensor(state[name])) for v, name, _ in found if name is not None]
+        wrong = [f"missing: {n}" for n in missing if strict] + [f"unexpected: {n}" for n in unexpected if strict]
+        wrong += sorted(f"{n}: expected {v.spec}, got {t.spec}" for v, n, t in values if t.spec != v.spec)
         if wrong:
-            raise UsageError("the state does not fit:\n  " + "\n  ".join(sorted(wrong)), where=type(self).__name__)
-        for name, parameter in own.items():
-            parameter.assign(as_tensor(state[name]))
+            raise UsageError("the state does not fit:\n  " + "\n  ".join(wrong), where=type(self).__name__)
+        for variable, _, value in values:
+            variable.assign(value)
+        return missing, unexpected

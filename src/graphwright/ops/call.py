@@ -63,7 +63,7 @@ def compute(
             )
         return (target.copy_from(source.view(layout)),)
     ins = [a if min(a.strides, default=0) >= 0 else a.copy() for a in ins]
-    for place in row.traits.contiguous:
+    for place in row.row_major(len(ins)):
         ins[place] = contiguous(ins[place])
     if outs is None:
         outs = [empty(s.sizes, s.dtype, device) for s in specs]
@@ -117,13 +117,15 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
-    """True if no output shares memory with an operand, save exactly and where the row's `inplace` trait allows it."""
+    """True if no output shares memory with an operand, save exactly and where the row lets it take that memory."""
+    readers: dict[int, list[int]] = {}
+    for i, operand in enumerate(ins):
+        readers.setdefault(id(operand.storage), []).append(i)
     for o, out in enumerate(outs):
-        for i, operand in enumerate(ins):
-            if operand.storage is not out.storage:
-                continue
+        for i in readers.get(id(out.storage), ()):
+            operand = ins[i]
             exact = operand.layout == out.layout and operand.dtype is out.dtype
-            if exact and (o, i) in row.traits.inplace:
+            if exact and row.overwrites(o, i, len(ins), len(outs)):
                 continue
             (a, b), (c, d) = span(operand.layout), span(out.layout)
             size, other = operand.dtype.itemsize, out.dtype.itemsize

@@ -259,6 +259,10 @@ NO_EMIT: dict[str, str] = {
         "backward ops are not part of an exported model",
     ),
     **dict.fromkeys(("index_put", "index_add", "index_fill"), "torch writes at an index in a statement of its own"),
+    **dict.fromkeys(
+        ("uniform", "normal", "gumbel", "randint", "bernoulli", "multinomial", "dropout"),
+        "exported models draw no random numbers: they are not trained there",
+    ),
     **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
     "sdpa_backward": "backward ops are not part of an exported model",
     "bce": "losses are not part of an exported model",
@@ -266,7 +270,14 @@ NO_EMIT: dict[str, str] = {
     "cross_entropy": "losses are not part of an exported model",
     "cross_entropy_backward": "backward ops are not part of an exported model",
     "kv_append": "transformers brings its own cache",
-    "adamw": "updates are not part of an exported model",
+    "grouped_matmul": "no family with experts is exported yet",
+    "grouped_outer": "backward ops are not part of an exported model",
+    "adam_step": "updates are not part of an exported model",
+    "adamw_step": "updates are not part of an exported model",
+    "sgd_step": "updates are not part of an exported model",
+    "rmsprop_step": "updates are not part of an exported model",
+    "ema_step": "updates are not part of an exported model",
+    "unscale_check": "updates are not part of an exported model",
 }
 
 OPERATORS = frozenset({*_INFIX, "neg", "swiglu", "junction", "rope_longer"})
@@ -296,6 +307,8 @@ POSTFIX = frozenset(
         "slice",
         "last",
         "softmax",
+        "log_softmax",
+        "stop_gradient",
         "squeeze",
         "unsqueeze",
         "diagonal",
@@ -305,8 +318,6 @@ POSTFIX = frozenset(
         "repeat_interleave",
         "tril",
         "triu",
-        "log_softmax",
-        "stop_gradient",
     }
 )
 """Ops whose text is appended to that of their only operand."""

@@ -282,7 +282,7 @@ class BatchNormTrain:
     """
 
     arity, attrs, cost = (3, 5), {"momentum": 0.1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3, 4)), Traits(amp="inner", fixed=(1, 2))
+    saves, traits = Saves(inputs=(0, 3, 4)), Traits(amp="inner", fixed=(1, 2))  # 1 and 2 are written before backward
 
     @staticmethod
     def infer(x, mean, var, *scale, momentum, eps):
@@ -320,7 +320,7 @@ class BatchNormTrain:
                     step = step * (unit / r) * (2.0 * count / (count - 1))
                 grads[0] = step if grads[0] is None else grads[0] + step
         for place in [p for p, need in enumerate(needs) if need and grads[p] is None]:
-            grads[place] = call("full_like", ins[place], value=0.0)
+            grads[place] = call("full_like", ins[place] if place not in (1, 2) else _sum(x, axes), value=0.0)
         return _narrow([d if need else None for d, need in zip(grads, needs, strict=True)], ins)
 
     @staticmethod

@@ -54,6 +54,8 @@ class Traits:
         fixed: places of operands that no casting class touches: ids, masks, conditions.
         elementwise: one iteration space, every output element from the operands' elements at its place.
         update: carries state forward; never folded, merged or run twice.
+        carried: the results are new values of the last operands, one for one, and may take their memory; there may be
+            any number of them, and all operands must be row-major.
         opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
         convert: the result is the operand's values, in other memory or in the dtype of the result.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
@@ -69,6 +71,7 @@ class Traits:
     fixed: tuple[int, ...] = ()
     elementwise: bool = False
     update: bool = False
+    carried: bool = False
     opaque: bool = False
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
@@ -110,6 +113,18 @@ class Op:
     sample: Callable[..., Any]
     expand: Callable[[Sequence[Any], Attrs], Any] | None = None
     why: Mapping[str, str] = field(default_factory=dict)
+
+    def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
+        """Pairs (result, operand) of one use of the op: the result may take that operand's memory."""
+        return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
+
+    def overwrites(self, out: int, place: int, ins: int, outs: int) -> bool:
+        """True if `inplace` has this pair."""
+        return place == ins - outs + out if self.traits.carried else (out, place) in self.traits.inplace
+
+    def row_major(self, ins: int) -> Sequence[int]:
+        """Places of operands that must be row-major in one use of the op."""
+        return range(ins) if self.traits.carried else self.traits.contiguous
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
         """Attributes with defaults filled in, dtypes as DType. Raises: UsageError for one unknown or missing."""

@@ -1,10 +1,34 @@
-"""Optimizers, schedules, clipping and mixed precision, all written as tensor code."""
+"""Optimizers, schedules, clipping and averages, all written as tensor code."""
 
 from __future__ import annotations
 
-from graphwright.optim import amp
-from graphwright.optim.adamw import AdamW
-from graphwright.optim.clip import clip_grad_norm_, clip_grad_value_
-from graphwright.optim.schedule import warmup_cosine
+from graphwright.optim import lr_scheduler
+from graphwright.optim.adam import Adam, AdamW
+from graphwright.optim.average import accumulate, ema_update
+from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
+from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
+from graphwright.optim.lr_scheduler import warmup_cosine
+from graphwright.optim.optimizer import Optimizer, ParamGroup, State
+from graphwright.optim.rmsprop import RMSprop
+from graphwright.optim.sgd import SGD
 
-__all__ = ["AdamW", "amp", "clip_grad_norm_", "clip_grad_value_", "warmup_cosine"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "NonFiniteGradient",
+    "Optimizer",
+    "ParamGroup",
+    "RMSprop",
+    "SavedState",
+    "State",
+    "StateError",
+    "accumulate",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "ema_update",
+    "load_state",
+    "lr_scheduler",
+    "save_state",
+    "warmup_cosine",
+]

@@ -26,6 +26,7 @@ class Commit:
         self.why: dict[NodeId, str] = {}
         self.early: dict[int, tuple[str, ...]] = {}
         self.start = len(rows.instrs)
+        self._reads: tuple[Instr | None, dict[int, list[int]]] = (None, {})  # of the instruction looked at last
         if rows.writes:
             self._sink()
             self._save_old_values()
@@ -116,10 +117,15 @@ class Commit:
     def _over(self, instr: Instr, new: int, target: int) -> bool:
         """True if the op may write this result over the state, which it reads as a whole and once."""
         rows, out = self.rows, instr.outs.index(new)
-        readers = [i for i, s in enumerate(instr.ins) if rows.bases[s] == target]
+        if self._reads[0] is not instr:
+            places: dict[int, list[int]] = {}
+            for i, s in enumerate(instr.ins):
+                places.setdefault(rows.bases[s], []).append(i)
+            self._reads = (instr, places)
+        readers = self._reads[1].get(target, [])
         return (
             len(readers) == 1
-            and (out, readers[0]) in get(instr.op).traits.inplace
+            and get(instr.op).overwrites(out, readers[0], len(instr.ins), len(instr.outs))
             and rows.layouts[instr.ins[readers[0]]] == rows.layouts[target]
         )
 

@@ -170,18 +170,23 @@ class CompiledFunction:
         return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
 
     def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
-        key = (specs, grad_enabled(), autocast_dtype(), training())
+        key = (specs, _mode())
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
             with uncollected():
                 entry = self._entries[key] = _Entry(*record(self.fn, specs), self.executor)
-            entry.mode = key[1:]
+            entry.mode = key[1]
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
         self._entries.move_to_end(key)
         entry.seen = changes.count
         return entry
+
+
+def _mode() -> tuple[Any, ...]:
+    """What a trace depends on beside its arguments."""
+    return grad_enabled(), autocast_dtype(), training()
 
 
 class _Entry:
@@ -196,11 +201,12 @@ class _Entry:
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
         self._result = result
-        self._trained = [(v, v.requires_grad) for v, _ in recorder.variables.values()]
+        self._facts = recorder.facts
+        self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
     def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
         """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
-        if self.seen != changes.count or self.mode != (grad_enabled(), autocast_dtype(), training()):
+        if self.seen != changes.count or self.mode != _mode() or any(fact() != value for fact, value in self._facts):
             return None
         arrays = [a.data for a in args if type(a) is Tensor]
         if len(arrays) != len(args) or len(args) != len(self._expected):
@@ -212,8 +218,12 @@ class _Entry:
 
     @property
     def fresh(self) -> bool:
-        """False once a program that the function ran was edited, or a variable that it reads was frozen or thawed."""
-        if any(v.requires_grad != was for v, was in self._trained):
+        """False once what the trace relied on is not so any more: the version of a program that the function ran, a
+        variable's spec and whether it is trained, the mode of a module.
+        """
+        if any(v.requires_grad != trained or v.spec != spec for v, trained, spec in self._variables):
+            return False
+        if any(fact() != value for fact, value in self._facts):
             return False
         return all(p.version == version for p, version in self.dependencies.values()) and self.workspace.plan.fresh
 

@@ -29,7 +29,7 @@ def in_place(rows: Rows) -> None:
     buffers, buffer_of, layouts = rows.buffers, rows.buffer_of, rows.layouts
     moves: dict[int, int] = {}
     for i, instr in enumerate(rows.instrs):
-        for out, place in OPS[instr.op].traits.inplace:
+        for out, place in OPS[instr.op].inplace(len(instr.ins), len(instr.outs)):
             if place >= len(instr.ins):
                 continue
             o, s = instr.outs[out], instr.ins[place]

@@ -5,15 +5,15 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from graphwright.array import NDArray
-from graphwright.autograd import Parameter, changes
+from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.hashing import StructureHash
-from graphwright.program.kinds import CONST, PARAM, STORED
+from graphwright.program.kinds import CONST, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
 
@@ -190,6 +190,11 @@ class Program(Structure):
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
+    def variables(self) -> dict[str, Variable]:
+        """Params and states by key: what a saved training holds."""
+        nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
+        return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
+
     def grad(
         self,
         outputs: Any,
@@ -228,6 +233,12 @@ class Program(Structure):
         from graphwright.program.transaction import Transaction
 
         return Transaction(self, why, author, tool, check, keep_undo)
+
+    def expand(self, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
+        """Replace fused ops by primitives that compute the same, in one edit; see `graphwright.program.expand`."""
+        from graphwright.program.expand import expand
+
+        return expand(self, nodes, why)
 
     def undo(self, n: int = 1) -> None:
         """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""

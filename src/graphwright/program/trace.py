@@ -24,6 +24,7 @@ class TraceRecorder:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.dependencies: dict[int, tuple[Program, int]] = {}
+        self.facts: list[tuple[Callable[[], object], object]] = []
         self.variables: dict[int, tuple[Variable, Value]] = {}
         self._current: dict[int, Tensor] = {}
         self._consts: dict[int, tuple[NDArray, Value]] = {}
@@ -45,6 +46,10 @@ class TraceRecorder:
         """Take down that a variable holds `value` from here on."""
         self._source(variable)
         self._current[id(variable)] = self.resolved(value)
+
+    def rely(self, fact: Callable[[], object]) -> None:
+        """Note a fact that the trace holds for."""
+        self.facts.append((fact, fact()))
 
     def path(self, symbol: Symbol) -> str:
         """Name of the node behind a symbol."""

@@ -1,4 +1,4 @@
-"""Kernels that update carried state: the KV cache and the optimizer. In place when the output is the operand itself."""
+"""The kernel that updates the KV cache. In place when the output is the operand itself."""
 
 from __future__ import annotations
 
@@ -23,29 +23,3 @@ def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
         *carry(outs, [cache]),
         partial(outs[0].index_copy_, 2, work[0], rows),
     ]
-
-
-@kernel("adamw")
-def adamw(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One AdamW step of one parameter; ATen's fused kernel, decay decoupled."""
-    param, grad, m, v, step, lr = ins
-    calls = carry(outs, [param, m, v])
-    calls.append(
-        partial(
-            torch._fused_adamw_,  # pyright: ignore[reportPrivateImportUsage]  # the fused kernel has no public name
-            [outs[0]],
-            [grad],
-            [outs[1]],
-            [outs[2]],
-            [],
-            [step],
-            lr=lr,
-            beta1=attrs["beta1"],
-            beta2=attrs["beta2"],
-            weight_decay=attrs["weight_decay"],
-            eps=attrs["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
-    )
-    return calls

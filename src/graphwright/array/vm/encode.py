@@ -269,7 +269,7 @@ def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
 @_encoder("rms_norm")
 def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grid = _matrix(ins[0])
-    plain = len(ins) == 2 and not attrs.keys() - {"eps"}
+    plain = len(ins) == 2 and not attrs["unit_offset"]
     if grid is None or not plain or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
         return None
     rows, cols, jump = grid
@@ -282,7 +282,7 @@ def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str
     scores, targets, *rest = ins
     grid = _matrix(scores)
     fits = _all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
-    if grid is None or not fits or attrs.keys() - {"ignore_index"}:
+    if grid is None or not fits or attrs["smoothing"]:
         return None
     rows, cols, jump = grid
     head = (scores.address, 4 * jump, targets.address)
@@ -359,15 +359,22 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
-@_encoder("adamw")
+@_encoder("adamw_step")
 def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    param, grad, m, v, steps, lr = ins
-    if not _all_f32(*outs, *ins) or not all(view.packed for view in (*outs, *ins)):
+    """A row of code per parameter."""
+    lr, found, *members = ins
+    if attrs["amsgrad"] or attrs["maximize"] or not _all_f32(*outs, *members):
         return None
+    if not all(view.packed for view in (*outs, *members)):
+        return None
+    n = len(outs) // 4
     rows: list[Row] = []
-    for out, before in zip(outs, (param, m, v), strict=True):
+    for out, before in zip(outs, members[n:], strict=True):
         if out.address != before.address:
             rows += _elementwise(Code.COPY, out, [before]) or []
-    cells = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
-    addresses = (outs[0].address, grad.address, outs[1].address, outs[2].address, steps.address, lr.address)
-    return [*rows, _row(Code.ADAMW, param.size, *addresses, *cells)]
+    numbers = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    for k in range(n):
+        param, m, v, steps = (outs[k + c * n].address for c in range(4))
+        addresses = (param, members[k].address, m, v, steps, lr.address)
+        rows.append(_row(Code.ADAMW, outs[k].size, *addresses, *numbers, found.address))
+    return rows

@@ -360,12 +360,16 @@ def product(row: Any, scratch: Any) -> None:
 
 @native
 def adamw(row: Any) -> None:
-    """One step in place: cells 1 count, 2 param, 3 gradient, 4 m, 5 v, 6 steps, 7 lr, 8 to 11 β₁, β₂, eps, decay.
+    """One step in place: cells 1 count, 2 param, 3 gradient, 4 m, 5 v, 6 steps made, 7 lr (float64), 8 to 11 β₁, β₂,
+    eps, decay, 12 the flag under which all stays as it is.
 
     Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
     """
     count, p, g, m, v = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
-    steps, lr = np.float64(load_f32(cell(row, 6))), np.float64(load_f32(cell(row, 7)))
+    if load_f32(cell(row, 12)) != 0.0:
+        return
+    steps, lr = np.float64(load_f32(cell(row, 6))) + 1.0, load_f64(cell(row, 7))
+    store_f32(cell(row, 6), F(steps))
     beta1, beta2, eps, decay = number(row, 8), number(row, 9), number(row, 10), number(row, 11)
     rate = splat(F(lr / (1.0 - beta1**steps)))
     root = splat(F(np.sqrt(1.0 - beta2**steps)))

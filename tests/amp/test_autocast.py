@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import graphwright as gw
+from graphwright import amp
 from graphwright.array import bfloat16, from_numpy
 from graphwright.autograd import Parameter, Tensor, autocast_dtype
 from graphwright.errors import DTypeError
 from graphwright.nn import functional
 from graphwright.ops import call
-from graphwright.optim import amp
 from values import grad_of
 
 

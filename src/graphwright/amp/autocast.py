@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphwright.array import bfloat16, float16
+from graphwright.array import DType, bfloat16, float16
 from graphwright.array import dtype as named
 from graphwright.autograd import autocast_to
 from graphwright.errors import DTypeError
@@ -18,8 +18,14 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
     Works eagerly and in traces. Nested `autocast(enabled=False)` switches it off; an exception restores the outer mode.
     Raises: DTypeError for a dtype that is no 16-bit float.
     """
+    kind = low_dtype(dtype)
+    with autocast_to(kind if enabled else None):
+        yield
+
+
+def low_dtype(dtype: object) -> DType:
+    """A 16-bit float by name. Raises: DTypeError for any other dtype."""
     kind = named(dtype)
     if kind not in (bfloat16, float16):
         raise DTypeError("autocast runs in a 16-bit float", expected="bfloat16 or float16", got=kind)
-    with autocast_to(kind if enabled else None):
-        yield
+    return kind

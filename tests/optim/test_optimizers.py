@@ -1,4 +1,4 @@
-"""AdamW against torch's, eager and compiled, per option; groups, masters, edits of what it trains."""
+"""Optimizers against torch's, eager and compiled, per option; groups, masters, edits of what they train."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import torch
 import graphwright as gw
 from graphwright.array import bfloat16, empty, from_numpy
 from graphwright.autograd import Parameter, Tensor
-from graphwright.errors import UsageError
-from graphwright.optim import AdamW
+from graphwright.errors import ShapeError, UsageError
+from graphwright.optim import SGD, Adam, AdamW, RMSprop, accumulate, ema_update
 from values import grad_of
 
-SHAPES = [(5, 3), (3,), (2, 1, 4)]
-STEPS = 50
-OPTIONS = [
+ADAM: list[dict[str, Any]] = [
     {},
     {"lr": 0.03},
     {"betas": (0.5, 0.7)},
@@ -26,6 +24,35 @@ OPTIONS = [
     {"eps": 1e-2},
     {"weight_decay": 0.0},
     {"weight_decay": 0.3, "lr": 0.1},
+    {"amsgrad": True, "lr": 0.03},
+    {"maximize": True, "weight_decay": 0.1},
+]
+SGD_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"lr": 0.1, "momentum": 0.9},
+    {"lr": 0.03, "momentum": 0.9, "dampening": 0.3},
+    {"lr": 0.03, "momentum": 0.9, "nesterov": True},
+    {"lr": 0.1, "weight_decay": 0.2},
+    {"lr": 0.03, "momentum": 0.5, "nesterov": True, "weight_decay": 0.2},
+    {"lr": 0.01, "momentum": 0.5, "dampening": 0.9, "maximize": True, "weight_decay": 0.2},
+]
+RMSPROP: list[dict[str, Any]] = [
+    {},
+    {"alpha": 0.7},
+    {"eps": 1e-2},
+    {"weight_decay": 0.3},
+    {"lr": 1e-3, "momentum": 0.9},
+    {"centered": True, "alpha": 0.9},
+    {"lr": 1e-3, "centered": True, "momentum": 0.5, "weight_decay": 0.1, "maximize": True},
+]
+KINDS = {"Adam": Adam, "AdamW": AdamW, "SGD": SGD, "RMSprop": RMSprop}
+
+SHAPES = [(5, 3), (3,), (2, 1, 4)]
+STEPS = 100
+OPTIONS = [
+    *((kind, o) for kind in ("Adam", "AdamW") for o in ADAM),
+    *(("SGD", o) for o in SGD_OPTIONS),
+    *(("RMSprop", o) for o in RMSPROP),
 ]
 
 
@@ -55,19 +82,58 @@ def assert_equal(mine: list[Parameter], reference: list[torch.Tensor], rtol: flo
         np.testing.assert_allclose(p.data.to_numpy(), q.detach().numpy(), rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_torch(options):
-    mine, reference = ours(), theirs()
-    a, b = AdamW(mine, **options), torch.optim.AdamW(reference, **options)
+@pytest.mark.parametrize("width", ["float32", "float64"])
+@pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
+def test_a_hundred_steps_are_those_of_torch(kind, options, width):
+    """The weights stay near 1: what is compared is relative to that, not to what cancels."""
+    mine = [Parameter(from_numpy(v.astype(width)), name=f"p{i}") for i, v in enumerate(values(0))]
+    reference = [torch.tensor(v.astype(width), requires_grad=True) for v in values(0)]
+    a, b = KINDS[kind](mine, **options), getattr(torch.optim, kind)(reference, **options)
     for step in range(STEPS):
+        grads = [g.astype(width) for g in values(step + 1)]
+        give(mine, grads)
+        give(reference, grads)
+        a.step()
+        b.step()
+    assert_equal(mine, reference, 1e-6 if width == "float32" else 1e-12)
+    assert all(a.state_of(p).steps.item() == STEPS for p in mine)
+
+
+MOMENTS = {
+    "AdamW": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "SGD": ("momentum_buffer",),
+    "RMSprop": ("square_avg", "momentum_buffer", "grad_avg"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("AdamW", {"amsgrad": True}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ],
+)
+def test_moments_are_those_of_torch(kind, options):
+    mine, reference = ours(), theirs()
+    a, b = KINDS[kind](mine, **options), getattr(torch.optim, kind)(reference, **options)
+    for step in range(10):
         give(mine, values(step + 1))
         give(reference, values(step + 1))
         a.step()
         b.step()
-    assert_equal(mine, reference)
     for p, q in zip(mine, reference, strict=True):
-        np.testing.assert_allclose(a.moments(p).v.data.to_numpy(), b.state[q]["exp_avg_sq"].numpy(), rtol=1e-5)
-        assert a.moments(p).steps.item() == b.state[q]["step"].item() == STEPS
+        state = a.state_of(p).moments.values()
+        for own, name in zip(state, MOMENTS[kind], strict=True):
+            np.testing.assert_allclose(own.numpy(), b.state[q][name].numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_are_those_of_torch(kind):
+    group = getattr(torch.optim, kind)([torch.zeros(1)]).param_groups[0]
+    own = KINDS[kind]([Parameter(from_numpy(np.zeros(1, "f4")))]).param_groups[0]
+    assert own.lr == group["lr"]
+    assert {n: group[n] for n in own.options if n in group} == {n: v for n, v in own.options.items() if n in group}
 
 
 def test_a_parameter_without_gradient_waits_and_is_corrected_by_its_own_steps():
@@ -114,13 +180,26 @@ def test_decay_on_matrices_only():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"lr": -1.0}, {"lr": float("nan")}, {"betas": (1.0, 0.9)}, {"betas": (0.9,)}, {"eps": -1.0}, {"weight_decay": -1}],
+    ("kind", "options"),
+    [
+        (AdamW, {"lr": -1.0}),
+        (AdamW, {"lr": float("nan")}),
+        (AdamW, {"betas": (1.0, 0.9)}),
+        (AdamW, {"betas": (0.9,)}),
+        (Adam, {"eps": -1.0}),
+        (Adam, {"weight_decay": -1}),
+        (SGD, {"lr": -0.1}),
+        (SGD, {"momentum": -0.1}),
+        (SGD, {"nesterov": True}),
+        (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
+        (RMSprop, {"alpha": 1.0}),
+        (RMSprop, {"momentum": -1.0}),
+    ],
     ids=str,
 )
-def test_numbers_out_of_range_are_refused(options):
+def test_numbers_out_of_range_are_refused(kind, options):
     with pytest.raises(UsageError, match="out of range"):
-        AdamW(ours(), **options)
+        kind(ours(), **options)
 
 
 def test_duplicates_and_unknown_entries_are_refused():
@@ -131,6 +210,10 @@ def test_duplicates_and_unknown_entries_are_refused():
         AdamW([{"params": [p]}, {"params": [q, p]}])
     with pytest.raises(UsageError, match="momentum"):
         AdamW([{"params": [p], "momentum": 0.9}])
+    with pytest.raises(UsageError, match="nothing to train"):
+        SGD([])
+    with pytest.raises(UsageError, match="has params"):
+        SGD([{"lr": 0.1}])
 
 
 @pytest.mark.parametrize("kind", [iter, lambda params: dict(enumerate(params)).values()])
@@ -186,13 +269,13 @@ def test_masters_keep_what_16_bits_would_lose():
     start = np.full((4, 4), 1.0, np.float32)
     twin, p = Parameter(from_numpy(start.copy()), name="twin"), low(start)
     a, b = AdamW([twin], 1e-4, weight_decay=0.0), AdamW([p], 1e-4, weight_decay=0.0)
-    for step in range(STEPS):
+    for step in range(50):
         g = np.random.default_rng(step).normal(1, 0.1, (4, 4)).astype(np.float32)
         give([twin], [g])
         p.grad = Tensor(from_numpy(g))
         a.step()
         b.step()
-    master = b.moments(p).master
+    master = b.state_of(p).master
     assert master is not None
     np.testing.assert_allclose(master.data.to_numpy(), twin.data.to_numpy(), rtol=1e-6)
     rounded = torch.tensor(twin.data.to_numpy()).to(torch.bfloat16).float().numpy()
@@ -273,10 +356,10 @@ def test_parameters_that_an_edit_adds_are_trained_as_new_ones():
     step()
     moved = added.data.to_numpy() - 0.5
     np.testing.assert_allclose(np.abs(moved), 0.1, rtol=1e-3)  # a first step of Adam is lr, whatever came before
-    assert opt.moments(added).steps.item() == 1
+    assert opt.state_of(added).steps.item() == 1
     p.undo()
     step()
-    assert [q.name for q, _ in opt.groups()] == ["w"]
+    assert [q.name for q in opt.parameters()] == ["w"]
 
 
 def test_a_changed_shape_starts_its_moments_anew():
@@ -294,11 +377,127 @@ def test_a_changed_shape_starts_its_moments_anew():
         e.set_weight("w", lambda w: w[:2])
     step()
     (q,) = p.parameters()
-    assert opt.moments(q).m.shape == (2, 3)
-    assert opt.moments(q).steps.item() == 1
+    assert opt.state_of(q).moments["m"].shape == (2, 3)
+    assert opt.state_of(q).steps.item() == 1
 
 
 def test_two_parameters_of_one_name_keep_their_states_apart():
     params = [Parameter(from_numpy(v), name="same") for v in values(0)]
     opt = AdamW(params)
     assert len(opt.variables()) == 1 + 3 * 3
+
+
+def test_moments_follow_a_pruned_and_a_widened_axis():
+    """The next steps are those of a run that was sliced by hand; surviving moments keep their bits."""
+    p = program()
+    opt = AdamW(p, 0.1)
+    x = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
+
+    def step():
+        opt.zero_grad()
+        y = p(x=x)
+        (y * y).sum().backward()
+        opt.step()
+
+    for _ in range(5):
+        step()
+    (q,) = p.parameters()
+    before = {n: v.numpy().copy() for n, v in opt.state_of(q).moments.items()}
+    weights = q.numpy().copy()
+    with p.edit("drop a row, move another, add one") as e:
+        e.set_weight("w", lambda w: np.concatenate([w[[2, 0]], np.full((1, 3), 0.25, w.dtype)]))
+    opt.follow(q, {0: [2, 0, -1]})
+    state = opt.state_of(q)
+    for name, moment in state.moments.items():
+        assert moment.numpy()[:2].tobytes() == before[name][[2, 0]].tobytes()
+        assert not moment.numpy()[2].any()
+    assert state.steps.item() == 5
+    hand = torch.tensor(np.concatenate([weights[[2, 0]], np.full((1, 3), 0.25, "f4")]), requires_grad=True)
+    other = torch.optim.AdamW([hand], 0.1)
+    grown = {n: np.concatenate([m[[2, 0]], np.zeros((1, 3), "f4")]) for n, m in before.items()}
+    other.state[hand] = {
+        "step": torch.tensor(5.0),
+        "exp_avg": torch.from_numpy(grown["m"]),
+        "exp_avg_sq": torch.from_numpy(grown["v"]),
+    }
+    for _ in range(3):
+        step()
+        other.zero_grad()
+        ((torch.from_numpy(x) @ hand.T) ** 2).sum().backward()
+        other.step()
+    np.testing.assert_allclose(q.numpy(), hand.detach().numpy(), rtol=1e-5)
+    p.undo()
+    opt.follow(q, {0: [1, -1, 0]})
+    np.testing.assert_array_equal(opt.state_of(q).moments["m"].numpy()[1], 0)
+
+
+def test_places_that_lead_elsewhere_are_refused_with_the_state_as_it_was():
+    p = program()
+    opt = AdamW(p, 0.1)
+    p(x=np.ones((2, 3), np.float32)).sum().backward()
+    opt.step()
+    (q,) = p.parameters()
+    held = opt.state_of(q)
+    for places in ({0: [0]}, {0: [0, 1, 3]}, {1: [0, 1, -2]}):
+        with pytest.raises(ShapeError):
+            opt.follow(q, places)
+    assert opt.state_of(q) is held
+
+
+def test_a_master_follows_too_and_takes_new_rows_from_the_parameter():
+    p = low(np.arange(6, dtype=np.float32).reshape(3, 2))
+    opt = SGD([p], 0.001, momentum=0.9)
+    p.grad = Tensor(from_numpy(np.ones((3, 2), np.float32)))
+    opt.step()
+    master = opt.state_of(p).master
+    assert master is not None
+    kept = master.numpy()[[1]].copy()
+    p.data = low(np.concatenate([p.data.to_numpy("float32")[[1]], np.full((1, 2), 7.0, "f4")])).data
+    opt.follow(p, {0: [1, -1]})
+    p.grad = Tensor(from_numpy(np.zeros((2, 2), np.float32)))
+    opt.step()
+    master = opt.state_of(p).master
+    assert master is not None
+    np.testing.assert_allclose(master.numpy(), np.concatenate([kept - 0.0009, [[7.0, 7.0]]]), rtol=1e-6)
+
+
+def test_an_infinity_that_was_found_keeps_weights_moments_and_counts():
+    params = ours()
+    opt = AdamW(params, 0.1)
+    give(params, values(1))
+    opt.step()
+    before = [v.numpy().tobytes() for v in opt.variables().values()] + [p.numpy().tobytes() for p in params]
+    give(params, [v * np.inf for v in values(2)])
+    opt.step(found_inf=Tensor(from_numpy(np.ones((), np.float32))))
+    after = [v.numpy().tobytes() for v in opt.variables().values()] + [p.numpy().tobytes() for p in params]
+    assert after == before
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ema_update(compiled):
+    targets, sources = ours(), [Parameter(from_numpy(v), name=f"s{i}") for i, v in enumerate(values(9))]
+    before = [p.numpy().copy() for p in targets]
+    run: Any = gw.compile(lambda: ema_update(targets, sources, 0.25)) if compiled else None
+    run() if compiled else ema_update(targets, sources, 0.25)
+    for t, old, s in zip(targets, before, sources, strict=True):
+        np.testing.assert_allclose(t.numpy(), 0.75 * old + 0.25 * s.numpy(), rtol=1e-6)
+    for tau in (-0.1, 1.1):
+        with pytest.raises(UsageError, match="tau"):
+            ema_update(targets, sources, tau)
+    with pytest.raises(UsageError, match="different parameters"):
+        ema_update(targets, sources[:1], 0.5)
+
+
+def test_accumulated_micro_batches_are_one_batch():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
+    w = Parameter(from_numpy(np.ones(3, np.float32)))
+    loss = lambda x: ((gw.tensor(x) * w).sum(axis=1).tanh()).mean()  # noqa: E731
+    whole = loss(x)
+    whole.backward()
+    one, w.grad = grad_of(w).numpy().copy(), None
+    total = accumulate(loss, [x[:4], x[4:]])
+    np.testing.assert_allclose(grad_of(w).numpy(), one, rtol=1e-6)
+    assert total.item() == pytest.approx(whole.item(), rel=1e-6)
+    with pytest.raises(UsageError):
+        accumulate(loss, [])

@@ -1,0 +1,9 @@
+"""Automatic mixed precision: 16 bits where they are safe, every cast visible."""
+
+from __future__ import annotations
+
+from graphwright.amp.apply import apply
+from graphwright.amp.autocast import autocast
+from graphwright.amp.scaler import GradScaler
+
+__all__ = ["GradScaler", "apply", "autocast"]

@@ -1,0 +1,134 @@
+"""Kernels of the optimizers' steps: one call for all parameters, in place when the results are the operands themselves.
+
+A step whose `found_inf` is set returns before it has touched anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors, carry, kernel
+from graphwright.array.spec import Spec
+
+
+def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
+    n = len(tensors) // width
+    return [list(tensors[c * n : (c + 1) * n]) for c in range(width)]
+
+
+def _kept(outs: Tensors, ins: Tensors) -> list[Call]:
+    """Copies for results that do not lie in the memory of the operands that they carry on."""
+    return carry(outs, ins[len(ins) - len(outs) :])
+
+
+def _unless(found: torch.Tensor, *calls: Call) -> Call:
+    """The calls, unless `found` is set when they come to run."""
+
+    def run() -> None:
+        if not found.item():
+            for call in calls:
+                call()
+
+    return run
+
+
+def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
+    one = torch.ones(())
+    return [partial(s.add_, one) for s in steps]
+
+
+def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
+    """ATen's fused kernel over all parameters; it has no public name."""
+
+    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+        params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
+        grads = list(ins[2 : 2 + len(params)])
+        numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")}
+        step = partial(fused, params, grads, m, v, largest[0] if largest else [], steps, lr=ins[0], **numbers)
+        return [*_kept(outs, ins), _unless(ins[1], *_counted(steps), step)]
+
+    return bind
+
+
+kernel("adam_step")(_adam(torch._fused_adam_))  # pyright: ignore[reportPrivateImportUsage]
+kernel("adamw_step")(_adam(torch._fused_adamw_))  # pyright: ignore[reportPrivateImportUsage]
+
+
+@kernel("sgd_step")
+def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Gradient descent; parameters in their first step take the gradient itself as momentum."""
+    params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
+    grads = list(ins[2 : 2 + len(params)])
+    fused = partial(
+        torch._fused_sgd_,  # pyright: ignore[reportPrivateImportUsage]
+        weight_decay=attrs["weight_decay"],
+        momentum=attrs["momentum"],
+        lr=ins[0],
+        dampening=attrs["dampening"],
+        nesterov=attrs["nesterov"],
+        maximize=attrs["maximize"],
+    )
+
+    def step() -> None:
+        new = [not s.item() for s in steps]
+        for first in {*new}:
+            chosen = [i for i, n in enumerate(new) if n is first]
+            held = [[column[i] for i in chosen] for column in (params, grads, *momentum)]
+            fused(*held, *([] if momentum else [[]]), is_first_step=first)
+
+    return [*_kept(outs, ins), _unless(ins[1], step, *_counted(steps))]
+
+
+def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    return [max(outs, key=lambda s: s.size)] * 2
+
+
+@kernel("rmsprop_step", work=_two_of_the_largest)
+def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Parameter by parameter, in scratch of the size of the largest."""
+    params, *moments, steps = _columns(outs, 3 + bool(attrs["momentum"]) + attrs["centered"])
+    lr, grads, decay = ins[0], ins[2 : 2 + len(params)], attrs["weight_decay"]
+    alpha, momentum, eps = (params[0].new_tensor(attrs[name]) for name in ("alpha", "momentum", "eps"))
+
+    def step(param: torch.Tensor, grad: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
+        g, root = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
+        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        if decay:
+            g.add_(param, alpha=decay)
+        v.mul_(alpha).addcmul_(g, g, value=1 - attrs["alpha"])
+        if attrs["centered"]:
+            mean = rest[-1].lerp_(g, 1 - attrs["alpha"])
+            torch.addcmul(v, mean, mean, value=-1, out=root).sqrt_().add_(eps)
+        else:
+            torch.sqrt(v, out=root).add_(eps)
+        if attrs["momentum"]:
+            param.add_(rest[0].mul_(momentum).addcdiv_(g, root), alpha=-lr.item())
+        else:
+            param.addcdiv_(g, root, value=-lr.item())
+
+    calls = [partial(step, *member) for member in zip(params, grads, *moments, strict=True)]
+    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+
+
+@kernel("ema_step")
+def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Targets drawn towards sources by τ."""
+
+    def step() -> None:
+        tau = ins[0].item()
+        for target, source in zip(outs, ins[1:], strict=False):
+            target.lerp_(source, tau)
+
+    return [*_kept(outs, ins), step]
+
+
+@kernel("unscale_check")
+def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """ATen's one pass over all gradients."""
+    check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+    return [*_kept(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]

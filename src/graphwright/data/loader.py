@@ -1,0 +1,124 @@
+"""Batches of a dataset in an order that seed and epoch alone decide, from any place on.
+
+Invariant: over the ranks of one epoch each index comes exactly once (with `drop_last`: at most once), and a loader that
+took another's `state_dict` yields the batches that the other would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import random
+from graphwright.data.dataset import Dataset, IterableDataset, stack
+from graphwright.errors import UsageError
+
+
+class DataLoader:
+    """Iterate over it once per epoch.
+
+    Args:
+        dataset: a Dataset, or an IterableDataset (which has an order of its own and cannot be shuffled).
+        batch_size: items per batch; the last may be smaller.
+        shuffle: another order in each epoch.
+        seed: of the orders.
+        drop_last: leave out a last batch that is not full; then all ranks have equally many.
+        collate: makes a batch of a list of items; stacks them to tensors by default.
+        rank, ranks: this reader takes every `ranks`-th item of the order, from the `rank`-th on.
+
+    Attributes:
+        epoch: number of the running or next epoch.
+        done: batches given out in it.
+    An epoch that was broken off is not taken up again, except by `load_state_dict`: the next loop is the next epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        if batch_size < 1 or not 0 <= rank < ranks:
+            raise UsageError(
+                "a loader cannot have these numbers",
+                expected="batch_size >= 1, 0 <= rank < ranks",
+                got=f"batch_size {batch_size}, rank {rank} of {ranks}",
+            )
+        if shuffle and isinstance(dataset, IterableDataset):
+            raise UsageError("a stream has an order of its own", fix="shuffle=False, or a Dataset with a length")
+        self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
+        self.drop_last, self.collate, self.rank, self.ranks = drop_last, collate, rank, ranks
+        self.epoch = self.done = 0
+        self._continues = True
+
+    def __len__(self) -> int:
+        """Batches of one epoch on this rank. Raises: UsageError for a stream."""
+        if isinstance(self.dataset, IterableDataset):
+            raise UsageError("a stream has no length")
+        total = len(self.dataset)
+        if self.drop_last:
+            return total // (self.batch_size * self.ranks)
+        own = (total - self.rank + self.ranks - 1) // self.ranks
+        return -(-own // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of one epoch, or what is left of the one whose state was loaded."""
+        if self.done and not self._continues:
+            self.epoch, self.done = self.epoch + 1, 0
+        self._continues = False
+        batches = self._stream() if isinstance(self.dataset, IterableDataset) else self._indexed(self.dataset)
+        for batch in batches:
+            self.done += 1
+            yield batch
+        self.epoch, self.done = self.epoch + 1, 0
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Indices of an epoch, int64, those of all ranks."""
+        total = len(self.dataset) if isinstance(self.dataset, Dataset) else 0
+        if not self.shuffle:
+            return np.arange(total)
+        words = random.bits(total, seed=self.seed, stream=random.stream_of("data.loader"), step=epoch)
+        return np.argsort(words, kind="stable")
+
+    def _indexed(self, dataset: Dataset) -> Iterator[Any]:
+        own = self.order(self.epoch)[self.rank :: self.ranks]
+        for k in range(self.done, len(self)):
+            indices = own[k * self.batch_size : (k + 1) * self.batch_size]
+            if self.collate is None:
+                yield dataset.batch(indices)
+            else:
+                yield self.collate([dataset[int(i)] for i in indices])
+
+    def _stream(self) -> Iterator[Any]:
+        assert isinstance(self.dataset, IterableDataset)
+        items = islice(self.dataset, self.rank + self.ranks * self.batch_size * self.done, None, self.ranks)
+        while batch := list(islice(items, self.batch_size)):
+            if self.drop_last and len(batch) < self.batch_size:
+                return
+            yield (self.collate or stack)(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the data."""
+        return {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place: the next loop yields the batch after it.
+
+        Raises: UsageError for what is no place, or one of a loader with another seed or batch size.
+        """
+        mine = self.state_dict()
+        wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
+        if wrong or state["epoch"] < 0 or state["done"] < 0:
+            raise UsageError("this is no place in the data", expected=", ".join(mine), got=dict(state))
+        if any(state[name] != mine[name] for name in ("seed", "batch_size")):
+            raise UsageError("a place in other batches", where="DataLoader", expected=mine, got=dict(state))
+        self.epoch, self.done, self._continues = state["epoch"], state["done"], True

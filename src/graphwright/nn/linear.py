@@ -1,0 +1,54 @@
+"""The linear map, and rows of a table."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from graphwright.autograd import Parameter, Tensor
+from graphwright.nn import init
+from graphwright.nn.module import Module
+from graphwright.ops import call
+
+
+class Linear(Module):
+    """x · wᵀ + b: x [..., in_features] to [..., out_features]; weight [out, in], as in torch.
+
+    Args:
+        name, seed: of the initial values; see `nn.init`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int | None = None
+    ) -> None:
+        key = f"{name}linear.{in_features}.{out_features}." if name else ""
+        drawn = partial(init.kaiming_uniform, fan_in=in_features, seed=seed)
+        self.weight = Parameter(drawn((out_features, in_features), key and f"{key}weight"))
+        self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the map."""
+        return call("linear", x, self.weight) if self.bias is None else call("linear", x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Rows of a table [num, dim] for integer ids of any shape, N(0, 1) at first.
+
+    Args:
+        padding_idx: an id that gives 0 and whose row gets no gradient.
+    """
+
+    def __init__(
+        self, num: int, dim: int, padding_idx: int | None = None, *, name: str = "", seed: int | None = None
+    ) -> None:
+        table = init.normal((num, dim), name and f"{name}embedding.{num}.{dim}", std=1.0, seed=seed)
+        self.padding_idx = None if padding_idx is None else padding_idx % num
+        if self.padding_idx is not None:
+            table.to_numpy()[self.padding_idx] = 0
+        self.weight = Parameter(table)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] to [..., dim]."""
+        rows = call("embedding", self.weight, ids)
+        if self.padding_idx is None:
+            return rows
+        return call("where", (ids == self.padding_idx).reshape(*ids.shape, 1), 0.0, rows)

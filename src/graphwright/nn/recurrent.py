@@ -1,0 +1,182 @@
+"""Recurrent cells of visible ops, and layers that unroll them over time: RNN, GRU, LSTM with torch's definitions.
+
+A cell maps (input [B, I], state) to (output [B, H], state); a layer feeds each step's output to the cell above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from graphwright.autograd import Parameter, Tensor, stack, zeros
+from graphwright.errors import ShapeError, UsageError
+from graphwright.nn import init
+from graphwright.nn.module import Module
+from graphwright.ops import call
+
+
+class Cell(Module):
+    """One step; weights [gates · H, I] and [gates · H, H], uniform in ±1/√H."""
+
+    gates: ClassVar[int] = 1
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, *, name: str = "", seed: int | None = None
+    ) -> None:
+        self.hidden_size = hidden_size
+        rows = self.gates * hidden_size
+
+        def drawn(label: str, *shape: int) -> Parameter:
+            key = name and f"{name}cell.{label}"
+            return Parameter(init.uniform(shape, key, bound=hidden_size**-0.5 if hidden_size else 0.0, seed=seed))
+
+        self.weight_ih = drawn("weight_ih", rows, input_size)
+        self.weight_hh = drawn("weight_hh", rows, hidden_size)
+        self.bias_ih = drawn("bias_ih", rows) if bias else None
+        self.bias_hh = drawn("bias_hh", rows) if bias else None
+
+    def start(self, x: Tensor) -> Any:
+        """The state before the first step, for inputs [B, ...]."""
+        return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
+
+    def _pre(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return _linear(x, self.weight_ih, self.bias_ih), _linear(h, self.weight_hh, self.bias_hh)
+
+    def _gates(self, t: Tensor) -> list[Tensor]:
+        size = self.hidden_size
+        return [call("slice", t, axis=-1, start=k * size, size=size) for k in range(self.gates)]
+
+
+class RNNCell(Cell):
+    """h' = tanh(W x + b + U h + c), or relu (Elman 1990)."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        *,
+        name: str = "",
+        seed: int | None = None,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise UsageError("unknown nonlinearity", expected="tanh or relu", got=nonlinearity)
+        super().__init__(input_size, hidden_size, bias, name=name, seed=seed)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, I], [B, H] to [B, H] twice."""
+        a, b = self._pre(x, h)
+        new = call(self.nonlinearity, a + b)
+        return new, new
+
+
+class GRUCell(Cell):
+    """r, z = σ(W x + U h); n = tanh(W x + r ⊙ (U h)); h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014, as torch has it)."""
+
+    gates = 3
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, I], [B, H] to [B, H] twice."""
+        (ar, az, an), (br, bz, bn) = map(self._gates, self._pre(x, h))
+        r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
+        n = (an + r * bn).tanh()
+        new = (1.0 - z) * n + z * h
+        return new, new
+
+
+class LSTMCell(Cell):
+    """i, f, o = σ(W x + U h), g = tanh(..); c' = f ⊙ c + i ⊙ g; h' = o ⊙ tanh c' (Hochreiter and Schmidhuber 1997)."""
+
+    gates = 4
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden and cell state, zeros [B, H]."""
+        return super().start(x), super().start(x)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """[B, I], (h, c) to h', (h', c')."""
+        h, c = state
+        a, b = self._pre(x, h)
+        i, f, g, o = self._gates(a + b)
+        new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        new_h = o.sigmoid() * new_c.tanh()
+        return new_h, (new_h, new_c)
+
+
+class Recurrent(Module):
+    """Cells stacked, unrolled over the time axis.
+
+    Args:
+        cells: from the input up.
+    """
+
+    def __init__(self, cells: Sequence[Module]) -> None:
+        self.cells: list[Any] = list(cells)
+
+    def forward(self, x: Tensor, states: Sequence[Any] | None = None, *extra: Tensor) -> tuple[Tensor, list[Any]]:
+        """Run over all steps.
+
+        Args:
+            x: [B, T, I], T >= 1.
+            states: one per cell; zeros by default.
+            extra: [B, T] each, handed to the cells step by step as [B, 1] (elapsed time, for CfC).
+        Returns: outputs of the last cell [B, T, H], and the states after the last step.
+        Raises: ShapeError for another rank, or no step.
+        """
+        if x.ndim != 3 or not x.shape[1]:
+            raise ShapeError("takes x [B, T, I] with at least one step", got=x.spec)
+        held = [cell.start(x) for cell in self.cells] if states is None else list(states)
+        outputs = []
+        for t in range(x.shape[1]):
+            step, more = x[:, t], [e[:, t : t + 1] for e in extra]
+            for k, cell in enumerate(self.cells):
+                step, held[k] = cell(step, held[k], *more)
+            outputs.append(step)
+        return stack(outputs, 1), held
+
+
+class _Layers(Recurrent):
+    cell: ClassVar[type[Cell]]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        *,
+        name: str = "",
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        sizes = [input_size] + [hidden_size] * (num_layers - 1)
+        super().__init__(
+            [
+                self.cell(size, hidden_size, bias, name=name and f"{name}{k}.", seed=seed, **options)
+                for k, size in enumerate(sizes)
+            ]
+        )
+
+
+class RNN(_Layers):
+    """Layers of RNNCell; x [B, T, I], batch first."""
+
+    cell = RNNCell
+
+
+class GRU(_Layers):
+    """Layers of GRUCell; x [B, T, I], batch first."""
+
+    cell = GRUCell
+
+
+class LSTM(_Layers):
+    """Layers of LSTMCell; x [B, T, I], batch first; a state is (h, c)."""
+
+    cell = LSTMCell
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return call("linear", x, weight) if bias is None else call("linear", x, weight, bias)

@@ -1,0 +1,39 @@
+"""Which dtype the operands of an op are cast to: torch's promotion, and the casting class of the row under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphwright.array import DType, float32, result_type
+from graphwright.ops.registry import Op
+
+Kind = tuple[DType, str]
+"""Dtype of an operand, and whether it is an `array`, a `scalar0d` or a `python` number."""
+
+
+def target_dtype(row: Op, kinds: Sequence[Kind], low: DType | None) -> DType | None:
+    """The dtype in which an op takes its operands, or None to leave them.
+
+    Args:
+        kinds: of all operands, fixed ones included.
+        low: the dtype of autocast, or None outside it.
+    """
+    free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
+    first = next((dtype for dtype, how in free if how != "python"), float32)
+    rule = row.traits.amp
+    if rule == "low":
+        return low if first.is_float else None
+    if rule == "f32" and low is not None and first.is_low:
+        return float32
+    if rule == "inner":
+        return first
+    if rule in ("promote", "f32") and len(free) > 1:
+        return result_type(free)
+    return None
+
+
+def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
+    """Whether the operand at a place, of this dtype, is cast to the op's target."""
+    if target in (None, dtype) or place in row.traits.fixed:
+        return False
+    return dtype.is_float or row.traits.amp in ("promote", "f32")

@@ -1,0 +1,199 @@
+"""One step of an optimizer for any number of parameters of a dtype: new values, moments and counts, or the old ones.
+
+Operands: lr (0-d float64), found_inf (0-d float32: where it is not 0, everything keeps its value), then columns of one
+entry per parameter: gradients, parameters, the row's moments, steps made (0-d float32). Results: the columns after the
+gradients. No gradient flows through them: a step ends here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.array.dtype import float32, float64
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.registry import Cost, Traits, op
+
+WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
+_COUNT = Spec((), float32)
+
+
+def columns(ins, width: int, first: int = 2):
+    """Operands from `first` on as `width` columns of equal length. Raises: ShapeError."""
+    members, rest = divmod(len(ins) - first, width)
+    if rest or not members:
+        raise ShapeError(f"takes {first} scalars and {width} columns of operands", got=f"{len(ins)} operands")
+    return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
+
+
+class _Step:
+    """What the steps of all optimizers share; `moments(attrs)` is how many columns of moments there are."""
+
+    arity, vjp, why = (5, None), None, WHY
+    traits = Traits(update=True, carried=True)
+
+    @staticmethod
+    def moments(attrs) -> int:
+        raise NotImplementedError
+
+    @classmethod
+    def infer(cls, lr, found, *members, **attrs):
+        if lr != Spec((), float64) or found != _COUNT:
+            raise DTypeError("lr is a float64 scalar, found_inf a float32 one", got=f"{lr}, {found}")
+        grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
+        for i, spec in enumerate(params):
+            if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
+                raise DTypeError("parameters of one step are all float32 or all float64", got=f"{params[0]}, {spec}")
+            for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
+                if other != spec:
+                    raise ShapeError(f"a {name} must have the spec of its parameter", expected=spec, got=other)
+            if steps[i] != _COUNT:
+                raise ShapeError("a count of steps is a float32 scalar", got=steps[i])
+        return members[len(grads) :]
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(4 * sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    @classmethod
+    def _draw(cls, rng, attrs):
+        shapes = [(3, 4), (5,), (1,)][: rng.integers(1, 4)]
+        grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
+        moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs)) for s in shapes]
+        steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
+        found = np.float32(rng.integers(4) == 0)
+        return [np.float64(1e-2), found, *grads, *params, *moments, *steps], attrs
+
+
+class _Adam(_Step):
+    attrs = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+
+    @staticmethod
+    def moments(attrs) -> int:
+        return 3 if attrs["amsgrad"] else 2
+
+    @classmethod
+    def sample(cls, rng):
+        flags = {name: bool(rng.integers(2)) for name in ("amsgrad", "maximize")}
+        return cls._draw(rng, {**cls.attrs, **flags, "weight_decay": float(rng.choice([0.0, 0.1]))})
+
+
+@op("adam_step")
+class AdamStep(_Adam):
+    """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps), with g + λ·θ for g.
+
+    Columns of moments: m, v and, with `amsgrad`, the largest v so far, which then stands under the root. `maximize`
+    takes -g for g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
+    """
+
+
+@op("adamw_step")
+class AdamWStep(_Adam):
+    """As adam_step, with the decay apart from the gradient: θ ← θ(1 - lr·λ) first. Loshchilov and Hutter 2019."""
+
+    attrs = {**_Adam.attrs, "weight_decay": 0.01}
+
+
+@op("sgd_step")
+class SgdStep(_Step):
+    """g ← g + λ·θ; b ← μ·b + (1-δ)g, in the first step b ← g; θ ← θ - lr·b, with `nesterov` θ - lr·(g + μ·b).
+
+    With momentum 0 there is no column b, and θ ← θ - lr·g. Sutskever et al. 2013, section 2, as torch has it.
+    """
+
+    attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+
+    @staticmethod
+    def moments(attrs) -> int:
+        return 1 if attrs["momentum"] else 0
+
+    @classmethod
+    def sample(cls, rng):
+        momentum, dampening, nesterov = [(0.0, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)][rng.integers(3)]
+        attrs = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+        decay, maximize = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
+        return cls._draw(rng, {**attrs, "weight_decay": decay, "maximize": maximize})
+
+
+@op("rmsprop_step")
+class RmspropStep(_Step):
+    """g ← g + λ·θ; v ← α·v + (1-α)g²; d = g / (√v + eps); θ ← θ - lr·d, with momentum b ← μ·b + d, θ ← θ - lr·b.
+
+    With `centered`, a ← α·a + (1-α)g and √(v - a²) for √v (Graves 2013, equations 38 to 45). Columns: v, then b if
+    momentum is not 0, then a if centered.
+    """
+
+    attrs = {
+        "alpha": 0.99,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "centered": False,
+        "maximize": False,
+    }
+
+    @staticmethod
+    def moments(attrs) -> int:
+        return 1 + bool(attrs["momentum"]) + attrs["centered"]
+
+    @classmethod
+    def sample(cls, rng):
+        attrs = {name: bool(rng.integers(2)) for name in ("centered", "maximize")}
+        attrs |= {"momentum": float(rng.choice([0.0, 0.9])), "weight_decay": float(rng.choice([0.0, 0.1]))}
+        operands, attrs = cls._draw(rng, {**cls.attrs, **attrs})
+        if attrs["centered"]:  # a² is at most v of the same gradients
+            n = (len(operands) - 2) // (3 + cls.moments(attrs))
+            place = len(operands) - 2 * n
+            operands[place : place + n] = [0.1 * a for a in operands[place : place + n]]
+        return operands, attrs
+
+
+@op("ema_step")
+class EmaStep:
+    """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the targets."""
+
+    arity, vjp, why = (3, None), None, WHY
+    traits = Traits(update=True, carried=True)
+
+    @staticmethod
+    def infer(tau, *members):
+        if tau != Spec((), float64):
+            raise DTypeError("tau is a float64 scalar", got=tau)
+        sources, targets = columns(members, 2, 0)
+        for source, target in zip(sources, targets, strict=True):
+            if source != target:
+                raise ShapeError("source and target differ", expected=target, got=source)
+            if not target.dtype.is_float:
+                raise DTypeError("only floating values can be averaged", got=target)
+        return targets
+
+    @staticmethod
+    def sample(rng):
+        shapes = [(3, 4), (5,), (1,)][: rng.integers(1, 4)]
+        return [np.float64(0.1), *(rng.normal(size=s) for _ in range(2) for s in shapes)], {}
+
+
+@op("unscale_check")
+class UnscaleCheck:
+    """g ← g · inverse for each gradient; found ← 1 if one of them has an infinity or NaN.
+
+    Operands: inverse scale (0-d float32), found (0-d float32), gradients of one dtype; results: found, gradients.
+    """
+
+    arity, vjp, why = (3, None), None, WHY
+    traits = Traits(update=True, carried=True)
+
+    @staticmethod
+    def infer(inverse, found, *grads):
+        if inverse != _COUNT or found != _COUNT:
+            raise DTypeError("inverse scale and found are float32 scalars", got=f"{inverse}, {found}")
+        if any(g.dtype is not grads[0].dtype or not g.dtype.is_float for g in grads):
+            raise DTypeError("gradients of one call share a floating dtype", got=", ".join(map(repr, grads)))
+        return found, *grads
+
+    @staticmethod
+    def sample(rng):
+        grads = [rng.normal(size=s) for s in [(3, 4), (5,), (1,)][: rng.integers(1, 4)]]
+        if rng.integers(2):
+            grads[-1] = grads[-1] * np.inf
+        return [np.float32(0.25), np.float32(0), *grads], {}

@@ -1,0 +1,231 @@
+"""The state of a training: saved as a whole or not at all, and continued to the bit.
+
+A directory of `state.safetensors` (every tensor once; a tied one under its first name) and `train.json`: schema, hash
+of the model's structure, a checksum per tensor, the other names of tied tensors, what is no tensor (the places of
+scheduler, loader and generator), and a checksum over all of that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphwright.array import BY_TAG, NDArray, from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
+from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
+
+SCHEMA = 1
+_LIMIT = 64 << 20  # bytes of train.json: 10^5 tensors of names of 600 characters
+_FIELDS = {"schema", "structure", "step", "tensors", "aliases", "states", "facts"}
+
+
+class StateError(CheckpointError):
+    """A saved training is damaged, of another schema, or of another model or optimizer."""
+
+
+class HasVariables(Protocol):
+    """A model, optimizer or scaler: its state is tensors."""
+
+    def variables(self) -> Mapping[str, Variable]:
+        """By name; a shared one may come under several."""
+        ...
+
+
+class HasStructure(HasVariables, Protocol):
+    """A module, program or model."""
+
+    def structure_hash(self) -> str:
+        """Equal where a saved state fits."""
+        ...
+
+
+class HasState(Protocol):
+    """A scheduler, loader or generator: its state is a few numbers."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """As JSON can have it."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Takes it, or raises with nothing changed."""
+        ...
+
+
+def save_state(
+    directory: StrPath,
+    model: HasStructure,
+    optimizer: HasVariables | None = None,
+    scheduler: HasState | None = None,
+    scaler: HasVariables | None = None,
+    loader: HasState | None = None,
+    rng: HasState | None = None,
+    step: int = 0,
+    *,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the state of a training, atomically; an older one at the place is replaced.
+
+    Args:
+        directory: its parent exists.
+        facts: more to keep, as JSON can have it; `SavedState.facts` gives it back.
+    Raises: UsageError for a state that JSON cannot have; FileError if writing fails: what stood there still stands.
+    """
+    tensors, aliases = _gathered(model, optimizer, scaler)
+    given = {"scheduler": scheduler, "loader": loader, "rng": rng}
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "structure": model.structure_hash(),
+        "step": step,
+        "tensors": {name: blake2b_128(_bits(v)) for name, v in tensors.items()},
+        "aliases": aliases,
+        "states": {name: dict(part.state_dict()) for name, part in given.items() if part is not None},
+        "facts": dict(facts or {}),
+    }
+    try:
+        text = json.dumps({**content, "checksum": _checksum(content)}, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError("a state is not made of JSON's values", where=str(directory), got=str(error)) from error
+    items = [TensorData(n, v.dtype.safetensors, v.shape, lambda v=v: _bits(v)) for n, v in tensors.items()]
+    with atomic_directory(directory, overwrite=True) as place:
+        write_checkpoint(place, items, stem="state")
+        (place / "train.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load_state(
+    directory: StrPath,
+    model: HasStructure,
+    optimizer: HasVariables | None = None,
+    scheduler: HasState | None = None,
+    scaler: HasVariables | None = None,
+    loader: HasState | None = None,
+    rng: HasState | None = None,
+) -> int:
+    """Continue from a saved training; returns its step. All is read and checked before anything is changed.
+
+    Raises: StateError, CheckpointError for damaged files, or for a state of another model or optimizer; UnreadableFile.
+    """
+    saved = SavedState.read(directory)
+    saved.restore(model, optimizer, scheduler, scaler, loader, rng)
+    return saved.step
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What `train.json` says of a saved training; tensors are read by `restore`.
+
+    Attributes:
+        directory: where it lies.
+        step, facts: as they were saved.
+        structure: hash of the model's structure.
+        tensors: name -> checksum.
+        aliases: another name of a tied tensor -> its first.
+        states: places of `scheduler`, `loader` and `rng`.
+    """
+
+    directory: Path
+    step: int
+    facts: Mapping[str, Any]
+    structure: str
+    tensors: Mapping[str, str]
+    aliases: Mapping[str, str]
+    states: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, directory: StrPath) -> SavedState:
+        """Raises: StateError for what is no whole `train.json`; UnreadableFile if there is none."""
+        path = Path(directory) / "train.json"
+        try:
+            content = read_json(path, _LIMIT)
+        except JsonError as error:
+            raise StateError("train.json is damaged", where=path, got=error.what) from error
+        if not isinstance(content, dict) or type(content.get("schema")) is not int:
+            raise StateError("train.json is no saved training", where=path)
+        if content["schema"] != SCHEMA:
+            fix = "a newer graphwright" if content["schema"] > SCHEMA else "train again"
+            raise StateError("another schema", where=path, expected=SCHEMA, got=content["schema"], fix=fix)
+        checksum = content.pop("checksum", None)
+        if content.keys() != _FIELDS or checksum != _checksum(content):
+            raise StateError("train.json is damaged: its checksum does not fit", where=path)
+        del content["schema"]
+        return cls(Path(directory), **content)
+
+    def restore(
+        self,
+        model: HasStructure,
+        optimizer: HasVariables | None = None,
+        scheduler: HasState | None = None,
+        scaler: HasVariables | None = None,
+        loader: HasState | None = None,
+        rng: HasState | None = None,
+    ) -> None:
+        """Give the state to what is named here; the rest of it is left. See `load_state`."""
+        if model.structure_hash() != self.structure:
+            raise StateError("a state of another structure", where=self.directory, fix="load it into the same model")
+        given = {"scheduler": scheduler, "loader": loader, "rng": rng}
+        parts = [(name, part) for name, part in given.items() if part is not None]
+        own, aliases = _gathered(model, optimizer, scaler)
+        scope = tuple(sorted({name.partition(".")[0] for name in own}))
+        known = {name for name in self.tensors if name.partition(".")[0] in scope}
+        wrong = [f"{name}: not saved" for name, _ in parts if name not in self.states]
+        wrong += sorted(f"{name}: missing" for name in own.keys() - known)
+        wrong += sorted(f"{name}: not known here" for name in known - own.keys())
+        if {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
+            wrong.append("other tensors are tied")
+        arrays: dict[str, NDArray] = {}
+        with Checkpoint(self.directory, stem="state") as checkpoint:
+            for name, variable in own.items():
+                info = checkpoint.info(name) if name in known else None
+                if info is not None and (tuple(info.shape), BY_TAG.get(info.tag)) != (variable.shape, variable.dtype):
+                    wrong.append(f"{name}: expected {variable.spec}, got {info.tag}{list(info.shape)}")
+            if wrong:
+                raise StateError("the state does not fit:\n  " + "\n  ".join(wrong), where=self.directory)
+            for name, variable in own.items():
+                host = np.frombuffer(bytearray(checkpoint.bytes(name)), variable.dtype.numpy)
+                if blake2b_128(host) != self.tensors[name]:
+                    raise StateError("the bytes of this tensor are damaged", where=f"{self.directory}: {name}")
+                arrays[name] = from_numpy(host.reshape(variable.shape), bits=variable.dtype)
+        before = [(part, dict(part.state_dict())) for _, part in parts]
+        try:
+            for name, part in parts:
+                part.load_state_dict(self.states[name])
+        except Exception:
+            for part, state in before:
+                part.load_state_dict(state)
+            raise
+        for name, variable in own.items():
+            variable.assign(Tensor(arrays[name]))
+
+
+def _gathered(
+    model: HasVariables, optimizer: HasVariables | None, scaler: HasVariables | None
+) -> tuple[dict[str, Variable], dict[str, str]]:
+    """Variables under their first names, and other names -> first name."""
+    first: dict[int, str] = {}
+    tensors: dict[str, Variable] = {}
+    aliases: dict[str, str] = {}
+    for part, holder in (("model", model), ("optimizer", optimizer), ("scaler", scaler)):
+        for name, variable in (holder.variables() if holder is not None else {}).items():
+            full = f"{part}.{name}"
+            if first.setdefault(id(variable), full) == full:
+                tensors[full] = variable
+            else:
+                aliases[full] = first[id(variable)]
+    return tensors, aliases
+
+
+def _bits(variable: Variable) -> np.ndarray:
+    return np.ascontiguousarray(variable.data.to_numpy(bits=True))
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return blake2b_128(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+__all__ = ["SavedState", "StateError", "load_state", "save_state"]

@@ -1,0 +1,179 @@
+"""Learning-rate schedules: a function of the step alone, so that a resumed run has the same rates.
+
+A scheduler sets the rate of step 0 when it is made and that of the next step at each `step()`; compiled steps see the
+new rate without a new plan. Names, arguments and values of the first five are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import cos, pi
+from typing import Any
+
+from graphwright.errors import UsageError
+from graphwright.optim.optimizer import Optimizer
+
+
+def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
+    """Linear warm-up over `warmup` steps to `peak`, then a half cosine down to floor · peak at step `total`.
+
+    >>> tuple(round(warmup_cosine(s, peak=1.0, warmup=2, total=6), 3) for s in range(7))
+    (0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0)
+    """
+    _check(total >= 1 and warmup >= 0 and 0 <= floor <= 1, "total >= 1, warmup >= 0, floor in [0, 1]")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min((step - warmup) / max(total - warmup, 1), 1.0)
+    return peak * (floor + (1 - floor) * 0.5 * (1 + cos(pi * progress)))
+
+
+class LRScheduler:
+    """Base: subclasses say what rate a group with initial rate `base` has at a step.
+
+    Attributes:
+        last_step: the step whose rate is set.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.last_step = 0
+        self._set()
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """Learning rate at a step (from 0) of the group of this number."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Go on to the next step's rate: call it after `optimizer.step()`."""
+        self.last_step += 1
+        self._set()
+
+    def get_last_lr(self) -> list[float]:
+        """Rates of the groups as they are set."""
+        return [group.lr for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the schedule; its numbers belong to the constructor."""
+        return {"last_step": self.last_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a place, and set its rates. Raises: UsageError for what is none."""
+        step = state.get("last_step")
+        if type(step) is not int or step < 0 or len(state) != 1:
+            raise UsageError("this is no place in a schedule", expected="{'last_step': step}", got=state)
+        self.last_step = step
+        self._set()
+
+    def _set(self) -> None:
+        for i, group in enumerate(self.optimizer.param_groups):
+            group.lr = self.rate(group.initial_lr, self.last_step, i)
+
+
+class ConstantLR(LRScheduler):
+    """base · factor for `total_iters` steps, then base; factor 1 leaves the rate alone."""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
+        _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0")
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        return base * (self.factor if step < self.total_iters else 1.0)
+
+
+class StepLR(LRScheduler):
+    """base · gamma^⌊step / step_size⌋."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        _check(step_size >= 1 and gamma >= 0, "step_size >= 1, gamma >= 0")
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        return base * self.gamma ** (step // self.step_size)
+
+
+class LambdaLR(LRScheduler):
+    """base · f(step); one function, or one per group."""
+
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
+    ) -> None:
+        groups = len(optimizer.param_groups)
+        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        _check(len(self.lr_lambdas) == groups, f"one function, or {groups}")
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        return base * self.lr_lambdas[group](step)
+
+
+class LinearLR(LRScheduler):
+    """base times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, and stays."""
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
+    ) -> None:
+        _check(
+            0 < start_factor <= 1 and 0 <= end_factor <= 1 and total_iters >= 1, "factors in [0, 1], total_iters >= 1"
+        )
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        done = min(step, self.total_iters) / self.total_iters
+        return base * (self.start_factor + (self.end_factor - self.start_factor) * done)
+
+
+class CosineAnnealingLR(LRScheduler):
+    """eta_min + (base - eta_min)·(1 + cos(π·step / T_max)) / 2; it rises again after T_max, as torch's does."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+        _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0")
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        return self.eta_min + (base - self.eta_min) * (1 + cos(pi * step / self.T_max)) / 2
+
+
+class WarmupCosineLR(LRScheduler):
+    """Linear warm-up, then a half cosine down to floor · base at step `total`: see `warmup_cosine`."""
+
+    def __init__(self, optimizer: Optimizer, warmup: int, total: int, floor: float = 0.0) -> None:
+        self.numbers = {"warmup": warmup, "total": total, "floor": floor}
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        return warmup_cosine(step, peak=base, **self.numbers)
+
+
+class WSDLR(LRScheduler):
+    """Warm-up, stable, decay: up linearly over `warmup` steps, base for `stable`, then linearly to floor · base over
+    `decay` steps (Hu et al. 2024, "MiniCPM", section 4).
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup: int, stable: int, decay: int, floor: float = 0.0) -> None:
+        _check(min(warmup, stable, decay) >= 0 and 0 <= floor <= 1, "lengths >= 0, floor in [0, 1]")
+        self.warmup, self.stable, self.decay, self.floor = warmup, stable, decay, floor
+        super().__init__(optimizer)
+
+    def rate(self, base: float, step: int, group: int) -> float:
+        """See the class."""
+        if step < self.warmup:
+            return base * (step + 1) / self.warmup
+        into = step - self.warmup - self.stable
+        if into < 0:
+            return base
+        return base * (1 - (1 - self.floor) * min(into / self.decay, 1.0)) if self.decay else base * self.floor
+
+
+def _check(fine: bool, expected: str) -> None:
+    if not fine:
+        raise UsageError("a schedule cannot have these numbers", expected=expected)

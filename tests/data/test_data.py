@@ -1,0 +1,194 @@
+"""Loaders: each index once over ranks, orders from seed and epoch, resuming at any batch; windows over token files."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from graphwright.autograd import Tensor
+from graphwright.data import DataLoader, Dataset, IterableDataset, TensorDataset, TokenWindows, stack
+from graphwright.errors import GraphwrightError, IndexOutOfRange, ShapeError, UsageError
+from graphwright.files import UnreadableFile
+
+
+class Numbers(Dataset):
+    """0, 1, ... as items, without a fast batch."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self):
+        return iter(range(self.n))
+
+
+def epoch(loader: DataLoader) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("n", [0, 1, 8, 13])
+def test_each_index_comes_once_over_all_ranks(kind, ranks, size, n):
+    for shuffle in (False, True) if kind is Numbers else (False,):
+        loaders = [DataLoader(kind(n), size, shuffle=shuffle, seed=5, rank=r, ranks=ranks) for r in range(ranks)]
+        for _ in range(2):
+            batches = [epoch(loader) for loader in loaders]
+            assert sorted(i for rank in batches for b in rank for i in b) == list(range(n))
+            if kind is Numbers:
+                assert [len(rank) for rank in batches] == [len(loader) for loader in loaders]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_drop_last_gives_full_batches_equally_many_on_all_ranks(ranks):
+    loaders = [DataLoader(Numbers(20), 3, drop_last=True, rank=r, ranks=ranks) for r in range(ranks)]
+    batches = [epoch(loader) for loader in loaders]
+    assert {len(rank) for rank in batches} == {20 // (3 * ranks)}
+    assert all(len(b) == 3 for rank in batches for b in rank)
+    assert [len(b) for b in DataLoader(Stream(7), 3, drop_last=True)] == [3, 3]
+
+
+def test_orders_depend_on_seed_and_epoch_alone():
+    a, b, other = (DataLoader(Numbers(50), 50, shuffle=True, seed=s) for s in (1, 1, 2))
+    first, second = epoch(a), epoch(a)
+    assert first != second
+    assert (epoch(b), epoch(b)) == (first, second)
+    assert epoch(other) != first
+    places = np.mean([np.argsort(a.order(e)) for e in range(2000)], axis=0)
+    assert np.abs(places - 24.5).max() < 5 * 50 / 12**0.5 / 2000**0.5  # each index is as often early as late
+
+
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("at", range(9))
+def test_a_loader_goes_on_where_another_stood(kind, at):
+    def make() -> DataLoader:
+        return DataLoader(kind(10), 3, shuffle=kind is Numbers, seed=3)
+
+    def flow(loader: DataLoader):
+        for _ in count():
+            yield from epoch_of(loader)
+
+    def epoch_of(loader: DataLoader):
+        for batch in loader:
+            yield loader.state_dict(), batch.tolist()
+
+    whole = list(islice(flow(make()), 12))
+    loader = make()
+    if at:
+        loader.load_state_dict(whole[at - 1][0])
+    assert [b for _, b in islice(flow(loader), 12 - at)] == [b for _, b in whole[at:]]
+
+
+def test_an_epoch_that_was_broken_off_is_followed_by_the_next():
+    loader = DataLoader(Numbers(6), 2, shuffle=True)
+    for _ in loader:
+        break
+    assert epoch(loader) == [list(loader.order(1)[i : i + 2]) for i in (0, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"epoch": 0, "done": -1, "seed": 0, "batch_size": 2},
+        {"epoch": 0.0, "done": 0, "seed": 0, "batch_size": 2},
+        {"epoch": 0, "done": 0, "seed": 1, "batch_size": 2},
+        {"epoch": 0, "done": 0, "seed": 0, "batch_size": 3},
+    ],
+)
+def test_places_of_other_loaders_are_refused(state):
+    loader = DataLoader(Numbers(6), 2)
+    with pytest.raises(UsageError, match="place"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == {"epoch": 0, "done": 0, "seed": 0, "batch_size": 2}
+
+
+def test_batches_are_stacked_entry_by_entry():
+    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
+    (a, b), _ = DataLoader(TensorDataset(x, y), 3)
+    assert (a.shape, a.dtype.name, b.shape, b.dtype.name) == ((3, 2), "float32", (3,), "int64")
+    np.testing.assert_array_equal(a.numpy(), x[:3])
+    items = [{"x": x[i], "pair": (i, 0.5)} for i in range(3)]
+    made = stack(items)
+    np.testing.assert_array_equal(made["x"].numpy(), x[:3])
+    assert made["pair"][0].tolist() == [0, 1, 2]
+    assert isinstance(made["pair"][1], Tensor)
+    assert DataLoader(Numbers(4), 2, collate=sum).__iter__().__next__() == 1
+    assert TensorDataset(x, y)[2][1] == 2
+    with pytest.raises(ShapeError, match="one shape"):
+        stack([x[0], x[0, :1]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Numbers(3), 0),
+        lambda: DataLoader(Numbers(3), 1, rank=2, ranks=2),
+        lambda: DataLoader(Stream(3), shuffle=True),
+        lambda: len(DataLoader(Stream(3))),
+        lambda: TensorDataset(),
+        lambda: TensorDataset(np.zeros(3), np.zeros(4)),
+        lambda: TensorDataset(np.zeros(())),
+    ],
+)
+def test_what_cannot_be_loaded(make):
+    with pytest.raises(GraphwrightError):
+        make()
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+def write(path, ids, dtype: npt.DTypeLike = "<u2"):
+    np.asarray(ids, dtype).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+@pytest.mark.parametrize("stride", [None, 1, 3, 7])
+def test_windows_are_those_of_a_loop_over_the_files(tmp_path, dtype, stride):
+    texts = [np.arange(100, 123), np.arange(7), np.arange(1000, 1006)]
+    paths = [write(tmp_path / f"{i}.bin", t, np.dtype(dtype).newbyteorder("<")) for i, t in enumerate(texts)]
+    data = TokenWindows(paths, 5, stride=stride, dtype=dtype)
+    expected = [t[s : s + 6] for t in texts for s in range(0, len(t) - 5, stride or 5)]
+    assert len(data) == len(expected)
+    for i, ids in enumerate(expected):
+        np.testing.assert_array_equal(data[i][0], ids[:-1])
+        np.testing.assert_array_equal(data[i][1], ids[1:])
+    x, y = data.batch(np.arange(len(data)))
+    np.testing.assert_array_equal(x.numpy(), [e[:-1] for e in expected])
+    np.testing.assert_array_equal(y.numpy(), [e[1:] for e in expected])
+    with pytest.raises(IndexOutOfRange):
+        data[len(data)]
+
+
+def test_files_that_hold_no_window(tmp_path):
+    short = write(tmp_path / "short.bin", range(5))
+    odd: Any = tmp_path / "odd.bin"
+    odd.write_bytes(bytes(21))
+    empty: Any = tmp_path / "empty.bin"
+    empty.write_bytes(b"")
+    for path in (short, odd):
+        with pytest.raises(UsageError, match="window of whole ids"):
+            TokenWindows(path, 5)
+    for path in (empty, tmp_path / "absent.bin"):
+        with pytest.raises(UnreadableFile):
+            TokenWindows([path], 5)
+    refused: list[dict[str, Any]] = [{"window": 0}, {"window": 2, "stride": 0}, {"window": 2, "dtype": "float32"}]
+    for options in refused:
+        with pytest.raises(UsageError):
+            TokenWindows(short, **options)
+    assert len(TokenWindows(str(short), 4)) == 1

@@ -1,0 +1,164 @@
+"""Recurrent layers against torch; CfC against its formulas in float64, and at its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright import nn
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor
+from graphwright.errors import ShapeError, UsageError
+from values import grad_of
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(3, 5, 4)).astype(np.float32)
+LAYERS = {
+    "rnn": (nn.RNN, torch.nn.RNN, {}),
+    "rnn-relu": (nn.RNN, torch.nn.RNN, {"nonlinearity": "relu"}),
+    "gru": (nn.GRU, torch.nn.GRU, {}),
+    "lstm": (nn.LSTM, torch.nn.LSTM, {}),
+}
+
+
+def pair(name: str, layers: int, bias: bool):
+    mine, theirs, options = LAYERS[name]
+    a = mine(4, 6, layers, bias, **options)
+    b = theirs(4, 6, layers, bias=bias, batch_first=True, **options)
+    a.load_state_dict({f"cells.{n[-1]}.{n[:-3]}": v.numpy().copy() for n, v in b.state_dict().items()})
+    return a, b
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_torch(name, layers, bias):
+    a, b = pair(name, layers, bias)
+    x, y = Tensor(from_numpy(X.copy()), requires_grad=True), torch.from_numpy(X.copy()).requires_grad_()
+    mine, states = a(x)
+    theirs, last = b(y)
+    np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for k, state in enumerate(states):
+        ours = state if isinstance(state, tuple) else (state,)
+        for own, other in zip(ours, last if isinstance(last, tuple) else (last,), strict=True):
+            np.testing.assert_allclose(own.numpy(), other[k].detach().numpy(), rtol=1e-5, atol=1e-6)
+    (mine * mine).sum().backward()
+    (theirs * theirs).sum().backward()
+    np.testing.assert_allclose(grad_of(x).numpy(), grad_of(y).numpy(), rtol=1e-4, atol=1e-6)
+    for n, p in a.named_parameters():
+        q = dict(b.named_parameters())[f"{n[8:]}_l{n[6]}"]
+        np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_states_go_on_where_they_stopped_and_a_trace_computes_the_same(name):
+    layer, _ = pair(name, 2, True)
+    whole, _ = layer(Tensor(from_numpy(X)))
+    first, states = layer(Tensor(from_numpy(X[:, :2])))
+    second, _ = layer(Tensor(from_numpy(X[:, 2:])), states)
+    np.testing.assert_allclose(np.concatenate([first.numpy(), second.numpy()], 1), whole.numpy(), rtol=1e-5, atol=1e-6)
+    p = gw.trace(lambda x: layer(x)[0], X)
+    np.testing.assert_array_equal(p(x=X).numpy(), whole.numpy())
+    assert p.select(op="linear").count == 2 * 2 * 5  # cells are visible, step by step
+
+
+def test_inputs_that_are_no_sequence():
+    with pytest.raises(ShapeError, match="B, T, I"):
+        nn.RNN(4, 6)(Tensor(from_numpy(X[0])))
+    with pytest.raises(ShapeError):
+        nn.GRU(4, 6)(Tensor(from_numpy(X[:, :0])))
+    with pytest.raises(UsageError, match="nonlinearity"):
+        nn.RNNCell(4, 6, nonlinearity="silu")
+
+
+# -- CfC ---------------------------------------------------------------------------------------------------------------
+def sigma(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def written_out(cell: nn.CfCCell, x: np.ndarray, h: np.ndarray, dt: np.ndarray) -> np.ndarray:
+    """One step in numpy, float64, by the formulas of the paper."""
+    w = {n: p.numpy().astype(np.float64) for n, p in cell.named_parameters()}
+
+    def linear(name: str, b: np.ndarray) -> np.ndarray:
+        return b @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    b = np.concatenate([x, h], -1)
+    for k in range(0, 2 * sum(n.startswith("backbone") and n.endswith("bias") for n in w), 2):
+        b = np.tanh(linear(f"backbone.{k}", b))
+    f = linear("ff1", b)
+    if cell.variant == "minimal":
+        return w["A"] - w["A"] * np.exp(-dt * (np.abs(w["w_tau"]) + np.abs(f))) * f
+    f1, f2 = np.tanh(f), np.tanh(linear("ff2", b))
+    t = sigma(linear("time_a", b) * dt + linear("time_b", b))
+    return f1 + t * f2 if cell.variant == "no_gate" else f1 * (1 - t) + f2 * t
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+@pytest.mark.parametrize("variant", ["default", "no_gate", "minimal"])
+def test_a_cell_computes_its_formulas_with_gradients(variant, layers):
+    nn.init.manual_seed(1)
+    cell = nn.CfCCell(4, 6, 8, layers, variant).to("float64")
+    for p in cell.parameters():
+        p.assign(Tensor(from_numpy(np.random.default_rng(p.size).normal(size=p.shape))))
+    x, h, dt = rng.normal(size=(3, 4)), rng.normal(size=(3, 6)), rng.uniform(0, 2, (3, 1))
+    leaves = [Tensor(from_numpy(v), requires_grad=True) for v in (x, h, dt)]
+    out, state = cell(*leaves)
+    assert state is out
+    np.testing.assert_allclose(out.numpy(), written_out(cell, x, h, dt), rtol=1e-12)
+    (out * out).sum().backward()
+    for k, leaf in enumerate(leaves):
+        for _ in range(3):
+            step = rng.normal(size=leaf.shape)
+            at = [[v + s * 1e-6 * step if i == k else v for i, v in enumerate((x, h, dt))] for s in (1, -1)]
+            up, down = ((written_out(cell, *v) ** 2).sum() for v in at)
+            assert (grad_of(leaf).numpy() * step).sum() == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
+
+
+def test_time_moves_the_gate_between_its_limits():
+    nn.init.manual_seed(2)
+    cell = nn.CfCCell(4, 6)
+    x, h = Tensor(from_numpy(X[:, 0])), Tensor(from_numpy(rng.normal(size=(3, 6)).astype("f4")))
+    b = cell.backbone(gw.ops.call("concat", x, h, axis=-1))
+    f1, f2 = cell.ff1(b).tanh().numpy(), cell.ff2(b).tanh().numpy()
+
+    def after(dt: float) -> np.ndarray:
+        return cell(x, h, Tensor(from_numpy(np.full((3, 1), dt, np.float32))))[0].numpy()
+
+    t0 = sigma(cell.time_b(b).numpy())
+    np.testing.assert_allclose(after(0.0), f1 * (1 - t0) + f2 * t0, rtol=1e-5, atol=1e-6)
+    settled = np.where(cell.time_a(b).numpy() > 0, f2, f1)
+    np.testing.assert_allclose(after(1e6), settled, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(after(1e30)).all()
+
+
+def test_a_mixed_cell_steps_an_lstm_first():
+    nn.init.manual_seed(3)
+    cell = nn.CfCCell(4, 6, mixed=True)
+    assert cell.memory is not None
+    x, dt = Tensor(from_numpy(X[:, 0])), Tensor(from_numpy(np.ones((3, 1), np.float32)))
+    state = tuple(Tensor(from_numpy(rng.normal(size=(3, 6)).astype("f4"))) for _ in range(2))
+    out, (h, c) = cell(x, state, dt)
+    _, (between, memory) = cell.memory(x, state)
+    np.testing.assert_allclose(out.numpy(), written_out(cell, X[:, 0], between.numpy(), dt.numpy()), rtol=1e-4)
+    assert h is out
+    np.testing.assert_array_equal(c.numpy(), memory.numpy())
+
+
+def test_layers_of_cfc_take_elapsed_times_step_by_step():
+    nn.init.manual_seed(4)
+    layer = nn.CfC(4, 6, 2, mixed=True, backbone_units=7)
+    dt = rng.uniform(0, 1, (3, 5)).astype("f4")
+    out, states = layer(Tensor(from_numpy(X)), None, Tensor(from_numpy(dt)))
+    assert out.shape == (3, 5, 6)
+    held = [cell.start(Tensor(from_numpy(X[:, 0]))) for cell in layer.cells]
+    for t in range(5):
+        step = Tensor(from_numpy(X[:, t]))
+        for k, cell in enumerate(layer.cells):
+            step, held[k] = cell(step, held[k], Tensor(from_numpy(dt[:, t : t + 1].copy())))
+        np.testing.assert_allclose(out.numpy()[:, t], step.numpy(), rtol=1e-5, atol=1e-6)
+    assert len(states) == 2
+    with pytest.raises(UsageError, match="variant"):
+        nn.CfCCell(2, 2, variant="none")

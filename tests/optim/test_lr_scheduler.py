@@ -1,0 +1,158 @@
+"""Golden rates: a rate is a function of the step, so a resumed run has the same ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Parameter
+from graphwright.errors import UsageError
+from graphwright.optim import SGD, lr_scheduler, warmup_cosine
+from graphwright.optim.lr_scheduler import LRScheduler
+
+
+def test_golden_list():
+    rates = [warmup_cosine(s, peak=3e-3, warmup=4, total=10, floor=0.1) for s in range(12)]
+    golden = [7.5e-4, 1.5e-3, 2.25e-3, 3e-3, 3e-3, 2.819134e-3, 2.325e-3, 1.65e-3, 9.75e-4, 4.808657e-4, 3e-4, 3e-4]
+    assert rates == pytest.approx(golden, rel=1e-6)
+
+
+def test_closed_form_after_warm_up():
+    for step in range(100, 701):
+        t = (step - 100) / 600
+        wanted = 3e-3 * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * t)))
+        assert warmup_cosine(step, peak=3e-3, warmup=100, total=700, floor=0.05) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 5), (7, 5), (0, 10)])
+def test_corners_stay_between_floor_and_peak(warmup, total):
+    rates = [warmup_cosine(s, peak=1.0, warmup=warmup, total=total, floor=0.2) for s in range(total + 3)]
+    assert all(0 < r <= 1 for r in rates)
+    assert rates[-1] == pytest.approx(0.2) or warmup >= total
+
+
+@pytest.mark.parametrize("wrong", [{"total": 0}, {"warmup": -1}, {"floor": 1.5}, {"floor": -0.1}])
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(UsageError):
+        warmup_cosine(0, **{"peak": 1.0, "warmup": 2, "total": 10, **wrong})
+
+
+# -- schedulers --------------------------------------------------------------------------------------------------------
+def optimizer(*rates: float) -> SGD:
+    groups = [{"params": [Parameter(from_numpy(np.zeros(1, "f4")))], "lr": r} for r in rates]
+    return SGD(groups, lr=rates[0])
+
+
+TORCHS: list[tuple[str, dict[str, Any]]] = [
+    ("ConstantLR", {}),
+    ("ConstantLR", {"factor": 0.5, "total_iters": 3}),
+    ("StepLR", {"step_size": 3, "gamma": 0.5}),
+    ("LambdaLR", {"lr_lambda": lambda step: 0.9**step}),
+    ("LambdaLR", {"lr_lambda": [lambda step: 0.9**step, lambda step: 1 / (1 + step)]}),
+    ("LinearLR", {}),
+    ("LinearLR", {"start_factor": 0.1, "end_factor": 0.5, "total_iters": 7}),
+    ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TORCHS, ids=lambda v: v if isinstance(v, str) else "")
+def test_rates_are_those_of_torch(name, options):
+    opt = optimizer(0.1, 0.4)
+    params = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    other = torch.optim.SGD([{"params": [params[0]], "lr": 0.1}, {"params": [params[1]], "lr": 0.4}])
+    mine, theirs = (
+        getattr(lr_scheduler, name)(opt, **options),
+        getattr(torch.optim.lr_scheduler, name)(other, **options),
+    )
+    for _ in range(13):
+        assert mine.get_last_lr() == pytest.approx(theirs.get_last_lr(), rel=1e-12)
+        assert [g.lr for g in opt.param_groups] == mine.get_last_lr()
+        other.step()
+        mine.step()
+        theirs.step()
+
+
+GOLDEN = {
+    "warm-up and cosine": (
+        lambda opt: lr_scheduler.WarmupCosineLR(opt, warmup=2, total=6, floor=0.1),
+        [0.5, 1.0, 1.0, 0.8681980515, 0.55, 0.2318019485, 0.1, 0.1],
+    ),
+    "wsd": (
+        lambda opt: lr_scheduler.WSDLR(opt, warmup=2, stable=3, decay=4, floor=0.2),
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2],
+    ),
+    "wsd without ends": (lambda opt: lr_scheduler.WSDLR(opt, warmup=0, stable=2, decay=0, floor=0.5), [1, 1, 0.5, 0.5]),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_golden_rates_also_after_resuming(name, stop):
+    make, golden = GOLDEN[name]
+    opt = optimizer(1.0, 0.5)
+    scheduler: LRScheduler = make(opt)
+    rates = [opt.param_groups[1].lr / 0.5]
+    for step in range(1, len(golden)):
+        if step == stop:
+            state = scheduler.state_dict()
+            opt = optimizer(1.0, 0.5)
+            scheduler = make(opt)
+            scheduler.load_state_dict(state)
+        scheduler.step()
+        rates.append(opt.param_groups[1].lr / 0.5)
+    assert rates == pytest.approx(golden, rel=1e-9)
+
+
+@pytest.mark.parametrize("state", [{}, {"last_step": -1}, {"last_step": 1.0}, {"last_step": 1, "more": 2}])
+def test_a_state_that_is_none_changes_nothing(state):
+    opt = optimizer(1.0)
+    scheduler = lr_scheduler.StepLR(opt, 1)
+    with pytest.raises(UsageError, match="place"):
+        scheduler.load_state_dict(state)
+    assert (scheduler.last_step, opt.lr) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.StepLR(o, 0),
+        lambda o: lr_scheduler.ConstantLR(o, 2.0),
+        lambda o: lr_scheduler.LinearLR(o, 0.0),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 0),
+        lambda o: lr_scheduler.LambdaLR(o, [math.exp, math.exp]),
+        lambda o: lr_scheduler.WSDLR(o, -1, 0, 0),
+        lambda o: lr_scheduler.WarmupCosineLR(o, 1, 0),
+    ],
+)
+def test_schedules_that_are_none(make):
+    opt = optimizer(1.0)
+    with pytest.raises(UsageError):
+        make(opt)
+    assert opt.lr == 1.0
+
+
+def test_a_compiled_step_sees_the_rates_without_another_trace():
+    import graphwright as gw
+
+    p = Parameter(from_numpy(np.zeros(1, np.float32)), name="p")
+    opt = SGD([p], 1.0)
+    scheduler = lr_scheduler.StepLR(opt, 1, 0.5)
+
+    @gw.compile
+    def step():
+        opt.zero_grad()
+        p.sum().backward()
+        opt.step()
+
+    seen = []
+    for _ in range(4):
+        step()
+        scheduler.step()
+        seen.append(p.item())
+    assert seen == [-1.0, -1.5, -1.75, -1.875]
+    assert step.traces == 1

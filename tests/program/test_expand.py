@@ -1,0 +1,66 @@
+"""Fused ops dissolved by an edit: the same values, primitives alone, and undone to the same hash."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import Builder
+from graphwright.errors import UsageError
+from graphwright.ops import OPS
+from graphwright.program import Program
+
+FUSED = [name for name, row in OPS.items() if row.expand is not None]
+
+
+def around(name: str, seed: int) -> tuple[Program, dict[str, np.ndarray]]:
+    """A program of one op and what to feed it."""
+    inputs, attrs = OPS[name].sample(np.random.default_rng(seed))
+    feeds = {f"x{i}": np.asarray(x) for i, x in enumerate(inputs)}
+    b = Builder(name)
+    results = b.op(name, *(b.input(n, x.shape, x.dtype) for n, x in feeds.items()), name="block.fused", **attrs)
+    for i, value in enumerate(results if type(results) is tuple else (results,)):
+        b.output(value, f"y{i}")
+    return b.build(), feeds
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_expansion_of_a_node_computes_what_the_node_did(name: str) -> None:
+    for seed in range(3):
+        p, feeds = around(name, seed)
+        run = p.run(feeds)
+        before, found = p.hash(), {label: run[label].to_numpy().copy() for label in p.output_names()}
+        made = p.expand(p.nodes())
+        assert all(OPS[op].expand is None for n in p.nodes() if (op := p.op(n)) in OPS)
+        assert set(made) <= set(p.nodes())
+        assert p.node("block.fused") in made
+        now, planned = p.run(feeds), p.compile(**{n: x.shape for n, x in feeds.items()})(feeds)
+        for label, then in found.items():
+            for values in (now, planned):
+                np.testing.assert_allclose(values[label].to_numpy(), then, rtol=1e-12, atol=1e-12)
+        p.undo()
+        assert p.hash() == before
+
+
+def test_a_whole_model_dissolves_with_its_named_sizes() -> None:
+    model = gw.open("bundled")
+    p = model.program
+    before, found = p.hash(), np.asarray(model.logits([84, 104, 101]))
+    acts = p.select(op="silu")
+    p.expand(acts)
+    assert p.op(p.node("layers.0.mlp.act")) == "mul"
+    assert p.op(p.node("layers.0.mlp.act.sigmoid")) == "sigmoid"
+    p.expand(p.nodes(), "all of it")
+    assert not {p.op(n) for n in p.nodes()} & set(FUSED)
+    np.testing.assert_allclose(np.asarray(model.logits([84, 104, 101])), found, rtol=1e-4, atol=1e-4)
+    assert [entry.why for entry in p.journal] == ["expand fused ops", "all of it"]
+    p.undo(2)
+    assert p.hash() == before
+
+
+def test_nothing_to_expand_is_said() -> None:
+    p, _ = around("silu", 0)
+    p.expand(p.nodes())
+    with pytest.raises(UsageError, match="no fused op"):
+        p.expand(p.nodes())
