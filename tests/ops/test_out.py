@@ -41,7 +41,7 @@ def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(n
                 ins = [mine if k == i else a for k, a in enumerate(arrays)]
                 outs = tuple(out if k == o else r.copy() for k, r in enumerate(fresh))
                 before, version = mine.tobytes(), out.storage.version
-                if at == operand.size or (mine.layout == out.layout and (o, i) in row.traits.inplace):
+                if at == operand.size or (mine.layout == out.layout and row.overwrites(o, i, len(arrays), len(fresh))):
                     given = call(name, *ins, out=outs if len(outs) > 1 else outs[0], **attrs)
                     for made, r in zip(given if len(outs) > 1 else (given,), fresh, strict=True):
                         assert_bits(made, r, what=f"{name}, result {o} over operand {i}")
