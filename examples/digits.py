@@ -38,7 +38,7 @@ class Training:
     """A net and all that its training carries from step to step."""
 
     def __init__(self, make, images: np.ndarray, labels: np.ndarray, epochs: int) -> None:
-        nn.init.manual_seed(0)
+        gw.manual_seed(0)
         self.net = make()
         self.loader = data.DataLoader(data.TensorDataset(images, labels), 64, shuffle=True, drop_last=True)
         self.opt = optim.AdamW(self.net, lr=1e-2)

@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     steps = 600 if args.quick else args.steps
 
-    nn.init.manual_seed(0)
+    gw.manual_seed(0)
     generator = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     discriminator = nn.Sequential(
         nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1)

@@ -17,7 +17,7 @@ T = 16
 
 
 def event_xor(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Events after long or short pauses; at each, was exactly one of the last two pauses long? Their values are noise."""
+    """Events after long or short pauses: was exactly one of the last two pauses long? Their values are noise."""
     long = rng.integers(0, 2, (n, T))
     dt = np.where(long, rng.uniform(1.0, 1.5, (n, T)), rng.uniform(0.1, 0.5, (n, T))).astype(np.float32)
     label = np.full((n, T), -100)  # ignored: nothing comes before the first
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 def accuracy(kind: str, task, seed: int, steps: int) -> tuple[float, int]:
     """Of a net after training, on sequences it has not seen; and its number of parameters."""
-    nn.init.manual_seed(seed)
+    gw.manual_seed(seed)
     net = Net(kind)
     opt = optim.Adam(net, lr=1e-2)
     schedule = optim.lr_scheduler.CosineAnnealingLR(opt, steps)

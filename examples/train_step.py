@@ -61,7 +61,7 @@ def main() -> None:
 
     steppers, nets = {}, {}
     for how in ("eager", "compiled"):
-        nn.init.manual_seed(0)  # both start alike
+        gw.manual_seed(0)  # both start alike
         nets[how] = Classifier(width, blocks, classes=64)
         step = training_step(nets[how], optim.AdamW(nets[how], lr=3e-3))
         steppers[how] = gw.compile(step, executor="aten") if how == "compiled" else step

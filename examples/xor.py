@@ -17,7 +17,7 @@ Y = np.array([0, 1, 1, 0])
 
 def solve(seed: int, epochs: int = 100) -> tuple[bool, float]:
     """Train from a seed; whether all four rows come out right, and the last loss."""
-    nn.init.manual_seed(seed)
+    gw.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
     opt = optim.Adam(net, lr=0.1)
 

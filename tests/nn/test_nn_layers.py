@@ -141,6 +141,41 @@ def test_running_statistics_move_in_training_calls_only_and_in_a_plan_as_eagerly
     assert not np.array_equal(before, moved)
 
 
+def test_dropout_in_training_and_in_evaluation():
+    x = Tensor(from_numpy(np.ones((400, 300), np.float32)), requires_grad=True)
+    layer = nn.Dropout(0.3)
+    gw.manual_seed(1)
+    y = layer(x)
+    kept = y.numpy() != 0
+    assert kept.mean() == pytest.approx(0.7, abs=0.005)
+    np.testing.assert_allclose(y.numpy()[kept], 1 / 0.7, rtol=1e-6)
+    y.sum().backward()
+    np.testing.assert_array_equal(grad_of(x).numpy(), y.numpy())
+    assert not np.array_equal(layer(x).numpy(), y.numpy())
+    gw.manual_seed(1)
+    np.testing.assert_array_equal(layer(x).numpy(), y.numpy())
+    assert layer.eval()(x) is x
+    with gw.mode("train"):
+        assert layer(x) is not x
+    assert nn.Dropout(0.0)(x) is x
+    assert not nn.Dropout(1.0)(x).numpy().any()
+    with pytest.raises(UsageError, match="probability"):
+        nn.Dropout(1.5)
+
+
+def test_a_compiled_dropout_draws_anew_in_each_run_as_eager_steps_do():
+    x = Tensor(from_numpy(np.ones((20, 30), np.float32)))
+    net = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.2))
+    run = gw.compile(net)
+    gw.manual_seed(7)
+    planned = [run(x).numpy() for _ in range(3)]
+    gw.manual_seed(7)
+    for other in planned:
+        np.testing.assert_array_equal(net(x).numpy(), other)
+        gw.autograd.rng.next_step()
+    assert not np.array_equal(planned[0], planned[1])
+
+
 def test_norms_of_another_rank_are_refused():
     for layer, values in ((nn.BatchNorm2d(4), LINES), (nn.BatchNorm1d(4), SHEETS), (nn.InstanceNorm1d(4), SHEETS)):
         with pytest.raises(UsageError, match="rank"):
@@ -222,12 +257,12 @@ def test_first_values():
     assert not np.array_equal(w, nn.Linear(400, 300, name="b.").weight.data.to_numpy())
     assert not np.array_equal(w, nn.Linear(400, 300, name="a.", seed=1).weight.data.to_numpy())
     assert (nn.RMSNorm(3).weight.data.to_numpy() == 1).all()
-    nn.init.manual_seed(3)
+    gw.manual_seed(3)
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     assert not np.array_equal(first.weight.numpy(), second.weight.numpy())
-    nn.init.manual_seed(3)
+    gw.manual_seed(3)
     np.testing.assert_array_equal(nn.Linear(4, 4).weight.numpy(), first.weight.numpy())
-    nn.init.manual_seed(4)
+    gw.manual_seed(4)
     assert not np.array_equal(nn.Linear(4, 4).weight.numpy(), first.weight.numpy())
 
 

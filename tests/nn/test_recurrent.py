@@ -99,7 +99,7 @@ def written_out(cell: nn.CfCCell, x: np.ndarray, h: np.ndarray, dt: np.ndarray) 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @pytest.mark.parametrize("variant", ["default", "no_gate", "minimal"])
 def test_a_cell_computes_its_formulas_with_gradients(variant, layers):
-    nn.init.manual_seed(1)
+    gw.manual_seed(1)
     cell = nn.CfCCell(4, 6, 8, layers, variant).to("float64")
     for p in cell.parameters():
         p.assign(Tensor(from_numpy(np.random.default_rng(p.size).normal(size=p.shape))))
@@ -118,7 +118,7 @@ def test_a_cell_computes_its_formulas_with_gradients(variant, layers):
 
 
 def test_time_moves_the_gate_between_its_limits():
-    nn.init.manual_seed(2)
+    gw.manual_seed(2)
     cell = nn.CfCCell(4, 6)
     x, h = Tensor(from_numpy(X[:, 0])), Tensor(from_numpy(rng.normal(size=(3, 6)).astype("f4")))
     b = cell.backbone(gw.ops.call("concat", x, h, axis=-1))
@@ -135,7 +135,7 @@ def test_time_moves_the_gate_between_its_limits():
 
 
 def test_a_mixed_cell_steps_an_lstm_first():
-    nn.init.manual_seed(3)
+    gw.manual_seed(3)
     cell = nn.CfCCell(4, 6, mixed=True)
     assert cell.memory is not None
     x, dt = Tensor(from_numpy(X[:, 0])), Tensor(from_numpy(np.ones((3, 1), np.float32)))
@@ -148,7 +148,7 @@ def test_a_mixed_cell_steps_an_lstm_first():
 
 
 def test_layers_of_cfc_take_elapsed_times_step_by_step():
-    nn.init.manual_seed(4)
+    gw.manual_seed(4)
     layer = nn.CfC(4, 6, 2, mixed=True, backbone_units=7)
     dt = rng.uniform(0, 1, (3, 5)).astype("f4")
     out, states = layer(Tensor(from_numpy(X)), None, Tensor(from_numpy(dt)))

@@ -23,6 +23,7 @@ from graphwright.nn.attention import MultiHeadAttention, RotaryEmbedding, Sinuso
 from graphwright.nn.cfc import CfC, CfCCell
 from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, Sequential
 from graphwright.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from graphwright.nn.dropout import Dropout
 from graphwright.nn.linear import Embedding, Linear
 from graphwright.nn.module import Buffer, Module
 from graphwright.nn.moe import MoE
@@ -59,6 +60,7 @@ __all__ = [
     "Conv2d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "Dropout",
     "Embedding",
     "Flatten",
     "GRUCell",

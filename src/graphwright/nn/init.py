@@ -1,33 +1,26 @@
 """Initial values by Philox: a stream per parameter name, so that adding a layer changes no other layer's numbers.
 
-What has no name takes the next stream of the running seed, in the order of the calls; `manual_seed` starts that anew.
+What has no name takes the next stream of the running generator; `gw.manual_seed` starts that anew.
 """
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from math import prod, sqrt
 
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy, random
+from graphwright.autograd import rng
 from graphwright.errors import ShapeError, UsageError
-
-_running: ContextVar[tuple[int, int]] = ContextVar("graphwright_init", default=(0, 0))  # seed, streams taken
-
-
-def manual_seed(seed: int) -> None:
-    """Let the next unnamed parameters have the values that this seed gives the first ones."""
-    _running.set((seed, 0))
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Seed and stream of one parameter: those of its name, or the running seed's next."""
-    given, taken = _running.get()
+    """Seed, stream and step of one parameter: those of its name, or the running generator's next stream."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
-    _running.set((given, taken + 1))
-    return {"seed": given if seed is None else seed, "stream": random.stream_of(f"init.{taken}")}
+    state = rng.get_state()
+    rng.draw()
+    return {**state, "seed": state["seed"] if seed is None else seed}
 
 
 def normal(shape: tuple[int, ...], name: str = "", *, std: float = 0.02, seed: int | None = None) -> NDArray:

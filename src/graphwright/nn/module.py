@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from graphwright.array import NDArray, empty
 from graphwright.array import dtype as named
-from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, as_tensor, scoped, training
+from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, as_tensor, changes, scoped, training
 from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
 
@@ -32,7 +32,15 @@ class Module:
         training: whether layers that differ (dropout, batch norm) train; `gw.mode` overrides it.
     """
 
-    training = True
+    @property
+    def training(self) -> bool:
+        """See the class."""
+        return self.__dict__.get("_training", True)
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.__dict__["_training"] = value
+        changes.count += 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` in the scope of the module's name."""
