@@ -42,10 +42,11 @@ def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(n
                 outs = tuple(out if k == o else r.copy() for k, r in enumerate(fresh))
                 before, version = mine.tobytes(), out.storage.version
                 if at == operand.size or (mine.layout == out.layout and row.overwrites(o, i, len(arrays), len(fresh))):
-                    given = call(name, *ins, out=outs if len(outs) > 1 else outs[0], **attrs)
-                    for made, r in zip(given if len(outs) > 1 else (given,), fresh, strict=True):
+                    given = call(name, *ins, out=outs, **attrs)
+                    results = given if isinstance(given, tuple) else (given,)
+                    for made, r in zip(results, fresh, strict=True):
                         assert_bits(made, r, what=f"{name}, result {o} over operand {i}")
-                    assert (given[o] if len(outs) > 1 else given) is out
+                    assert results[o] is out
                     assert out.storage.version == version + 1
                 else:
                     with pytest.raises(AliasError):
