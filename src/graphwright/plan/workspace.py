@@ -403,13 +403,12 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     """What copies an array of its spec into planned memory."""
     kernels = backend(CPU)
     size, address = target.nbytes, kernels.address(target)
-
     last: NDArray | None = None
     source = 0
 
     def write(array: NDArray) -> None:
         nonlocal last, source
-        if array is not last:
+        if array is not last or array.storage.closed:
             if not array.contiguous:
                 kernels.copy(target, array)
                 return
