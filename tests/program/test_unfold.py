@@ -220,9 +220,14 @@ def test_a_part_that_lost_its_operand_in_the_same_edit_is_no_unit(loose):
     with p.edit("unfold") as e:
         e.unfold("q", "out")
     before = fingerprint(p)
-    with pytest.raises(UsageError, match="not all units"), p.edit("cut and fold") as e:
-        e.do(RemoveEdge(p.in_edges(loose)[0]))
-        e.fold("q")
+
+    def cut_and_fold() -> None:
+        with p.edit("cut and fold") as e:
+            e.do(RemoveEdge(p.in_edges(loose)[0]))
+            e.fold("q")
+
+    with pytest.raises(UsageError, match="not all units"):
+        cut_and_fold()
     assert fingerprint(p) == before
 
 
