@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from graphwright.ops import op
     from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, load, replay, trace
+    from graphwright.program import Builder, Program, load, replay, tape, trace
 
 _HOME = {
     "Builder": "program",

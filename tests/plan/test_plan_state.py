@@ -312,8 +312,8 @@ def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> N
     plan = make_plan(p, {"x": p.spec("x")})
     spaces = [Workspace(plan) for _ in range(2)]
     seen = [storage.version]
-    for space in (*spaces, spaces[0]):
-        space.run(FEEDS)
+    for i in (0, 1, 0):
+        spaces[i].run(FEEDS)
         storage = p.weights.array("s").storage
         seen.append(storage.version)
     storage.version += 1
@@ -321,7 +321,7 @@ def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> N
     assert seen == sorted(set(seen))
     assert other.version == 0
     last = storage.version
-    del spaces, space
+    del spaces
     gc.collect()
     Workspace(plan).run(FEEDS)  # the counts of memory that is gone are folded
     assert storage.version > last

@@ -239,7 +239,7 @@ def test_only_selections_of_one_program_combine():
         lambda: s - other,
         lambda: s.between(other),
         lambda: s | p.fork().select("layers.1"),
-        lambda: s & {p.node("x")},
+        lambda: s & {p.node("x")},  # pyright: ignore[reportOperatorIssue]  # that is the point
     ):
         with pytest.raises(ForeignNode, match="one program"):
             mix()

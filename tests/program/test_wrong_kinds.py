@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,13 +117,14 @@ def test_undo_and_redo_take_a_number(count):
         with pytest.raises(UsageError, match="not a number of edits"):
             walk(count)
     assert fingerprint(p) == before
-    for name in (3, None, "", ["a"]):
+    names: list[Any] = [3, None, "", ["a"]]
+    for name in names:
         with pytest.raises(UsageError, match="named by a text"):
             p.mark(name)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800", 3, None, b"bytes"])
-def test_paths_that_no_system_holds(path, monkeypatch, tmp_path):
+def test_paths_that_no_system_holds(path: Any, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     p = tiny()
     with pytest.raises(UnwritableTarget, match="no path"):
@@ -132,15 +134,16 @@ def test_paths_that_no_system_holds(path, monkeypatch, tmp_path):
             with pytest.raises(UnwritableTarget, match="no path"):
                 draw(path)
     with pytest.raises(GraphwrightError):
-        gw.load(path)
+        gw.load(path)  # pyright: ignore[reportArgumentType]  # None is the point
     with pytest.raises(GraphwrightError):
-        gw.replay(path, p)
+        gw.replay(path, p)  # pyright: ignore[reportArgumentType]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_handles_of_another_kind_never_pass():
-    g = tiny().graph
-    for wrong in ("h", 2.5, None, [], float32):
+    g: Any = tiny().graph
+    kinds: list[Any] = ["h", 2.5, None, [], float32]
+    for wrong in kinds:
         for read in (g.in_edges, g.out_degree, g.endpoints, g.remove_edge, g.remove_node):
             with pytest.raises(UsageError, match="not a "):
                 read(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
 
 
-class Timing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Timing:
     """One instruction: its place, the node it runs, and what it took; seconds are the median of the runs."""
 
     index: int

@@ -133,6 +133,7 @@ class Workspace:
         if view.storage is not self._arena:
             return view.copy()  # memory of a variable, which others write
         if self._lease is None:
+            assert self._arena is not None
             self._lease = Lease(self._arena)
         return NDArray(self._lease, view.dtype, view.shape, view.strides, view.offset)
 

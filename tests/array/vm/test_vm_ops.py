@@ -142,6 +142,7 @@ def test_fifty_steps_of_adamw(in_place: bool) -> None:
     state = [*(rng.normal(size=s) for s in shapes), *(np.zeros(s) for s in (*shapes, *shapes, (), ()))]
     ours = [from_numpy(np.asarray(a, "f4")) for a in state]
     theirs = [a.copy() for a in ours]
+    scalars: list[NDArray] = []
     for step in range(1, 51):
         grads = [from_numpy(rng.normal(size=s).astype("f4")) for s in shapes]
         scalars = [from_numpy(np.asarray(0.01)), from_numpy(np.asarray(step % 10 == 0, np.float32))]
