@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from graphwright.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -22,6 +26,21 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     for found in _BLOCK.finditer(text):
         line = text[: found.start()].count("\n") + 2
         exec(compile("\n" * (line - 1) + found[1], str(page), "exec", dont_inherit=True), names)
+
+
+def test_command_lines_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("To be or not to be, that is the question.\n" * 40, encoding="utf-8")
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+    assert len(lines) > 8
+    ends = []
+    for line in lines:
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert done.exit_code in (0, 1, 3), f"{line}\n{done.output}"
+        ends.append((line.split()[1], done.exit_code))
+    assert [code for verb, code in ends if verb == "diff"] == [1, 0]  # cut, and undone
+    assert all(code == 0 for verb, code in ends if verb not in ("diff", "verify"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
