@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import linecache
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
+import graphwright as gw
 from graphwright.array import float32, int64
 from graphwright.autograd import (
     GradShapeRequired,
@@ -19,6 +21,7 @@ from graphwright.autograd import (
     NotDifferentiable,
     Parameter,
     Tensor,
+    Variable,
     backward,
     grad,
     memory,
@@ -585,3 +588,102 @@ def test_a_vjp_of_the_wrong_make_is_named() -> None:
         with pytest.raises(ComputeError, match="mul"):
             apply(replace(row, vjp=wrong), [x, x], {}).sum().backward()
         assert x.grad is None
+
+
+def test_the_life_of_a_leaf_and_of_what_is_made_of_it() -> None:
+    x = leaf(1.0, 2.0)
+    h = x * 3.0
+    loss = h.sum()
+    assert [(t.is_leaf, t.requires_grad, t.grad) for t in (x, h, loss)] == [
+        (True, True, None),
+        (False, True, None),
+        (False, True, None),
+    ]
+    assert h.node.op.name == "mul"
+    loss.backward()
+    g = x.grad
+    assert g is not None
+    assert x.grad is g  # one object, read as often as one likes
+    assert (h.grad, loss.grad, g.requires_grad, g.is_leaf) == (None, None, False, True)
+    assert array_of(g).contiguous
+    x.grad = None
+    (x * 1.0).sum().backward()
+    assert grad_of(x).tolist() == [1.0, 1.0]
+    assert g.tolist() == [3.0, 3.0]  # what was taken out is nobody's but the taker's
+
+
+SAME_BITS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "mlp": (("x", "w", "v"), lambda x, w, v: call("linear", call("linear", x, w).tanh(), v).sum()),
+    "fan-in": (("x", "w"), lambda x, w: ((h := x @ w.T) * h + h.exp() * 0.1 + h.softmax()).sum()),
+    "norm": (("x", "u"), lambda x, u: (call("rms_norm", x, u) * call("silu", x)).mean()),
+    "broadcast": (("x", "u"), lambda x, u: (x / (u * u + 1.0) - u).amax(0).sum()),
+    "low": (("x", "w"), lambda x, w: call("linear", x.to("bfloat16"), w.to("bfloat16")).float().sum()),
+    "parts": (("x", "w"), lambda x, w: (x[:, :2] * w[:5, 1:3] + call("concat", x, x, axis=1)[:, 3:5]).sum()),
+}
+
+
+@pytest.mark.parametrize("name", SAME_BITS)
+def test_eager_gradients_are_those_of_program_grad_to_the_bit(name: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (5, 4), "w": (6, 4), "v": (3, 6), "u": (4,)}
+    wanted, fn = SAME_BITS[name]
+    values = {k: rng.normal(size=shapes[k]).astype("f4") for k in wanted}
+    leaves = {k: tensor(v, requires_grad=True) for k, v in values.items()}
+    eager = grad(fn(*leaves.values()), list(leaves.values()))
+    program = gw.trace(fn, *values.values(), names=wanted)
+    gradient = program.grad(program.outputs()[0], wanted, {})
+    run = gradient.run(values)
+    planned = gw.compile(gradient)(values)
+    for k, mine in zip(wanted, eager, strict=True):
+        assert mine.numpy().tobytes() == run[f"grad.{k}"].tobytes()
+        found = planned[f"grad.{k}"] if isinstance(planned, dict) else planned
+        assert mine.numpy().tobytes() == found.numpy().tobytes()
+
+
+def test_state_that_is_carried_is_a_constant_and_values_at_hand_are_not() -> None:
+    """h_t = a·h_{t-1} + x_t: dL/da = h_{T-1} through a Variable; else s_t = h_{t-1} + a·s_{t-1}."""
+    xs = [0.5, -1.0, 2.0, 0.25]
+
+    def roll(a: float) -> tuple[float, float, float]:
+        h = s = before = 0.0
+        for x in xs:
+            before, h, s = h, a * h + x, h + a * s
+        return h, s, before
+
+    a = leaf(0.7)
+    state = Variable(array_of(tensor(np.array([0.0]))), name="h")
+    found = None
+    for x in xs:
+        last = a * state + x
+        found = grad(last.sum(), a)[0].item()
+        state.assign(last)
+    assert found == pytest.approx(roll(0.7)[2])
+    h = tensor(np.array([0.0]))
+    for x in xs:
+        h = a * h + x
+    assert grad(h.sum(), a)[0].item() == pytest.approx(roll(0.7)[1])
+    step = (roll(0.7 + 1e-6)[0] - roll(0.7 - 1e-6)[0]) / 2e-6
+    assert roll(0.7)[1] == pytest.approx(step, rel=1e-6)
+
+
+def test_a_junction_sums_gated_edges() -> None:
+    rng = np.random.default_rng(0)
+    edges = [rng.normal(size=(2, 3)) for _ in range(3)]
+    gates = [rng.normal(size=()) for _ in range(3)]
+
+    def gated(*values: Tensor) -> Tensor:
+        return call("junction", *(x * s for x, s in zip(values[:3], values[3:], strict=True)))
+
+    gradcheck(gated, [*edges, *gates])
+    leaves = [tensor(v, requires_grad=True) for v in (*edges, *gates)]
+    seed = rng.normal(size=(2, 3))
+    found = grad(gated(*leaves), leaves, [tensor(seed)])
+    for g, s in zip(found[:3], gates, strict=True):
+        np.testing.assert_allclose(g.numpy(), s * seed)
+    for g, x in zip(found[3:], edges, strict=True):
+        np.testing.assert_allclose(g.numpy(), (seed * x).sum())
+    low = [tensor(e).to("bfloat16") for e in edges]
+    theirs = [torch.tensor(e).to(torch.bfloat16) for e in edges]
+    assert np.array_equal(call("junction", *low[:2]).numpy("f4"), (theirs[0] + theirs[1]).float().numpy())
+    once = (theirs[0].float() + theirs[1].float() + theirs[2].float()).to(torch.bfloat16)
+    assert np.array_equal(call("junction", *low).numpy("f4"), once.float().numpy())

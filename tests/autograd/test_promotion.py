@@ -11,10 +11,12 @@ import torch
 from graphwright.array import DTYPES, DType, dtype, result_type
 from graphwright.array.cpu.kernel import torch_dtype
 from graphwright.autograd import Tensor, arange, tensor
+from graphwright.errors import DTypeError
 from graphwright.ops import OPS, call
 from values import grad_of
 
 PYTHON = {"bool": True, "int64": 3, "float64": 0.5}
+COMPUTED = [d for d in DTYPES.values() if d.kind != "float8"]
 PROMOTING = [
     n for n, row in OPS.items() if row.traits.amp in ("promote", "f32") and row.arity == 2 and row.traits.elementwise
 ]
@@ -33,10 +35,17 @@ def test_the_whole_table_equals_torch(first: str) -> None:
     kinds = [(k, c) for k in DTYPES.values() for c in ("array", "scalar0d")] + [(dtype(n), "python") for n in PYTHON]
     for mine in ("array", "scalar0d"):
         for kind, category in kinds:
-            theirs = torch.result_type(_torch(dtype(first), mine), _torch(kind, category))
             pair = [(dtype(first), mine), (kind, category)]
+            try:
+                theirs = torch.result_type(_torch(dtype(first), mine), _torch(kind, category))
+            except RuntimeError:  # floats of 8 bits
+                theirs = None
             for order in (pair, pair[::-1]):
-                assert torch_dtype(result_type(order)) == theirs, order
+                if theirs is not None:
+                    assert torch_dtype(result_type(order)) == theirs, order
+                    continue
+                with pytest.raises(DTypeError, match="8 bits"):
+                    result_type(order)
 
 
 def _ours(kind: DType, category: str) -> Tensor | float:
@@ -47,7 +56,7 @@ def _ours(kind: DType, category: str) -> Tensor | float:
 
 @pytest.mark.parametrize("name", ["add", "mul", "maximum", "eq", "where", "concat"])
 def test_ops_promote_their_operands_in_either_order(name: str) -> None:
-    for (a, b), category in product(product(DTYPES.values(), repeat=2), ("array", "scalar0d")):
+    for (a, b), category in product(product(COMPUTED, repeat=2), ("array", "scalar0d")):
         if name == "concat" and category == "scalar0d":
             continue
         pair = [_ours(a, "array"), _ours(b, category)]

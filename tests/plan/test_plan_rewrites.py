@@ -170,11 +170,12 @@ def test_updates_are_never_merged() -> None:
 
 
 FLOATS = [d for d in DTYPES.values() if d.is_float]
+COMPUTED = [d for d in DTYPES.values() if d.kind != "float8"]
 
 
 def test_widening_is_what_survives_the_round_trip() -> None:
     rng = np.random.default_rng(0)
-    for narrow in DTYPES.values():
+    for narrow in COMPUTED:
         host = rng.integers(0, 256, 4096 * narrow.itemsize, dtype=np.uint8)
         if narrow.itemsize == 2:
             host = np.arange(65536, dtype=np.uint16).view(np.uint8)
@@ -182,7 +183,7 @@ def test_widening_is_what_survives_the_round_trip() -> None:
             host &= 1
         array = from_numpy(host.view(narrow.numpy).copy(), bits=narrow if narrow is bfloat16 else None)
         extremes = array
-        for wide in DTYPES.values():
+        for wide in COMPUTED:
             with np.errstate(all="ignore"):
                 back = compute(OPS["cast"], [compute(OPS["cast"], [extremes], {"dtype": wide})[0]], {"dtype": narrow})[
                     0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
-from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import (
     BY_TAG,
     DTYPES,
@@ -12,6 +12,8 @@ from graphwright.array.dtype import (
     bfloat16,
     bool_,
     dtype,
+    float8_e4m3fn,
+    float8_e5m2,
     float16,
     float32,
     float64,
@@ -24,9 +26,9 @@ from graphwright.array.dtype import (
     uint8,
 )
 from graphwright.array.layout import Layout
-from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_numpy
+from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
-from graphwright.array.storage import Storage
+from graphwright.array.storage import Storage, StorageClosed
 
 __all__ = [
     "BY_TAG",
@@ -35,6 +37,7 @@ __all__ = [
     "Backend",
     "DType",
     "Device",
+    "DeviceMismatch",
     "DeviceUnavailable",
     "Dim",
     "Layout",
@@ -43,6 +46,7 @@ __all__ = [
     "ReadOnlyArray",
     "Spec",
     "Storage",
+    "StorageClosed",
     "UnboundDim",
     "backend",
     "bfloat16",
@@ -50,9 +54,12 @@ __all__ = [
     "broadcast_shapes",
     "dtype",
     "empty",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
+    "from_dlpack",
     "from_numpy",
     "int8",
     "int16",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graphwright.array.device import Device
+from graphwright.array.device import Device, DeviceUnavailable
 from graphwright.errors import ComputeError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Backend(Protocol):
         ...
 
     def wrap(self, array: NDArray) -> Any:
-        """The backend's handle on the memory of an array."""
+        """The backend's handle on the memory of an array; no stride is negative."""
         ...
 
     def copy(self, target: NDArray, source: NDArray) -> None:
@@ -51,7 +52,11 @@ class Backend(Protocol):
         ...
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """The elements as numpy (bfloat16 as uint16), shared where possible."""
+        """The elements as numpy (floats that it lacks as bits), shared where possible; waits for what writes them."""
+        ...
+
+    def adopt(self, other: Any) -> NDArray:
+        """An array over the memory of an object that speaks DLPack."""
         ...
 
     def address(self, array: NDArray) -> int:
@@ -77,15 +82,32 @@ SPINS = "10000"
 """How often a thread of a kernel looks for the others before it sleeps. With the OpenMP runtime's 300 000 it burns the
 core that the awaited one needs, where other processes want the cores too."""
 
-_backends: dict[str, Backend] = {}
+_HOME = {"cpu": "cpu", "meta": "meta", "sim": "sim"}
+"""Kind of device -> module of `array/` that has its `make(device)`; loaded at its first use."""
+_backends: dict[Device, Backend] = {}
 
 
 def backend(device: Device) -> Backend:
-    """The backend of a device; loaded at its first use, so that looking at a model imports no torch."""
-    found = _backends.get(device.kind)
-    if found is None:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
-        from graphwright.array.cpu import CpuBackend
+    """The backend of a device; loaded at its first use, so that looking at a model imports no torch.
 
-        found = _backends[device.kind] = CpuBackend()
-    return found
+    Raises: DeviceUnavailable with the reason.
+    """
+    found = _backends.get(device)
+    return found if found is not None else use(device)
+
+
+def use(device: Device, made: Backend | None = None) -> Backend:
+    """Make `made` the backend of a device, or the one of this package by default.
+
+    Raises: DeviceUnavailable with the reason.
+    """
+    if made is None:
+        home = _HOME.get(device.kind)
+        if home is None or (device.kind != "sim" and device.index):
+            reason = "this build has no CUDA backend" if device.kind == "cuda" else "there is one of its kind"
+            raise DeviceUnavailable(f"no such device here: {reason}", got=str(device), fix='device="cpu"')
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
+        made = import_module(f"graphwright.array.{home}").make(device)
+        assert made is not None
+    _backends[device] = made
+    return made

@@ -1,40 +1,49 @@
-"""Device: where an array lives. This build runs on the CPU; other kinds are named, and refused with the reason."""
+"""Device: where an array lives. Naming one is free; one that is not here is refused at its use, with the reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from graphwright.errors import UsageError
+
+KINDS = ("cpu", "cuda", "sim", "meta")
+"""`sim` is host memory under the rules of a GPU, `meta` specs without bytes."""
 
 
 class DeviceUnavailable(UsageError):
     """A device that this machine or this build does not have."""
 
 
+class DeviceMismatch(UsageError):
+    """Operands that lie on different devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device and its index; `Device.parse("cuda") == Device.parse("cuda:0")`."""
+    """A kind of device and its index; `Device("cuda") == Device("cuda:0") == Device("cuda", 0)`.
+
+    Raises: UsageError for text that names no device.
+    """
 
     kind: str
     index: int = 0
 
-    @staticmethod
-    def parse(text: str | Device) -> Device:
-        """Read `"cpu"`, `"cpu:0"`.
+    def __post_init__(self) -> None:
+        kind, _, index = self.kind.partition(":")
+        if kind not in KINDS or not (index or "0").isdecimal() or (index and self.index) or self.index < 0:
+            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=repr(self.kind))
+        if index:
+            object.__setattr__(self, "kind", kind)
+            object.__setattr__(self, "index", int(index))
 
-        Raises: DeviceUnavailable for a kind that cannot run here; UsageError for text that names no device.
-        """
-        if isinstance(text, Device):
-            return text
-        kind, _, index = text.partition(":")
-        if kind not in ("cpu", "cuda") or not (index or "0").isdigit():
-            raise UsageError("unknown device", expected="cpu or cuda[:index]", got=repr(text))
-        if kind != "cpu":
-            raise DeviceUnavailable("no backend for this device yet", got=text, fix='device="cpu"')
-        return Device(kind, int(index or 0))
+    @classmethod
+    def parse(cls, text: str | Self) -> Self:
+        """Read `"cpu"`, `"cuda:1"`; a Device is itself. Raises: UsageError."""
+        return text if isinstance(text, cls) else cls(str(text))
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+        return self.kind if self.kind in ("cpu", "meta") and not self.index else f"{self.kind}:{self.index}"
 
 
 CPU = Device("cpu")

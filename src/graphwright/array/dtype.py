@@ -6,6 +6,7 @@ Invariant: a DType is a value; there is one instance per name, so `is` and `==` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ class DType:
     Attributes:
         name: the name torch and numpy share (`float32`); `bfloat16` has no numpy twin.
         itemsize: bytes per element.
-        kind: `float`, `int`, `uint` or `bool`.
+        kind: `float`, `int`, `uint`, `bool`, or `float8`: stored and cast, never computed with.
         rank: place in the promotion lattice within the kind, narrow to wide.
-        numpy: dtype of the host view; for `bfloat16` the bits as `uint16`.
+        numpy: dtype of the host view; for floats that numpy lacks their bits as unsigned integers.
         safetensors: tag in a checkpoint header.
         dlpack: (type code, bits) of the DLPack header.
+        triton: name in `triton.language`.
+        onnx: number in `onnx.TensorProto.DataType`.
     """
 
     name: str
@@ -34,10 +37,17 @@ class DType:
     numpy: np.dtype
     safetensors: str
     dlpack: tuple[int, int]
+    triton: str
+    onnx: int
+
+    @property
+    def as_bits(self) -> bool:
+        """True for floats that numpy does not have: bfloat16 and the two of 8 bits."""
+        return self.kind.startswith("float") and self.numpy.kind == "u"
 
     @property
     def is_float(self) -> bool:
-        """True for floating types."""
+        """True for floating types that are computed with."""
         return self.kind == "float"
 
     @property
@@ -52,30 +62,62 @@ class DType:
         return dtype, (self.name,)
 
 
-def _row(name: str, size: int, kind: str, rank: int, host: str, tag: str, code: int) -> DType:
-    return DType(name, size, kind, rank, np.dtype(host), tag, (code, 8 * size))
+def _row(name: str, size: int, kind: str, rank: int, host: str, tag: str, code: int, triton: str, onnx: int) -> DType:
+    return DType(name, size, kind, rank, np.dtype(host), tag, (code, 8 * size), triton, onnx)
 
 
-float64 = _row("float64", 8, "float", 3, "f8", "F64", 2)
-float32 = _row("float32", 4, "float", 2, "f4", "F32", 2)
-bfloat16 = _row("bfloat16", 2, "float", 1, "u2", "BF16", 4)
-float16 = _row("float16", 2, "float", 1, "f2", "F16", 2)
-int64 = _row("int64", 8, "int", 4, "i8", "I64", 0)
-int32 = _row("int32", 4, "int", 3, "i4", "I32", 0)
-int16 = _row("int16", 2, "int", 2, "i2", "I16", 0)
-int8 = _row("int8", 1, "int", 1, "i1", "I8", 0)
-uint8 = _row("uint8", 1, "uint", 1, "u1", "U8", 1)
-bool_ = _row("bool", 1, "bool", 0, "?", "BOOL", 6)
+float64 = _row("float64", 8, "float", 3, "f8", "F64", 2, "float64", 11)
+float32 = _row("float32", 4, "float", 2, "f4", "F32", 2, "float32", 1)
+bfloat16 = _row("bfloat16", 2, "float", 1, "u2", "BF16", 4, "bfloat16", 16)
+float16 = _row("float16", 2, "float", 1, "f2", "F16", 2, "float16", 10)
+float8_e4m3fn = _row("float8_e4m3fn", 1, "float8", 0, "u1", "F8_E4M3", 10, "float8e4nv", 17)
+float8_e5m2 = _row("float8_e5m2", 1, "float8", 0, "u1", "F8_E5M2", 12, "float8e5", 19)
+int64 = _row("int64", 8, "int", 4, "i8", "I64", 0, "int64", 7)
+int32 = _row("int32", 4, "int", 3, "i4", "I32", 0, "int32", 6)
+int16 = _row("int16", 2, "int", 2, "i2", "I16", 0, "int16", 5)
+int8 = _row("int8", 1, "int", 1, "i1", "I8", 0, "int8", 3)
+uint8 = _row("uint8", 1, "uint", 1, "u1", "U8", 1, "uint8", 2)
+bool_ = _row("bool", 1, "bool", 0, "?", "BOOL", 6, "int1", 9)
 
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (float64, float32, bfloat16, float16, int64, int32, int16, int8, uint8, bool_)
+    d.name: d
+    for d in (
+        *(float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2),
+        *(int64, int32, int16, int8, uint8, bool_),
+    )
 }
 BY_TAG: dict[str, DType] = {d.safetensors: d for d in DTYPES.values()}
 _SHORT: dict[str, DType] = {  # as specs are printed, and as people write
     **{tag.lower(): d for tag, d in BY_TAG.items() if d.is_float},
     **{f"fp{8 * d.itemsize}": d for d in (float64, float32, float16)},
 }
-_BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if d is not bfloat16}
+_BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if not d.as_bits}
+
+
+def decode(bits: np.ndarray, kind: DType) -> np.ndarray:
+    """The float32 values of bit patterns of a float that numpy does not have: exact."""
+    if kind is bfloat16:  # the upper half of a float32
+        return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)  # a shift of no axes gives a scalar
+    return _float8_values(4 if kind is float8_e4m3fn else 5)[bits]
+
+
+@cache
+def _float8_values(exponent_bits: int) -> np.ndarray:
+    """The 256 values of E4M3FN (no infinities, one NaN a sign) or E5M2 (as IEEE 754).
+
+    Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1.
+    """
+    code = np.arange(256)
+    fraction_bits = 7 - exponent_bits
+    exponent, fraction = (code & 0x7F) >> fraction_bits, code & (2**fraction_bits - 1)
+    normal = exponent > 0
+    scale = np.exp2(np.where(normal, exponent, 1) - (2.0 ** (exponent_bits - 1) - 1))
+    value = (normal + fraction / 2.0**fraction_bits) * scale
+    if exponent_bits == 5:
+        value = np.where(exponent == 31, np.where(fraction == 0, np.inf, np.nan), value)
+    else:
+        value = np.where(code & 0x7F == 0x7F, np.nan, value)
+    return np.where(code < 128, value, -value).astype(np.float32)
 
 
 def dtype(value: Any) -> DType:
@@ -94,9 +136,11 @@ def dtype(value: Any) -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of `a + b` for two dimensioned operands: torch's lattice."""
+    """The type of `a + b` for two dimensioned operands: torch's lattice. Raises: DTypeError for floats of 8 bits."""
     if a is b:
         return a
+    if "float8" in (a.kind, b.kind):
+        raise DTypeError("floats of 8 bits are stored, not computed with", got=f"{a!r}, {b!r}", fix="cast them first")
     if a.kind == b.kind:
         if a.rank == b.rank:  # bfloat16 with float16
             return float32
@@ -114,8 +158,9 @@ def result_type(operands: list[tuple[DType, str]]) -> DType:
     Args:
         operands: (dtype, category) pairs; category is `array`, `scalar0d` or `python`. A lower category changes the
             result only when its kind is higher than that of every operand above it.
+    Raises: DTypeError for floats of 8 bits beside others.
     """
-    kinds = {"bool": 0, "uint": 1, "int": 1, "float": 2}
+    kinds = {"bool": 0, "uint": 1, "int": 1, "float": 2, "float8": 2}
     result: DType | None = None
     for category in ("array", "scalar0d", "python"):
         level: DType | None = None
@@ -127,7 +172,7 @@ def result_type(operands: list[tuple[DType, str]]) -> DType:
         if result is None:
             result = level
         elif kinds[level.kind] > kinds[result.kind]:
-            result = float32 if category == "python" and level is float64 else level
+            result = promote(result, float32 if category == "python" and level is float64 else level)
     if result is None:
         raise DTypeError("result_type needs at least one operand")
     return result

@@ -5,7 +5,9 @@ Invariant: a layout never touches memory; the same function answers for an array
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 Shape = tuple[int, ...]
@@ -101,6 +103,19 @@ def narrow(layout: Layout, axis: int, start: int, length: int, step: int = 1) ->
     return Layout(shape, strides, layout.offset + start * layout.strides[axis])
 
 
+def squeeze(layout: Layout, axis: int | None = None) -> Layout:
+    """Without an axis of size 1, or without all of them."""
+    drop = [a for a, n in enumerate(layout.shape) if n == 1] if axis is None else [axis]
+    keep = tuple(a for a in range(len(layout.shape)) if a not in drop)
+    return permute(layout, keep)
+
+
+def unsqueeze(layout: Layout, axis: int) -> Layout:
+    """With a new axis of size 1 before `axis`."""
+    shape, strides = layout.shape, layout.strides
+    return Layout((*shape[:axis], 1, *shape[axis:]), (*strides[:axis], 0, *strides[axis:]), layout.offset)
+
+
 def diagonal_size(rows: int, columns: int, offset: int) -> int:
     """Entries (i, i + offset) of a matrix."""
     return max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
@@ -121,6 +136,12 @@ def diagonal(layout: Layout, a: int, b: int, offset: int) -> Layout:
         (*(layout.strides[axis] for axis in rest), layout.strides[a] + layout.strides[b]),
         layout.offset + (start if size else 0),
     )
+
+
+def split(layout: Layout, axis: int, sizes: Sequence[int]) -> list[Layout]:
+    """Pieces of these sizes behind one another along an axis."""
+    starts = accumulate(sizes, initial=0)
+    return [narrow(layout, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
 def span(layout: Layout) -> tuple[int, int]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from graphwright.array import layout as lay
 from graphwright.array.backend import backend
-from graphwright.array.device import CPU, Device
-from graphwright.array.dtype import DType, bfloat16, dtype
+from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, is_row_major, row_major
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
-from graphwright.errors import ComputeError, DTypeError
+from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError
 
 
 class ReadOnlyArray(ComputeError):
@@ -47,8 +49,8 @@ class NDArray:
 
     @property
     def impl(self) -> Any:
-        """The backend's handle (a torch tensor on the CPU)."""
-        if self._impl is None:
+        """The backend's handle (a torch tensor on the CPU); no stride may be negative. Raises: StorageClosed."""
+        if self._impl is None or self.storage.closed:
             self._impl = backend(self.storage.device).wrap(self)
         return self._impl
 
@@ -82,16 +84,67 @@ class NDArray:
         """True if the elements lie in row-major order without gaps."""
         return is_row_major(self.shape, self.strides)
 
+    # -- views: the same memory ------------------------------------------------------------------------------------
     def view(self, layout: Layout) -> NDArray:
         """Another layout over the same memory."""
         return NDArray(self.storage, self.dtype, layout.shape, layout.strides, layout.offset)
 
+    def permute(self, *axes: int) -> NDArray:
+        """Axes in another order."""
+        return self.view(lay.permute(self.layout, axes))
+
+    def expand(self, *shape: int) -> NDArray:
+        """Broadcast to a shape; not to be written to."""
+        return self.view(lay.expand(self.layout, shape))
+
+    def squeeze(self, axis: int | None = None) -> NDArray:
+        """Without an axis of size 1, or without all of them. Raises: ShapeError for a longer axis."""
+        if axis is not None and self.shape[axis] != 1:
+            raise ShapeError("only an axis of size 1 can go", where=f"axis {axis}", expected=1, got=self.shape[axis])
+        return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
+
+    def unsqueeze(self, axis: int) -> NDArray:
+        """With a new axis of size 1 before `axis` (negative: counted in the result)."""
+        return self.view(lay.unsqueeze(self.layout, axis % (len(self.shape) + 1)))
+
+    def diagonal(self, first: int = 0, second: int = 1, shift: int = 0) -> NDArray:
+        """Elements (i, i + shift) of two axes, as a last axis in their place."""
+        return self.view(lay.diagonal(self.layout, first, second, shift))
+
+    def split(self, sizes: Sequence[int], axis: int = 0) -> list[NDArray]:
+        """Pieces of these sizes along an axis. Raises: ShapeError unless they add up to it."""
+        if sum(sizes) != self.shape[axis] or min(sizes, default=0) < 0:
+            raise ShapeError("the pieces must make up the axis", expected=self.shape[axis], got=tuple(sizes))
+        return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
+
+    def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
+        """The same elements under another shape: a view where strides can say it, else a copy.
+
+        Args:
+            copy: False to refuse a copy, True to make one in any case.
+        Raises: ShapeError for another number of elements, or where copy=False and only a copy will do.
+        """
+        if prod(shape) != self.size:
+            raise ShapeError("another number of elements", expected=self.shape, got=shape)
+        found = None if copy else lay.reshape(self.layout, shape)
+        if found is None and copy is False:
+            raise ShapeError(
+                "no strides show these elements under this shape",
+                expected=f"{self.shape} of strides {self.strides}",
+                got=shape,
+                fix="reshape(...), which copies",
+            )
+        return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
-        """Count a write. Raises: ReadOnlyArray if the memory must not change."""
+        """Count a write. Raises: ReadOnlyArray if the memory must not change; AliasError where elements share it."""
         if self.storage.readonly:
             raise ReadOnlyArray(
                 "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
             )
+        if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
+            raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
         self.storage.version += 1
 
     def __getitem__(self, index: Any) -> NDArray:
@@ -115,31 +168,57 @@ class NDArray:
     def copy_from(self, source: NDArray) -> NDArray:
         """Write `source` (same shape, any dtype) into this array; returns self."""
         self.writable()
-        backend(self.device).copy(self, source)
+        backend(self.device).copy(self, source if source.device in (self.device, CPU) else source.to(CPU))
         return self
+
+    def to(self, device: Device) -> NDArray:
+        """Itself if it lies there, else a copy that does. Raises: DeviceUnavailable."""
+        if device == self.device:
+            return self
+        target = empty(self.shape, self.dtype, device)
+        return target.copy_from(self if self.device == CPU else from_numpy(self.to_numpy(bits=True), bits=self.dtype))
+
+    # -- for others to read ----------------------------------------------------------------------------------------
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The memory for another library, shared unless `copy`. Raises: BufferError where it cannot be."""
+        if copy:
+            return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+        if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
+            raise BufferError(
+                f"{self.spec} on {self.device}: read-only, of a negative stride or on no device of DLPack's"
+            )
+        return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(kind, index) as DLPack counts them: (1, 0) is the CPU."""
+        return (1, 0)
 
     def to_numpy(self, dtype: npt.DTypeLike | None = None, *, bits: bool = False) -> np.ndarray:
         """The elements as a numpy array; shares memory when neither dtype nor layout forces a copy.
 
         Args:
-            dtype: numpy dtype to convert to; needed for bfloat16, which numpy does not have.
-            bits: give bfloat16 as its uint16 bit patterns.
-        Raises: DTypeError for bfloat16 without either.
+            dtype: numpy dtype to convert to; needed for bfloat16 and floats of 8 bits, which numpy does not have.
+            bits: give those as their bit patterns.
+        Raises: DTypeError for one of those without either.
         """
-        if self.dtype is bfloat16 and dtype is None and not bits:
-            raise DTypeError("numpy has no bfloat16", fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
-        if self.dtype is bfloat16 and not bits:
-            # the upper half of a float32: exact
-            wide = np.asarray(self.to_numpy(bits=True).astype(np.uint32) << 16)  # a shift of no axes gives a scalar
-            host = wide.view(np.float32)
-        else:
-            host = self._host()
+        if self.dtype.as_bits and dtype is None and not bits:
+            raise DTypeError(f"numpy has no {self.dtype.name}", fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
+        host = self._host()
+        if self.dtype.as_bits and not bits:
+            host = decode(host, self.dtype)
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
         """The elements as numpy: straight from a host buffer, so that looking loads no backend, else by the backend."""
         memory = self.storage.memory
-        if not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
+        if self.device != CPU or not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
             return backend(self.device).to_host(self)
         flat = np.frombuffer(memory, np.uint8) if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
         size = self.dtype.itemsize
@@ -154,7 +233,7 @@ class NDArray:
 
     def item(self) -> Any:
         """The one element as a Python number."""
-        return self.to_numpy("float32" if self.dtype is bfloat16 else None).item()
+        return self.to_numpy("float32" if self.dtype.as_bits else None).item()
 
     def text(self, prefix: str = "") -> str | None:
         """The first and last elements as numpy prints them; None for a mapped array whose bytes nobody has asked for.
@@ -170,11 +249,15 @@ class NDArray:
             threshold=50,
             precision=4,
             prefix=prefix,
-            formatter={"int_kind": _bfloat16_text} if self.dtype is bfloat16 else None,
+            formatter={"int_kind": self._text_of_bits} if self.dtype.as_bits else None,
         )
 
+    def _text_of_bits(self, bits: np.integer) -> str:
+        """A float by its bit pattern, widened only where it is shown."""
+        return f"{decode(np.asarray(bits), self.dtype).item():.4g}"
+
     def __repr__(self) -> str:
-        body = self.text("NDArray(")
+        body = self.text("NDArray(") if self.device.kind != "meta" else "no values"
         facts = f"{self.spec}, {self.device}"
         return f"NDArray({facts}, not read from its file)" if body is None else f"NDArray({body}, {facts})"
 
@@ -184,26 +267,42 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
     return backend(device).empty(shape, dtype)
 
 
-def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None) -> NDArray:
-    """An array that shares memory with `host` where numpy's layout allows it.
+def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy: bool | None = None) -> NDArray:
+    """An array that shares memory with `host` where its layout allows it; `storage.kind` says: borrowed, or owned.
 
     Args:
-        host: any numeric or bool array; bfloat16 comes as uint16 with `bits=bfloat16`.
+        host: any numeric or bool array; floats that numpy does not have come as bits with `bits=bfloat16`.
+        copy: False to refuse a copy, True to make one in any case.
+    Raises: DTypeError; ShapeError for copy=False where the strides are no multiples of the element.
     """
     host = np.asarray(host)
-    kind = dtype(host.dtype) if bits is None else bits
-    if any(s % host.itemsize for s in host.strides) or not host.dtype.isnative or any(s < 0 for s in host.strides):
-        host = np.ascontiguousarray(host)
+    kind = dtype(host.dtype.newbyteorder("=")) if bits is None else bits
+    odd = any(s % host.itemsize for s in host.strides) or not host.dtype.isnative
+    if odd and copy is False:
+        raise ShapeError("this memory cannot be shared: strides are no multiples of the element", got=host.strides)
+    if odd or copy:
+        host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
+    origin = "owned" if odd or copy else "borrowed"
     strides = tuple(s // host.itemsize for s in host.strides)
     if is_row_major(host.shape, strides):
-        storage = Storage(host.reshape(-1), host.nbytes, CPU, readonly=not host.flags.writeable)
+        storage = Storage(host.reshape(-1), host.nbytes, CPU, readonly=not host.flags.writeable, kind=origin)
         return NDArray(storage, kind, host.shape)
     low, high = np.lib.array_utils.byte_bounds(host)
-    flat = np.lib.stride_tricks.as_strided(host, ((high - low) // host.itemsize,), (host.itemsize,))
-    storage = Storage(flat, high - low, CPU, readonly=not host.flags.writeable)
-    return NDArray(storage, kind, host.shape, strides)
+    first = host[tuple(slice(None, None, -1 if s < 0 else 1) for s in host.strides)]  # begins at the lowest address
+    flat = np.lib.stride_tricks.as_strided(first, ((high - low) // host.itemsize,), (host.itemsize,))
+    storage = Storage(flat, high - low, CPU, readonly=not host.flags.writeable, kind=origin)
+    return NDArray(storage, kind, host.shape, strides, (host.ctypes.data - low) // host.itemsize)
 
 
-def _bfloat16_text(bits: np.integer) -> str:
-    """A bfloat16 by its bit pattern, widened only where it is shown."""
-    return f"{(np.uint32(bits) << 16).view(np.float32):.4g}"
+def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
+    """An array that shares memory with another library's (torch, numpy, jax), by DLPack; it keeps that one alive.
+
+    Args:
+        copy: True for memory of its own.
+    Raises: DeviceUnavailable for memory that is not on the CPU; what the other library raises, as for read-only memory.
+    """
+    where = other.__dlpack_device__()
+    if where[0] != 1:
+        raise DeviceUnavailable("only memory on the CPU can be shared", got=f"DLPack device {where[0]}:{where[1]}")
+    array = backend(CPU).adopt(other)
+    return array.copy() if copy else array

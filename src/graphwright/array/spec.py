@@ -75,10 +75,9 @@ class Spec:
         return Spec(tuple(data[1]), dtype(data[0]))
 
     def __repr__(self) -> str:
-        short = {"float": "f", "int": "i", "uint": "u"}.get(self.dtype.kind, "")
-        name = (
-            "bool" if not short else f"{'b' if self.dtype.name == 'bfloat16' else ''}{short}{8 * self.dtype.itemsize}"
-        )
+        kind = self.dtype
+        letter = {"float": "f", "int": "i", "uint": "u"}.get(kind.kind)
+        name = kind.name if letter is None else f"{'b' if kind.name == 'bfloat16' else ''}{letter}{8 * kind.itemsize}"
         return f"{name}[{', '.join(map(str, self.shape))}]"
 
 

@@ -85,6 +85,7 @@ from graphwright.autograd.random import (
 )
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
+from graphwright.autograd.support import support
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import Parameter, Variable, update
 
@@ -166,6 +167,7 @@ __all__ = [
     "sort",
     "stack",
     "std",
+    "support",
     "tensor",
     "topk",
     "training",

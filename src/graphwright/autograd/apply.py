@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, bool_, float32, float64, from_numpy, int64
+from graphwright.array import (
+    CPU,
+    DType,
+    MissingKernel,
+    NDArray,
+    bool_,
+    float32,
+    float64,
+    from_dlpack,
+    from_numpy,
+    int64,
+)
 from graphwright.autograd.inplace import rebind, write_over
-from graphwright.autograd.modes import autocast_dtype, grad_enabled
+from graphwright.autograd.modes import autocast_dtype, grad_enabled, no_grad
 from graphwright.autograd.recorder import active, share
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import UsageError
@@ -34,14 +45,21 @@ def scalar(text: str, dtype: DType) -> Any:
     return Tensor(from_numpy(value.astype(dtype.numpy)))
 
 
+def speaks_dlpack(value: Any) -> bool:
+    """True for an array of ours or another library's; numpy has a way of its own, which takes read-only memory too."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
 def as_tensor(value: Any) -> Tensor:
-    """A tensor of numbers, arrays or nested lists; itself if it is one."""
+    """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
     from graphwright.autograd.tensor import Tensor
 
     if isinstance(value, Tensor):
         return value
     if isinstance(value, NDArray):
         return Tensor(value)
+    if speaks_dlpack(value):
+        return Tensor(from_dlpack(value))
     host = np.asarray(value)
     if host.dtype == object:
         raise UsageError("not an array of numbers", got=type(value).__name__)
@@ -77,7 +95,27 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
             result.append(apply(get("cast"), (operand,), {"dtype": target}))
         else:
             result.append(operand)
+    if any(t.requires_grad and not t.shape for t in result):
+        return _joined(result)
     return result
+
+
+def _joined(operands: list[Tensor]) -> list[Tensor]:
+    """Numbers (tensors of no axes) on the CPU that want a gradient, moved to the others as an operation of its own."""
+    there = next((t.device for t in operands if not t.symbolic and t.device != CPU), None)
+    if there is None:
+        return operands
+    return [t.to(there) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
+
+
+def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
+    """The results of an op by simpler ones, for a backend that has no kernel of its name."""
+    from graphwright.autograd.tensor import Tensor
+
+    assert row.expand is not None
+    with no_grad():
+        found = row.expand([Tensor(d) for d in data], attrs)
+    return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))
 
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:
@@ -99,7 +137,13 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
             share(results[0], data[0])
         outputs: Sequence[Tensor] = [Tensor(r) for r in results]
     elif outs is None:
-        outputs = [Tensor(r) for r in compute(row, data, attrs)]
+        try:
+            results = compute(row, data, attrs)
+        except MissingKernel:
+            if row.expand is None:
+                raise
+            results = expanded(row, data, attrs)
+        outputs = [Tensor(r) for r in results]
     else:
         data = write_over(row, data, attrs, outs, taped)
         outputs = outs

@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from graphwright.array import DType, NDArray, Spec, float32
+from graphwright.array import Device, DType, NDArray, Spec, float32
 from graphwright.autograd.apply import apply
 from graphwright.autograd.hooks import Hook
 from graphwright.autograd.recorder import Symbol, TraceError, active
@@ -65,6 +65,11 @@ class TensorBase:
     def dtype(self) -> DType:
         """Element type."""
         return self.data.dtype
+
+    @property
+    def device(self) -> Device:
+        """Where its memory lies. Raises: TraceError for a symbol."""
+        return self._array("device").device
 
     @property
     def spec(self) -> Spec:
@@ -144,6 +149,15 @@ class TensorBase:
         host = self._array("numpy").to_numpy(dtype)
         return host.copy() if copy else host
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """Its memory for another library. Raises: BufferError if it requires a gradient."""
+        if self.requires_grad:
+            raise BufferError("this tensor requires a gradient, which another library would not see: detach() it")
+        return self._array("DLPack").__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array("DLPack").__dlpack_device__()
+
     def item(self) -> Any:
         """The one element as a Python number. Raises: ShapeError for more than one."""
         if self.size != 1:
@@ -152,7 +166,7 @@ class TensorBase:
 
     def tolist(self) -> Any:
         """Nested lists of Python numbers."""
-        return self._array("tolist()").to_numpy("float32" if self.dtype.name == "bfloat16" else None).tolist()
+        return self._array("tolist()").to_numpy("float32" if self.dtype.as_bits else None).tolist()
 
     def __float__(self) -> builtins.float:  # `float` is a method here
         return float(self.item())

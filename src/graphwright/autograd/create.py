@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array import DType, NDArray, bfloat16, float32, from_numpy, int64
 from graphwright.array import dtype as named
 from graphwright.array import empty as _empty
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import as_tensor, speaks_dlpack
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import UsageError
 
@@ -19,8 +19,8 @@ def tensor(value: Any, dtype: object = None, requires_grad: bool = False) -> Ten
     """A tensor with memory of its own.
 
     Args:
-        value: number, nested lists, numpy array, NDArray or Tensor. Python floats become float32, ints int64, bools
-            bool; arrays keep their dtype.
+        value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that speaks DLPack.
+            Python floats become float32, ints int64, bools bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
     Raises: DTypeError, UsageError for what is no array of numbers.
@@ -31,7 +31,7 @@ def tensor(value: Any, dtype: object = None, requires_grad: bool = False) -> Ten
     made = as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
     data = made.data
     assert isinstance(data, NDArray)
-    if isinstance(value, Tensor | NDArray):
+    if isinstance(value, Tensor) or speaks_dlpack(value):
         data = data.copy()
     return Tensor(_converted(data, dtype), requires_grad)
 

@@ -10,7 +10,8 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphwright.array import NDArray, dtype, float32
+from graphwright.array import Device, NDArray, dtype, float32
+from graphwright.array.device import KINDS
 from graphwright.autograd.apply import scalar
 from graphwright.autograd.indexing import assign, indexed
 from graphwright.autograd.rearrange import Rearranging
@@ -73,7 +74,12 @@ class Tensor(Rearranging):
             sizes[sizes.index(-1)] = self.size // known
         return call("reshape", self, shape=tuple(sizes))
 
-    view = reshape
+    def view(self, *shape: Any) -> Tensor:
+        """As `reshape`, and never a copy: eagerly the result shares memory. Raises: ShapeError where it cannot."""
+        result = self.reshape(*shape)
+        if isinstance(self.data, NDArray) and isinstance(result.data, NDArray):
+            self.data.reshape(*result.shape, copy=False)
+        return result
 
     def permute(self, *axes: int) -> Tensor:
         """Axes in another order."""
@@ -106,7 +112,14 @@ class Tensor(Rearranging):
         return call("copy", self)
 
     def to(self, to: object) -> Tensor:
-        """Cast to a dtype; itself if it has it."""
+        """Cast to a dtype, or copied to a device (a Device or `"sim:1"`); itself if nothing is to be done.
+
+        Raises: DTypeError, DeviceUnavailable.
+        """
+        if isinstance(to, Device) or (isinstance(to, str) and to.partition(":")[0] in KINDS):
+            from graphwright.autograd.transfer import moved
+
+            return moved(self, Device.parse(to))
         kind = dtype(to)
         return self if kind is self.dtype else call("cast", self, dtype=kind)
 

@@ -18,6 +18,7 @@ from graphwright.nn.activation import (
     Softplus,
     Tanh,
 )
+from graphwright.nn.as_module import as_module
 from graphwright.nn.attention import MultiHeadAttention, RotaryEmbedding, SinusoidalEmbedding
 from graphwright.nn.cfc import CfC, CfCCell
 from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, Sequential
@@ -95,6 +96,7 @@ __all__ = [
     "SwiGLU",
     "Tanh",
     "TransformerBlock",
+    "as_module",
     "functional",
     "init",
 ]

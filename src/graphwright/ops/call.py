@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphwright.array.backend import backend
-from graphwright.array.device import CPU
+from graphwright.array.device import CPU, Device, DeviceMismatch
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
-from graphwright.errors import AliasError, ComputeError, IndexOutOfRange, NonFinite, ShapeError
+from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
 
@@ -45,7 +45,7 @@ def compute(
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
     specs = row.specs([a.spec for a in ins], attrs)
-    device = ins[0].device if ins else CPU
+    device, ins = on_one_device(row.name, ins, outs or ())
     if row.view is not None and outs is None:
         layout = row.view(ins[0].layout, attrs)
         if layout is not None:
@@ -85,8 +85,35 @@ def compute(
         for run in kernels.bind(row.name, outs, ins, attrs, work):
             run()
     except (IndexError, RuntimeError) as error:
+        if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
+            raise
         raise kernel_error(row.name, ins, error) from error
     return tuple(outs)
+
+
+def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> tuple[Device, Sequence[NDArray]]:
+    """Where an op runs, and its operands there: numbers (arrays of no axes) on the CPU join the others.
+
+    Raises: DeviceMismatch for any other mix.
+    """
+    device = ins[0].storage.device if ins else CPU
+    for array in (*ins, *outs):
+        if array.storage.device is not device:
+            break
+    else:
+        return device, ins
+    given = [*outs, *ins]
+    device = next((a.device for a in given if a.device != CPU), CPU)
+    for array in given:
+        if array.device != device and (array.device != CPU or array.shape or any(array is o for o in outs)):
+            raise DeviceMismatch(
+                "operands lie on different devices",
+                where=op,
+                expected=device,
+                got=f"{array.spec} on {array.device}",
+                fix=f'to("{device}")',
+            )
+    return device, [a.to(device) for a in ins]
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:

@@ -170,18 +170,23 @@ class CompiledFunction:
         return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
 
     def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
-        key = (specs, grad_enabled(), autocast_dtype(), training())
+        key = (specs, _mode())
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
             with uncollected():
                 entry = self._entries[key] = _Entry(*record(self.fn, specs), self.executor)
-            entry.mode = key[1:]
+            entry.mode = key[1]
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
         self._entries.move_to_end(key)
         entry.seen = changes.count
         return entry
+
+
+def _mode() -> tuple[Any, ...]:
+    """What a trace depends on beside its arguments."""
+    return grad_enabled(), autocast_dtype(), training()
 
 
 class _Entry:
@@ -201,7 +206,7 @@ class _Entry:
 
     def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
         """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
-        if self.seen != changes.count or self.mode != (grad_enabled(), autocast_dtype(), training()):
+        if self.seen != changes.count or self.mode != _mode() or any(fact() != value for fact, value in self._facts):
             return None
         arrays = [a.data for a in args if type(a) is Tensor]
         if len(arrays) != len(args) or len(args) != len(self._expected):

@@ -327,14 +327,20 @@ def _converted(source: NDArray, dtype: DType) -> NDArray:
 
 def writer(target: NDArray) -> Callable[[NDArray], object]:
     """What copies an array of its spec into planned memory."""
-    into, size, address = target.impl, target.nbytes, backend(CPU).address(target)
+    kernels = backend(CPU)
+    size, address = target.nbytes, kernels.address(target)
+
+    last: NDArray | None = None
+    source = 0
 
     def write(array: NDArray) -> None:
-        source = array.impl
-        if source.is_contiguous():
-            memmove(address, source.data_ptr(), size)
-        else:
-            into.copy_(source)
+        nonlocal last, source
+        if array is not last:
+            if not array.contiguous:
+                kernels.copy(target, array)
+                return
+            last, source = array, kernels.address(array)
+        memmove(address, source, size)
 
     return write
 

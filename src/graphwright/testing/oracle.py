@@ -18,10 +18,10 @@ class ValueMismatch(GraphwrightError, AssertionError):
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """A tensor, array or number as numpy; bfloat16 widened to float32, which loses nothing."""
+    """A tensor, array or number as numpy; floats that numpy lacks widened to float32, which loses nothing."""
     data = value.data if isinstance(value, Tensor) else value
     if isinstance(data, NDArray):
-        return data.to_numpy("float32" if data.dtype.name == "bfloat16" else None)
+        return data.to_numpy("float32" if data.dtype.as_bits else None)
     return np.asarray(data)
 
 

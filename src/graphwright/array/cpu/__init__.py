@@ -33,8 +33,9 @@ from graphwright.array.cpu import (
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
-from graphwright.array.device import CPU
+from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
+from graphwright.array.dtype import dtype as named
 from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
@@ -74,12 +75,12 @@ class CpuBackend:
 
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""
-        return Storage(torch.empty(nbytes, dtype=torch.uint8), nbytes, CPU)
+        return Storage(torch.empty(nbytes, dtype=torch.uint8), nbytes, CPU, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
         """An uninitialised array with memory of its own."""
         tensor = torch.empty(shape, dtype=TORCH_DTYPE[dtype])
-        return NDArray(Storage(tensor, tensor.nbytes, CPU), dtype, shape, impl=tensor)
+        return NDArray(Storage(tensor, tensor.nbytes, CPU, kind="owned"), dtype, shape, impl=tensor)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
         """A torch view of the array's memory; torch has no negative strides."""
@@ -104,7 +105,8 @@ class CpuBackend:
             if not host.flags.writeable:  # torch has no read-only tensors; Storage.readonly guards the writes
                 host = _writable_alias(host)
             memory = torch.from_numpy(host)
-        return memory.reshape(-1).view(torch_dtype(dtype))
+        flat = memory.reshape(-1).view(torch.uint8)
+        return flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(torch_dtype(dtype))
 
     def copy(self, target: NDArray, source: NDArray) -> None:
         """Write `source` into `target`, converting dtype (round to nearest even)."""
@@ -118,13 +120,21 @@ class CpuBackend:
     def to_host(self, array: NDArray) -> np.ndarray:
         """The elements as numpy, sharing memory."""
         tensor = self._typed(array) if _backwards(array) else array.impl
-        if tensor.dtype == torch.bfloat16:
-            tensor = tensor.view(torch.uint16)
+        if array.dtype.as_bits:
+            tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
         host = tensor.numpy()
         if not _backwards(array):
             return host
         strides = [s * host.itemsize for s in array.strides]
         return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
+
+    def adopt(self, other: Any) -> NDArray:
+        """An array over the memory of an object that speaks DLPack."""
+        tensor = torch.from_dlpack(other)
+        block = tensor.untyped_storage()
+        storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
+        kind = named(str(tensor.dtype).removeprefix("torch."))
+        return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), impl=tensor)
 
     def address(self, array: NDArray) -> int:
         """Where its first element lies."""
@@ -152,6 +162,11 @@ class CpuBackend:
 
 def _backwards(array: NDArray) -> bool:
     return min(array.strides, default=0) < 0
+
+
+def make(device: Device) -> CpuBackend:
+    """The backend of the CPU, of which there is one."""
+    return CpuBackend()
 
 
 class _Alias:

@@ -1,0 +1,163 @@
+"""The simulated device: kernels of the CPU over memory of a SimDriver, queued, and run when the host waits for them.
+
+It computes what the CPU computes, to the bit, and refuses what a GPU would get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from math import prod
+from typing import Any, Never
+
+import numpy as np
+
+from graphwright.array.backend import Attrs, Call, backend
+from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.dtype import DType
+from graphwright.array.layout import span
+from graphwright.array.ndarray import NDArray, from_numpy
+from graphwright.array.pool import Block, MemoryPool
+from graphwright.array.sim.driver import Range, SimDriver
+from graphwright.array.spec import Spec
+from graphwright.array.storage import Storage
+
+
+class SimStorage(Storage):
+    """A block of a pool; it goes back once: at `close()`, or with the last array.
+
+    Attributes:
+        block: the pool's.
+        written_on: the stream that wrote it last.
+    """
+
+    __slots__ = ("block", "pool", "written_on")
+
+    def __init__(self, memory: np.ndarray, pool: MemoryPool, block: Block, stream: int) -> None:
+        super().__init__(memory, block.nbytes, pool.driver.device, kind="owned")
+        self.pool, self.block, self.written_on = pool, block, stream
+
+    def close(self) -> None:
+        """Give the block back."""
+        if not self.closed:
+            super().close()
+            self.pool.free(self.block)
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # a finalizer has nobody to tell
+            with suppress(AttributeError):
+                self.pool.failed += 1
+
+
+class SimBackend:
+    """Arrays on a SimDriver.
+
+    Attributes:
+        driver, pool: its memory.
+        stream: the one that work is queued on; see `on`.
+    """
+
+    def __init__(self, device: Device, driver: SimDriver | None = None) -> None:
+        self.device, self.driver = device, driver or SimDriver(device)
+        self.pool = MemoryPool(self.driver)
+        self.stream = 0
+        self._cpu: Any = backend(CPU)
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Queue what is asked for inside on another stream."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def allocate(self, nbytes: int) -> Storage:
+        """A block of bytes from the pool. Raises: OutOfDeviceMemory."""
+        block = self.pool.alloc(max(nbytes, 1), self.stream)
+        return SimStorage(self.driver._bytes(block.address, max(nbytes, 1)), self.pool, block, self.stream)
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
+        """An uninitialised array with memory of its own."""
+        return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
+
+    def wrap(self, array: NDArray) -> NDArray:
+        """The array as the CPU's kernels see it."""
+        host = array.storage.views.get("host")
+        if host is None:
+            host = array.storage.views["host"] = Storage(array.storage.memory, array.storage.nbytes, CPU)
+        return NDArray(host, array.dtype, array.shape, array.strides, array.offset)
+
+    def copy(self, target: NDArray, source: NDArray) -> None:
+        """Queue a copy; what lies on the host is taken as it is now. Copies to the host wait."""
+        if target.device != self.device:
+            host = self.to_host(source)
+            self._cpu.copy(target, from_numpy(host, bits=source.dtype))
+            return
+        staged = source.copy() if source.device == CPU else source.impl
+        call = partial(self._cpu.copy, target.impl, staged)
+        self._launch([call], [target], [source] if source.device == self.device else [])
+
+    def to_host(self, array: NDArray) -> np.ndarray:
+        """The elements as numpy, after the stream that wrote them."""
+        host = np.empty(array.shape, array.dtype.numpy)
+        storage = _mine(array)
+        if storage.written_on != self.stream:
+            self.driver.wait(self.stream, self.driver.record(storage.written_on))
+        self._launch([lambda: np.copyto(host, self._cpu.to_host(array.impl))], [], [array])
+        self.driver.synchronize(self.stream)
+        return host
+
+    def adopt(self, other: Any) -> Never:
+        """Raises: DeviceUnavailable: no other library knows this device."""
+        raise DeviceUnavailable("nothing outside shares memory of the simulated device", got=type(other).__name__)
+
+    def address(self, array: NDArray) -> Never:
+        """Raises: DeviceUnavailable: it lies nowhere that the host may read."""
+        raise DeviceUnavailable("memory of the simulated device has no address on the host", got=array.spec)
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """Scratch that a kernel wants beside its outputs."""
+        return self._cpu.workspace(name, outs, ins, attrs)
+
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
+    ) -> list[Call]:
+        """One call, which queues the CPU's."""
+        calls = self._cpu.bind(
+            name, *([a.impl for a in arrays] for arrays in (outs, ins)), attrs, [w.impl for w in work]
+        )
+        return [partial(self._launch, calls, [*outs, *work], list(ins))]
+
+    def kernels(self) -> frozenset[str]:
+        """The CPU's."""
+        return self._cpu.kernels()
+
+    def _launch(self, calls: Sequence[Call], writes: Sequence[NDArray], reads: Sequence[NDArray]) -> None:
+        for array in (*writes, *reads):
+            _mine(array).block.streams.add(self.stream)
+        for array in writes:
+            _mine(array).written_on = self.stream
+        self.driver.enqueue(self.stream, partial(_all, calls), [_range(a) for a in reads], [_range(a) for a in writes])
+
+
+def _all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _mine(array: NDArray) -> SimStorage:
+    assert isinstance(array.storage, SimStorage), f"{array.spec} lies on {array.device}"
+    return array.storage
+
+
+def _range(array: NDArray) -> Range:
+    low, high = span(array.layout)
+    base, size = _mine(array).block.address, array.dtype.itemsize
+    return base + low * size, base + high * size
+
+
+make = SimBackend

@@ -1,0 +1,109 @@
+"""A function of arrays as a module of torch, with torch's gradients flowing through it.
+
+What the function is stays with the caller: this file knows arrays and torch, and nothing of programs or tapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from graphwright.array.ndarray import NDArray, from_dlpack
+
+Arrays = Sequence[NDArray]
+Back = Callable[[Sequence[NDArray | None]], Sequence[NDArray | None]]
+Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Back]]
+"""(parameters by name, inputs, which of both want a gradient) -> (outputs, gradients of outputs -> of all of them)."""
+
+
+class _Bridge(torch.autograd.Function):
+    """One call, as torch's tape sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, names: Sequence[str], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Operands are the parameters in order of their names, then the inputs."""
+        arrays = [from_dlpack(t.detach().resolve_neg()) for t in tensors]
+        count = len(names)
+        parameters = dict(zip(names, arrays[:count], strict=True))
+        outs, ctx.back = run(parameters, arrays[count:], ctx.needs_input_grad[2:])
+        made = tuple(torch.from_dlpack(o.copy() if o.storage.readonly else o) for o in outs)
+        ctx.mark_non_differentiable(*(t for t in made if not t.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator has no types
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the operands."""
+        given = [None if g is None else from_dlpack(g.detach().contiguous()) for g in grad_outputs]
+        found = ctx.back(given)
+        return (None, None, *(None if g is None else torch.from_dlpack(g) for g in found))
+
+
+class TorchModule(torch.nn.Module):
+    """See the module; `forward` takes and gives tensors of torch.
+
+    Args:
+        run: the function.
+        parameters: dotted names -> arrays; the module's parameters share their memory. Dots become attributes of
+            submodules, as torch has them.
+        shape: outputs -> what the module returns.
+        names: of the inputs, for calls by keyword.
+        before: called before each run with the names of the parameters that torch has written since the last; gives
+            arrays that take the place of others.
+        trained: which parameters want a gradient; all floating ones by default.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parameters: Mapping[str, NDArray],
+        shape: Callable[[Sequence[torch.Tensor]], Any],
+        names: Sequence[str] = (),
+        before: Callable[[Sequence[str]], Mapping[str, NDArray]] | None = None,
+        trained: Mapping[str, bool] | None = None,
+    ) -> None:
+        super().__init__()
+        self._run, self._shape, self._names, self._before = run, shape, tuple(names), before
+        self._linked: dict[str, torch.nn.Parameter] = {}
+        for name, array in parameters.items():
+            wanted = trained is None or trained.get(name, True)
+            made = torch.nn.Parameter(torch.from_dlpack(array), requires_grad=wanted and array.dtype.is_float)
+            self._linked[name] = made
+            home: torch.nn.Module = self
+            *path, leaf = name.split(".")
+            for part in path:
+                if part not in dict(home.named_children()):
+                    home.add_module(part, torch.nn.Module())
+                home = home.get_submodule(part)
+            home.register_parameter(leaf, made)
+        self._seen = {name: p._version for name, p in self._linked.items()}
+
+    def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> Any:
+        """Run on tensors by place or by name. Raises: TypeError for inputs that are missing or unknown."""
+        unknown = named.keys() - set(self._names[len(args) :])
+        if unknown or (self._names and len(args) + len(named) != len(self._names)):
+            raise TypeError(
+                f"takes {', '.join(self._names)}; got {len(args)} by place, {', '.join(named) or 'none'} by name"
+            )
+        tensors = [*args, *(named[n] for n in self._names[len(args) :])]
+        self.written()
+        made = _Bridge.apply(self._run, tuple(self._linked), *self._linked.values(), *tensors)
+        return self._shape(made)
+
+    def written(self) -> None:
+        """Tell the other side of what torch wrote into shared parameters, and take over what it replaced.
+
+        `forward` does it too; call it before the other side runs by itself after a step of a torch optimizer.
+        """
+        if self._before is None:
+            return
+        changed = [name for name, p in self._linked.items() if p._version != self._seen[name]]
+        for name, array in self._before(changed).items():
+            self._linked[name].data = torch.from_dlpack(array)
+        self._seen = {name: p._version for name, p in self._linked.items()}

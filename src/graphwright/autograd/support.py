@@ -1,0 +1,56 @@
+"""Which ops a device runs in which dtype, found by running each row's own sample there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.array import CPU, DTYPES, Device, DType, MissingKernel, NDArray, from_numpy
+from graphwright.autograd.apply import expanded
+from graphwright.errors import GraphwrightError, UsageError
+from graphwright.ops import OPS, Op, compute
+
+
+def support(device: Device | str = CPU) -> dict[str, dict[str, str]]:
+    """Op -> dtype -> how it runs: `native`, `expanded` (by simpler ops), `view`, `refused` or `missing`.
+
+    `refused` says that the op takes no operands of this dtype, on any device. Raises: DeviceUnavailable.
+    """
+    there = Device.parse(device)
+    kinds = [kind for kind in DTYPES.values() if kind.kind != "float8"]
+    return {name: {kind.name: _how(row, kind, there) for kind in kinds} for name, row in OPS.items()}
+
+
+def _how(row: Op, kind: DType, device: Device) -> str:
+    inputs, attrs = row.sample(np.random.default_rng(0))
+    attrs = row.complete(attrs)
+    try:
+        arrays = [_as(np.asarray(x), kind, device) for x in inputs]
+        row.specs([a.spec for a in arrays], attrs)
+    except UsageError:
+        return "refused"
+    except MissingKernel:
+        return "missing"
+    if row.view is not None:
+        return "view"
+    try:
+        try:
+            results, how = compute(row, arrays, attrs), "native"
+        except MissingKernel:
+            if row.expand is None:
+                return "missing"
+            results, how = expanded(row, arrays, attrs), "expanded"
+        for result in results:
+            if device.kind != "meta":
+                result.to_numpy(bits=True)  # what is queued runs now
+    except (GraphwrightError, RuntimeError, TypeError):  # also what a backend's library says
+        return "missing"
+    return how
+
+
+def _as(host: np.ndarray, kind: DType, device: Device) -> NDArray:
+    """A sample's float64 operands are of the dtype asked for; ids, masks and counts are what they are."""
+    array = from_numpy(host)
+    if host.dtype == np.float64:
+        wide = array if kind.kind != "uint" else from_numpy(np.abs(host))
+        array = compute(OPS["cast"], [wide], {"dtype": kind})[0]
+    return array.to(device)
