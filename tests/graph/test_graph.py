@@ -156,11 +156,15 @@ def cells_spent(nodes, degree):
 
 def test_cells_touched_do_not_grow_with_degree_or_size():
     few = cells_spent(nodes=1_000, degree=18)
-    for nodes, degree in [(1_000, 100_002), (200_000, 18), (200_000, 100_002)]:  # degrees equal modulo the block size
+    for nodes, degree in [
+        (1_000, 1_000_002),
+        (1_000_000, 18),
+        (1_000_000, 1_000_002),
+    ]:  # degrees equal modulo the block size
         assert cells_spent(nodes, degree) == few
     assert cells_spent(1_000, 2)[::2] == few[::2]  # of two edges the middle one is the last
     assert max(map(max, few)) <= 120
-    assert cells_spent(1_000, 17) == cells_spent(1_000, 100_001)  # the tail block closes: the dearest case
+    assert cells_spent(1_000, 17) == cells_spent(1_000, 1_000_001)  # the tail block closes: the dearest case
 
 
 def test_iterating_while_editing_never_aliases():
@@ -367,7 +371,7 @@ def test_four_threads_of_edits_leave_a_serial_state():
     def write(me):
         rng = random.Random(me)
         mine = kept[me]
-        for i in range(1500):
+        for i in range(10_000):
             if mine and rng.random() < 0.45:
                 g.remove_edge(mine.pop(rng.randrange(len(mine))))
             elif mine and rng.random() < 0.3:
@@ -375,8 +379,8 @@ def test_four_threads_of_edits_leave_a_serial_state():
             else:
                 mine.append(g.add_edge(rng.choice(shared), rng.choice(shared), owner=me))
             with g.locked():
-                g.set_node(shared[0], x=me * 10_000 + i)
-                g.set_node(shared[0], y=me * 10_000 + i)
+                g.set_node(shared[0], x=me * 100_000 + i)
+                g.set_node(shared[0], y=me * 100_000 + i)
 
     def read():
         while running:

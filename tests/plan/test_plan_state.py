@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -298,3 +300,29 @@ def test_calling_a_program_writes_its_states_together_eager_and_traced(name: str
             assert truth[label].tobytes() == array_of(one).tobytes() == array_of(two).tobytes()
         for key in p.weights:
             assert p.weights.array(key).tobytes() == q.weights.array(key).tobytes() == r.weights.array(key).tobytes()
+
+
+def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> None:
+    b = Builder()
+    x, s = b.input("x", (2, 2)), b.state("s", A)
+    k = b.const("k", A)
+    b.carry(b.add(s, b.mul(x, k)), s)
+    p = b.build()
+    storage, other = (p.weights.array(key).storage for key in ("s", "k"))
+    plan = make_plan(p, {"x": p.spec("x")})
+    spaces = [Workspace(plan) for _ in range(2)]
+    seen = [storage.version]
+    for space in (*spaces, spaces[0]):
+        space.run(FEEDS)
+        storage = p.weights.array("s").storage
+        seen.append(storage.version)
+    storage.version += 1
+    seen.append(storage.version)
+    assert seen == sorted(set(seen))
+    assert other.version == 0
+    last = storage.version
+    del spaces, space
+    gc.collect()
+    Workspace(plan).run(FEEDS)  # the counts of memory that is gone are folded
+    assert storage.version > last
+    assert len(storage._counts) == 1

@@ -121,7 +121,7 @@ def set_attr(e: Transaction, a: int, b: int) -> None:
 
 
 def set_weight(e: Transaction, a: int, b: int) -> None:
-    e.set_weight(pick(sorted(e.program.weights), a), lambda w: w * 0.5 + b % 7)
+    e.set_weight(pick(sorted(e.program.weights), a), lambda w: w * 0.5 + b % 7, inplace=b % 2 == 0)
 
 
 def rename(e: Transaction, a: int, b: int) -> None:
@@ -140,6 +140,18 @@ def tie(e: Transaction, a: int, b: int) -> None:
     square = [n for n in p.params() if p.spec(n).shape == (COLS, COLS)]
     if square:
         e.add("linear", pick(values(p), a), pick(square, b))
+
+
+def unfold(e: Transaction, a: int, b: int) -> None:
+    linears = e.program.of_kind("linear")
+    if linears:
+        e.unfold(pick(linears, a), pick(("in", "out"), b), units=2 + 2 * (b % 3 == 0))
+
+
+def fold(e: Transaction, a: int, b: int) -> None:
+    p = e.program
+    unfolded = [n for n in p.junctions() if any(p.path(n) + ".0" == p.path(m) for m in p.of_kind("linear"))]
+    e.fold(pick(unfolded or list(p.nodes()), a))
 
 
 def set_outputs(e: Transaction, a: int, b: int) -> None:
@@ -172,7 +184,7 @@ VERBS = [
     link,
     tie,
 ]
-VERBS += [set_outputs, train, look]
+VERBS += [unfold, fold, set_outputs, train, look]
 SCRIPT = st.lists(st.tuples(st.sampled_from(VERBS), PICK, PICK), min_size=1, max_size=5)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from program_samples import fingerprint, outputs, random_program, tiny
 
 from graphwright.errors import UsageError
-from graphwright.program import NotUndoable
+from graphwright.program import Builder, NotUndoable
 
 
 def test_neither_side_sees_the_others_edits():
@@ -73,6 +76,43 @@ def test_no_fork_of_an_open_edit():
     p = tiny()
     with p.edit("open"), pytest.raises(UsageError, match="open"):
         p.fork()
+
+
+@pytest.mark.linux
+def test_a_fork_of_50_mb_and_the_undo_of_a_mapped_weight_take_no_memory(tmp_path):
+    b = Builder("large")
+    x = b.input("x", (1, 2500))
+    b.output(b.linear(x, b.param("w", np.ones((5000, 2500), "f4"))), "y")
+    b.build().save(tmp_path / "large")
+    code = """
+import sys
+import numpy as np
+import graphwright as gw
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+p = gw.load(sys.argv[1])
+assert p.weights.array("w").to_numpy()[0, 0] == 1
+p.hash()
+before = resident()
+q = p.fork()
+with q.edit("there") as e:
+    e.add("relu", "x")
+forked = resident() - before
+new = np.zeros((5000, 2500), "f4") + 2
+with q.edit("another") as e:
+    e.set_weight("w", new)
+del new
+q.undo()
+q.redo()
+print(forked, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "large")], capture_output=True, text=True)
+    assert done.stderr == ""
+    forked, undone = map(int, done.stdout.split())
+    assert forked < 5 << 20
+    assert undone < (50 + 8) << 20, "the new value, and of the old one a reference"
 
 
 @given(st.integers(0, 200))

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 
+import numpy as np
 import pytest
-from program_samples import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from program_samples import random_program, tiny
+from test_edit_machine import PICK, VERBS
 
+import graphwright as gw
 import graphwright.program.transaction as transaction_module
-from graphwright.errors import UsageError
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
 from graphwright.program import Builder, NotUndoable, load
 
@@ -60,6 +66,26 @@ def test_the_cone_is_small_and_so_is_the_search():
             e.insert(p.in_edges(f"n{at}")[0], "tanh")
         cone = 2  # the new node and its reader, whose spec stays
         assert len(p.journal[-1].cone) + p.order_labels.visited - visited <= 4 * cone
+
+
+def test_a_step_of_training_inside_an_edit_pays_for_no_check(monkeypatch):
+    """What leaving costs is paid once, however many steps there were."""
+    spent = []
+    for steps in (1, 100):
+        p, calls = tiny(), []
+        for name in ("infer", "check_ports"):
+            real = getattr(transaction_module, name)
+            monkeypatch.setattr(transaction_module, name, lambda *a, real=real, to=calls: (to.append(1), real(*a))[1])
+        real_hash = p.state_hash
+        p.state_hash = lambda real=real_hash, calls=calls: (calls.append(1), real())[1]
+        step = gw.compile(p)
+        with p.edit("fine-tune"):
+            for _ in range(steps):
+                step(x=np.ones((1, 3), "f4"))
+                p.weights["w"].own().to_numpy()[...] += np.float32(0.5)
+        monkeypatch.undo()
+        spent.append(len(calls))
+    assert spent[0] == spent[1] > 0
 
 
 def test_threads_wait_for_each_other():
@@ -118,6 +144,38 @@ def test_blame_tells_nodes_from_edges():
     assert [x.why for x in p.blame(edge)] == ["three"]
     assert [x.why for x in p.blame("rr")] == ["two"]
     assert [x.why for x in p.blame(p.node("rr"))] == ["two"]
+
+
+@given(st.integers(0, 100), st.lists(st.tuples(st.sampled_from(VERBS), PICK, PICK), min_size=20, max_size=60))
+def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
+    """Written down as each edit is made, by the handles it has, through renames, deletions and undo."""
+    p, books, now = random_program(seed), {}, []
+    do = transaction_module.Transaction.do
+
+    def noted(self, edit):
+        at = getattr(edit, "node", getattr(edit, "dst", None))
+        at = p.graph.target(edit.edge) if at is None and hasattr(edit, "edge") else at
+        do(self, edit)
+        now.append(at)
+
+    transaction_module.Transaction.do = noted
+    try:
+        for verb, a, b in script:
+            now.clear()
+            count = len(p.journal)
+            if a % 4 == 0 and p.history.undoable:
+                last = p.history.undoable[-1].seq
+                p.undo()
+                books[count] = books[last]
+                continue
+            with suppress(GraphwrightError), p.edit("random") as e:
+                verb(e, a, b)
+            if len(p.journal) > count:
+                books[count] = {n for n in now if n is not None}
+    finally:
+        transaction_module.Transaction.do = do
+    for node in {n for nodes in books.values() for n in nodes} | set(p.nodes()):
+        assert [entry.seq for entry in p.blame(node)] == [seq for seq, nodes in books.items() if node in nodes]
 
 
 def test_kinds_are_listed_by_creation_after_undo():

@@ -225,6 +225,43 @@ def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):
     assert fingerprint(q) == before
 
 
+def overwritten(file):
+    """The same file with other bytes, one second later."""
+    content, before = bytearray(file.read_bytes()), file.stat()
+    content[-4:] = b"\xff" * 4
+    with file.open("r+b") as out:
+        out.write(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    assert file.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_source_that_was_overwritten_cannot_be_undone_to_even_if_it_was_read_before(saved, touched):
+    q = load(saved)
+    if touched:
+        q.weights.array("w").to_numpy()
+    with q.edit("replace") as e:
+        e.set_weight("w", np.zeros((2, 3), "f4"))
+    before = counters(q), q.structure_hash()
+    overwritten(saved / "weights.safetensors")
+    with pytest.raises(NotUndoable, match="gone") as caught:
+        q.undo()
+    assert str(saved / "weights.safetensors") in str(caught.value.got)
+    assert "changed after it was opened" in str(caught.value.got)
+    assert (counters(q), q.structure_hash()) == before
+
+
+def test_a_source_that_was_read_and_then_replaced_by_another_file_can_be_undone_to(saved):
+    q = load(saved)
+    start = q.hash()
+    with q.edit("replace") as e:
+        e.set_weight("w", np.zeros((2, 3), "f4"))
+    (saved / "other").write_bytes(b"something else")
+    (saved / "other").replace(saved / "weights.safetensors")
+    q.undo()
+    assert q.hash() == start
+
+
 def test_a_saved_journal_replays(saved):
     p = tiny()
     replay(saved, p)

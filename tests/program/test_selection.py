@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from program_samples import fingerprint, outputs, random_program, tiny
 
 from graphwright.errors import UsageError
-from graphwright.program import Builder, CountMismatch, EmptySelection, StaleSelection
+from graphwright.program import Builder, CountMismatch, EmptySelection, ForeignNode, StaleSelection
 from graphwright.program.paths import BadPattern, compile_pattern, matches
 
 PATHS = [
@@ -228,6 +228,25 @@ def test_counts_that_differ_print_the_first_names():
     with pytest.raises(CountMismatch, match=r"layers\.0\.mlp\.up") as caught:
         layered().select("layers.*.mlp", op="linear").assert_count(6)
     assert caught.value.expected == 6
+
+
+def test_only_selections_of_one_program_combine():
+    p, q = layered(), layered()
+    s, other = p.select("layers.0"), q.select("layers.1")
+    for mix in (
+        lambda: s | other,
+        lambda: s & other,
+        lambda: s - other,
+        lambda: s.between(other),
+        lambda: s | p.fork().select("layers.1"),
+        lambda: s & {p.node("x")},
+    ):
+        with pytest.raises(ForeignNode, match="one program"):
+            mix()
+    for i in (3, -4, 99):
+        with pytest.raises(CountMismatch, match="no such node"):
+            s.nth(i)
+    assert s.nth(-1).names() == ["layers.0.act"]
 
 
 def test_show_prints_at_most_forty_lines(capsys):

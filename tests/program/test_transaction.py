@@ -162,7 +162,7 @@ def test_an_error_at_every_position_leaves_nothing(seed, script):
     p = random_program(seed)
     before, counts = fingerprint(p), counters(p)
     do = transaction_module.Transaction.do
-    for at in range(40):
+    for at in range(400):
         seen = 0
 
         def failing(self, edit, at=at):

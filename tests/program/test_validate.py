@@ -37,6 +37,25 @@ def test_planted_spec_faults_are_all_found_at_once(seed, count):
     assert all(m.axis == 1 and m.got == "f32[2, 5]" for m in report.mismatches if m.expected == "f32[2, 4]")
 
 
+def test_twenty_faults_among_forty_branches_are_found_in_one_call():
+    rng = np.random.default_rng(0)
+    b = Builder()
+    x = b.input("x", ("B", 4))
+    for i in range(40):
+        h = b.tanh(b.linear(x, b.param(f"w{i}", np.ones((4, 4), "f4")), name=f"h{i}"), name=f"t{i}")
+        b.output(h, f"y{i}")
+    p = b.build()
+    assert p.validate().ok
+    wrong = {f"t{i}" for i in rng.permutation(40)[:20]}
+    for path in wrong:
+        p.update_node(p.node(path), specs=(Spec(("B", 5), float32),))
+    found = p.validate().mismatches
+    assert {(m.kind, m.where, m.axis, m.expected, m.got) for m in found} == {
+        ("spec", path, 1, "f32[B, 4]", "f32[B, 5]") for path in wrong
+    }
+    assert len(found) == 20
+
+
 def test_seven_to_four_into_five_to_three():
     b = Builder()
     x = b.input("x", ("B", 7))
@@ -83,7 +102,7 @@ def test_ports_weights_names_and_outputs():
     p = tiny()
     with p.edit("break", check=False) as e:
         e.do(RemoveEdge(p.in_edges("h")[1]))
-    p.weights.set("w", random_program(0).weights.array("m0.w"))
+    p.weights["w"].data = random_program(0).weights.array("m0.w")
     p._names["r"] = p.node("j")
     p._outputs["y"] = p._outputs["y"]._replace(port=3)
     report = p.validate()
@@ -112,13 +131,17 @@ FAULTS = {
     ("spec", "r", "has another number of results"): lambda p: p.update_node(
         p.node("r"), specs=2 * p.specs(p.node("r"))
     ),
+    ("spec", "w", "has another number of results"): lambda p: p.update_node(p.node("w"), specs=()),
+    ("spec", "x", "has another number of results"): lambda p: p.update_node(
+        p.node("x"), specs=2 * p.specs(p.node("x"))
+    ),
     ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
     ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
     ("port", "j", "reads a result that is not there"): lambda p: p.update_node(p.node("h"), specs=()),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind}: {what}" for kind, _, what in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind} {where}: {what}" for kind, where, what in FAULTS])
 def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
     p = tiny()
     FAULTS[fault](p)

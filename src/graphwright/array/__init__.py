@@ -28,7 +28,7 @@ from graphwright.array.dtype import (
 from graphwright.array.layout import Layout
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
-from graphwright.array.storage import Storage, StorageClosed
+from graphwright.array.storage import Storage, StorageClosed, WriteCount
 
 __all__ = [
     "BY_TAG",
@@ -48,6 +48,7 @@ __all__ = [
     "Storage",
     "StorageClosed",
     "UnboundDim",
+    "WriteCount",
     "backend",
     "bfloat16",
     "bool_",

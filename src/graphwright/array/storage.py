@@ -16,6 +16,24 @@ class StorageClosed(ComputeError):
     """The memory of a closed block was asked for."""
 
 
+class WriteCount:
+    """How often a plan has run: one number to raise instead of the version of every block that it writes.
+
+    Attributes:
+        count: runs so far.
+        retired: True once the plan's memory is gone, so that the count stays.
+    """
+
+    __slots__ = ("count", "retired")
+
+    def __init__(self) -> None:
+        self.count, self.retired = 0, False
+
+    def retire(self) -> None:
+        """Nobody will count on."""
+        self.retired = True
+
+
 class Storage:
     """A block of bytes: owned, borrowed from a caller, or mapped from a file.
 
@@ -32,31 +50,60 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "_check",
+        "_counts",
         "_memory",
         "_open",
+        "_version",
         "closed",
         "device",
         "kind",
         "nbytes",
         "readonly",
-        "version",
         "views",
     )
 
     def __init__(
         self, memory: Any, nbytes: int, device: Device, *, readonly: bool = False, kind: str = "borrowed"
     ) -> None:
-        self._memory, self._open = memory, None
+        self._memory, self._open, self._check = memory, None, None
         self.nbytes, self.device, self.readonly, self.kind = nbytes, device, readonly, kind
-        self.version, self.closed = 0, False
+        self._version, self.closed = 0, False
+        self._counts: tuple[WriteCount, ...] = ()
         self.views: dict[Any, Any] = {}
 
+    @property
+    def version(self) -> int:
+        """How often the block was written, by hand and by plans."""
+        return self._version + sum(c.count for c in self._counts) if self._counts else self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._version += value - self.version
+
+    def counted_by(self, count: WriteCount) -> None:
+        """From now on a rise of `count` is a write."""
+        if count not in self._counts:
+            kept = tuple(c for c in self._counts if not c.retired)
+            self._version += sum(c.count for c in self._counts if c.retired) - count.count
+            self._counts = (*kept, count)
+
     @classmethod
-    def mapped(cls, touch: Callable[[], memoryview], nbytes: int, device: Device) -> Storage:
-        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises."""
+    def mapped(
+        cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
+    ) -> Storage:
+        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises.
+
+        `check()` raises if what was mapped has been written to since.
+        """
         storage = cls(None, nbytes, device, readonly=True, kind="mapped")
-        storage._open = touch
+        storage._open, storage._check = touch, check
         return storage
+
+    def check(self) -> None:
+        """Raises what says that the bytes are not those of the file that was opened: for who relies on old values."""
+        if self.memory is not None and self._check is not None:
+            self._check()
 
     @property
     def memory(self) -> Any:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from graphwright.files.buffers import StrPath
 from graphwright.files.errors import FileError, UnwritableTarget
 
 try:
@@ -28,6 +29,14 @@ CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a named pipe must not make anybody wait
 BINARY = getattr(os, "O_BINARY", 0)
+
+
+def target_path(path: StrPath) -> Path:
+    """A path to write to. Raises: UnwritableTarget for what is no path, or holds what no system's paths hold."""
+    with suppress(TypeError, UnicodeEncodeError):
+        if b"\0" not in os.fsencode(place := Path(path)):
+            return place
+    raise UnwritableTarget("this is no path", expected="a text without NUL, or a pathlib.Path", got=repr(path))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from graphwright.files._staging import (
     hold,
     staging_path,
     sweep,
+    target_path,
     writing,
 )
 from graphwright.files.buffers import Buffer, StrPath, flat_bytes
@@ -49,7 +50,7 @@ class AtomicFile:
     """
 
     def __init__(self, path: StrPath) -> None:
-        self.path = Path(path)
+        self.path = target_path(path)
         self._temp: Path | None = None
         self._fd = -1
         self._whole = True

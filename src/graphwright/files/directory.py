@@ -26,6 +26,7 @@ from graphwright.files._staging import (
     staged,
     staging_path,
     sweep,
+    target_path,
     writing,
 )
 from graphwright.files.buffers import StrPath
@@ -45,7 +46,7 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
     >>> with atomic_directory("out") as folder:
     ...     (folder / "config.json").write_text("{}")
     """
-    place = Path(os.path.realpath(target))
+    place = Path(os.path.realpath(target_path(target)))
     lock = -1
     temp: Path | None = None
     try:
@@ -126,7 +127,7 @@ def _create(place: Path) -> tuple[Path, int]:
 
 def check_free(target: StrPath, overwrite: bool = False) -> None:
     """For a long job to ask before it starts. Raises: DestinationExists, UnwritableTarget if there is no parent."""
-    place = Path(os.path.realpath(target))
+    place = Path(os.path.realpath(target_path(target)))
     if not place.parent.is_dir():
         raise UnwritableTarget("there is no folder to put this into", where=place, fix=f"mkdir -p {place.parent}")
     if not os.path.lexists(place):

@@ -18,7 +18,7 @@ from .buckets import BULK_MIN, NONE, Buckets, kernels
 from .columns import Array, Column, is_array
 from .errors import NotUndoable
 from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
-from .records import RemovedEdges, RemovedNodes, RewiredEdges
+from .records import RemovedEdges, RemovedNodes, RewiredEdges, check_record
 from .slots import SlotTable
 from .views import Mask
 
@@ -142,6 +142,7 @@ def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
 
     Raises: NotUndoable if later edits have not been undone first, StaleHandle if an end is gone; nothing changes then.
     """
+    check_record(record, RemovedEdges)
     with self._lock:
         _revive_edges(self, record)
         self.version += 1
@@ -150,6 +151,7 @@ def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
 
 def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
     """Undo a bulk removal of nodes, edges included. Raises NotUndoable; nothing changes then."""
+    check_record(record, RemovedNodes)
     with self._lock:
         table, handles = self._node_table, record.nodes.ids[::-1]
         slots = table.check_revive_many(handles)
@@ -169,6 +171,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
 
     Raises: NotUndoable if later edits have not been undone first; nothing changes then.
     """
+    check_record(record, RewiredEdges)
     with self._lock:
         back = slice(None, None, -1)
         slots = self._edge_table.slots_of(record.edges.ids[back], distinct=True)

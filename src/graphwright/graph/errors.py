@@ -35,7 +35,7 @@ class StaleHandle(UsageError, KeyError):
 
 
 class CapacityError(UsageError):
-    """More slots or bucket places than 31 bits can number."""
+    """More slots, bucket places or ports than 31 bits can number."""
 
 
 class EditBusy(ComputeError):

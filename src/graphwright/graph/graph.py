@@ -19,7 +19,7 @@ from .columns import CellCounter
 from .errors import NotUndoable
 from .handles import EDGE_BIT, INDEX, EdgeId, NodeId, as_edge, as_node
 from .lock import EditLock
-from .records import RemovedEdge, RemovedNode, RewiredEdge
+from .records import RemovedEdge, RemovedNode, RewiredEdge, check_record
 from .slots import SlotTable
 from .views import EdgeView, NodeView
 
@@ -188,6 +188,7 @@ class Graph:
         The edge gets its handle, columns and both places back. Columns declared meanwhile get their default.
         Raises: NotUndoable if later edits have not been undone first; StaleHandle if an end is gone.
         """
+        check_record(record, RemovedEdge)
         with self._lock:
             source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
             slot = self._edge_table.check_revive(record.edge)
@@ -209,6 +210,7 @@ class Graph:
 
         Raises: NotUndoable if later edits have not been undone first.
         """
+        check_record(record, RemovedNode)
         with self._lock:
             nodes = self._node_table
             slot = nodes.check_revive(record.node)
@@ -231,6 +233,7 @@ class Graph:
 
         Raises: NotUndoable if later edits have not been undone first; StaleHandle.
         """
+        check_record(record, RewiredEdge)
         with self._lock:
             slot = self._edge_table.slot(record.edge)
             source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
@@ -408,6 +411,9 @@ class Graph:
     memory = state.memory
     csr = compressed.csr
     csc = compressed.csc
+    adjacency = compressed.adjacency
+    normalized_adjacency = compressed.normalized_adjacency
+    from_coo = classmethod(compressed.from_coo)
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
         """Make room for this many nodes and edges in all, so that adding them moves no buffer. Raises CapacityError."""

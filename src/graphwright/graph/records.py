@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..errors import UsageError
 from .columns import Array
 from .handles import EdgeArray, EdgeId, NodeArray, NodeId
 
@@ -85,3 +86,9 @@ class RewiredEdges:
 
     def __len__(self) -> int:
         return len(self.edges)
+
+
+def check_record(record: object, kind: type) -> None:
+    """Raises: UsageError for what is no record of this kind."""
+    if not isinstance(record, kind):
+        raise UsageError(f"not a {kind.__name__}, which the edit returned", got=repr(record)[:80])

@@ -9,7 +9,7 @@ slot whose `high` reaches `max_generation` is retired: in no list, never issued 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -112,11 +112,11 @@ class SlotTable:
     # -- single -----------------------------------------------------------------------------------------------------
     def slot(self, handle: int) -> int:
         """Index of a live handle. Raises StaleHandle."""
-        index = handle & INDEX
         try:
+            index = handle & INDEX
             if self.id_cells[index] == handle:
                 return index
-        except IndexError:
+        except (IndexError, TypeError):
             pass
         raise self.stale(handle)
 
@@ -184,8 +184,12 @@ class SlotTable:
         if self.high_cells[slot] < self.max_generation:
             self.free_top -= 1
 
-    def stale(self, handle: int, where: object = None) -> UsageError:
+    def stale(self, handle: object, where: object = None) -> UsageError:
         """The error for a handle that names nothing here, with what is known about it."""
+        if isinstance(handle, np.integer):
+            handle = int(cast("int", handle))
+        if not isinstance(handle, int):
+            return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
         if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))

@@ -162,7 +162,8 @@ def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
             got=info.tag,
             expected=", ".join(t for t, d in BY_TAG.items() if d.is_float),
         )
-    storage = Storage.mapped(lambda: checkpoint.bytes(key), info.nbytes, CPU)
+    file = checkpoint.file_of(key)
+    storage = Storage.mapped(lambda: file.bytes(key), info.nbytes, CPU, file.check_mapped)
     return NDArray(storage, kind, tuple(info.shape))
 
 

@@ -193,11 +193,13 @@ def op(name: str) -> Callable[[Row], Row]:
 
 def get(name: str) -> Op:
     """The row of an op. Raises: UnknownOp naming the nearest ones."""
-    found = OPS.get(name)
+    found = OPS.get(name) if isinstance(name, str) else None
     if found is None:
         from difflib import get_close_matches
 
-        raise UnknownOp("no such op", where=name, expected=", ".join(get_close_matches(name, OPS)) or ", ".join(OPS))
+        raise UnknownOp(
+            "no such op", where=name, expected=", ".join(get_close_matches(str(name), OPS)) or ", ".join(OPS)
+        )
     return found
 
 

@@ -7,11 +7,11 @@ from ctypes import memmove
 from operator import length_hint
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.array.vm.encode import Row, View, encode
 from graphwright.array.vm.segment import VmSegment
@@ -58,7 +58,8 @@ class Workspace:
             b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
         }
         self._written_keys = self._keys_written()
-        self._written: list[Storage] = []
+        self._runs = WriteCount()
+        finalize(self, self._runs.retire)
         self._bound: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
@@ -133,14 +134,13 @@ class Workspace:
 
     def execute(self) -> None:
         """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
+        self._runs.count += 1  # the version of every block that the plan writes, also if it fails half way
         calls = iter(self._calls)
         try:
             for call in calls:
                 call()
         except Exception as error:
             raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
-        for storage in self._written:
-            storage.version += 1
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
@@ -275,7 +275,8 @@ class Workspace:
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
         self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
-        self._written = [self._bound[key].storage for key in self._written_keys]
+        for key in self._written_keys:
+            self._bound[key].storage.counted_by(self._runs)
         self._relied = [*plan.guarded, *self._folded]
 
     def _rows(self, instr: Instr) -> list[Row]:

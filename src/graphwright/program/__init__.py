@@ -33,6 +33,7 @@ from graphwright.program.replay import Replayed, replay
 from graphwright.program.running import Run, run
 from graphwright.program.save import save
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
+from graphwright.program.taped import tape
 from graphwright.program.trace import TraceRecorder, record, trace
 from graphwright.program.transaction import Transaction
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
@@ -82,6 +83,7 @@ __all__ = [
     "replay",
     "run",
     "save",
+    "tape",
     "trace",
     "validate",
 ]

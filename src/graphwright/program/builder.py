@@ -13,7 +13,7 @@ from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.program import Program, Value
-from graphwright.program.transaction import as_array
+from graphwright.program.weights import as_array
 
 
 class Builder:

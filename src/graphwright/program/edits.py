@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.graph import EdgeId, NodeId
+from graphwright.graph import CapacityError, EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
@@ -188,8 +188,16 @@ class AddEdge:
         dst = p.node(self.dst)
         if p.op(dst) in SOURCES:
             raise NotAJunction("a source reads nothing", where=p.path(dst), got=p.op(dst))
-        if not 0 <= self.port <= MAX_PORT:
-            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=self.port)
+        if type(self.port) is not int or self.port < 0:
+            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
+        if self.port > MAX_PORT:
+            raise CapacityError(
+                "a port has 31 bits, and a junction gives none out twice",
+                where=p.path(dst),
+                expected=f"<= {MAX_PORT}",
+                got=self.port,
+                fix="e.insert its edges' sum into another junction",
+            )
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             raise PortTaken(
                 "a port takes exactly one edge, and has it",
@@ -340,20 +348,37 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class SetWeight:
-    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written."""
+    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written.
+
+    With `inplace` the values go into the memory that is there, unless a file or somebody else holds it.
+    """
 
     key: str
     array: NDArray
+    inplace: bool = False
 
     def check(self, p: Program) -> None:
-        p.weights[self.key]  # raises UnknownNode
+        present = p.weights[self.key].spec  # raises UnknownNode
+        if self.inplace and self.array.spec != present:
+            raise ShapeError(
+                "a value written in place keeps the spec", where=self.key, expected=present, got=self.array.spec
+            )
 
     def invert(self, p: Program) -> Edit:
-        return SetWeight(self.key, p.weights.array(self.key))
+        present = p.weights.array(self.key)
+        if self.inplace and p.history.owns(p.weights[self.key]):
+            return SetWeight(self.key, present.copy(), True)
+        return SetWeight(self.key, present)
 
     def apply(self, p: Program) -> None:
-        p.weights.set(self.key, self.array)
-        p.weights[self.key].shared = True  # the journal holds both arrays
+        variable = p.weights[self.key]
+        if not self.inplace:
+            variable.data = self.array
+        elif p.history.owns(variable):
+            variable.data.copy_from(self.array)
+        else:
+            variable.data = self.array.copy()
+        variable.shared = not self.inplace  # the journal holds the array, but for a copy
         for node in self.touches(p):
             p.update_node(node, specs=(self.array.spec,))
 
@@ -361,7 +386,8 @@ class SetWeight:
         return _readers(p, self.key)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
+        record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
+        return {**record, "inplace": True} if self.inplace else record
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ def at(p: Program, ref: str | int) -> Program:
         kept.
     """
     seq = p.history.marked(ref) if isinstance(ref, str) else ref
-    if not -1 <= seq < len(p.journal):
-        raise UsageError("no such entry", where=p.name, expected=f"-1 to {len(p.journal) - 1}", got=seq)
+    if type(seq) is not int or not -1 <= seq < len(p.journal):
+        raise UsageError("no such entry", where=p.name, expected=f"-1 to {len(p.journal) - 1}", got=repr(seq))
     here = [e.seq for e in p.history.undoable]
     line = here + [e.seq for e in reversed(p.history.redoable)]
     then = standing(p.journal, seq)

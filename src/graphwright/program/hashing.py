@@ -38,6 +38,8 @@ def _encode(value: Any) -> Any:
         return {"float": "nan"}
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return {"float": "inf" if value > 0 else "-inf"}
+    if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
+        raise UsageError("a text of an attribute is half a character", got=repr(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UsageError("an attribute is a number, a text, None, a dtype, a spec, or a tuple of these", got=repr(value))

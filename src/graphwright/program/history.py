@@ -43,8 +43,9 @@ class History:
         self.open: Transaction | None = None
         self.listeners: list[Callable[[Entry], object]] = []
         self.spill = Spill(program)
-        self._held: list[tuple[Variable, NDArray, bool]] = []
+        self._held: dict[int, tuple[Variable, NDArray, bool]] = {}
         self._expected: dict[int, NDArray] = {}
+        self._private: dict[int, NDArray] = {}
         self._lock: Any = None
         self._before = ""
 
@@ -65,15 +66,29 @@ class History:
             raise
         self._lock, self.open = lock, transaction
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
-        self._held = [(v, v.data, v.shared) for v in p.weights.values()]
-        self._expected = {id(v): array for v, array, _ in self._held}
-        for variable, _, _ in self._held:
+        self._held = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
+        self._expected = {number: array for number, (_, array, _) in self._held.items()}
+        for variable, _, _ in self._held.values():
             variable.shared = True
 
     def note(self, variable: Variable) -> None:
         """Told of each value that the edit itself sets, so that it is not taken for training."""
+        if not variable.shared:  # its memory is this edit's alone
+            self._private[id(variable)] = variable.data
         variable.shared = True
         self._expected[id(variable)] = variable.data
+
+    def owns(self, variable: Variable) -> bool:
+        """Whether nobody but the open edit holds a variable's memory, so that it may be written over."""
+        array = variable.data
+        if array.storage.readonly or not array.contiguous:
+            return False
+        if self.open is None:
+            return not variable.shared
+        if self._private.get(id(variable)) is array:
+            return True
+        _, held, shared = self._held.get(id(variable), (variable, None, True))
+        return held is array and not shared
 
     def collect_trained(self, transaction: Transaction) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
@@ -131,12 +146,14 @@ class History:
         """Close the edit; after a roll-back put values and flags of the weights back."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
-        for variable, array, shared in self._held:
+        for number, (variable, array, shared) in self._held.items():
             if failed:
                 variable.data = array
             if variable.data is array:  # one that the edit set stays shared: the journal holds it too
                 variable.shared = shared
-        self._held, self._expected = [], {}
+            elif variable.data is self._private.get(number):
+                variable.shared = False
+        self._held, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)
         self._lock.__exit__(None, None, None)
@@ -151,8 +168,10 @@ class History:
 
     # -- undo and redo ----------------------------------------------------------------------------------
     def walk(self, n: int, *, back: bool) -> None:
-        """Undo or redo `n` entries, or none of them. Raises: NotUndoable."""
+        """Undo or redo `n` entries, or none of them. Raises: NotUndoable, UsageError for what is no count."""
         _writable(self.program)
+        if type(n) is not int or n < 0:
+            raise UsageError("not a number of edits", expected="an integer from 0 on", got=repr(n))
         if self.open is not None:
             raise UsageError("an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
@@ -219,12 +238,14 @@ class History:
 
     # -- marks ------------------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
-        """Name the present state."""
+        """Name the present state. Raises: UsageError."""
+        if not isinstance(name, str) or not name:
+            raise UsageError("a mark is named by a text", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
         """Seq of the entry that was last when a mark was set. Raises: UsageError listing the marks."""
-        if name not in self.marks:
+        if not isinstance(name, str) or name not in self.marks:
             raise UsageError("no such mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
         return self.marks[name]
 
@@ -249,9 +270,23 @@ class History:
         return count
 
     # -- who did it -------------------------------------------------------------------------------------
-    def blame(self, ref: NodeId | EdgeId | None, path: str | None) -> list[Entry]:
-        """Entries whose edits name a node or edge by handle, or a path or key."""
-        return [e for e in self.program.journal if any(_names(edit, ref, path) for edit in e.edits)]
+    def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
+        """Entries that made or changed what a handle names (of a node, also what it reads), or had a path or key."""
+        p, found = self.program, []
+        handle = None if ref is None else [ref.index, ref.generation]
+        at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
+        for entry in reversed(p.journal):
+            hit = False
+            for record in reversed(entry.edits):
+                of_edge = record["edit"] in _EDGE_EDITS
+                own = handle is not None and record.get("handle") == handle and isinstance(ref, EdgeId) == of_edge
+                reads = at is not None and record.get("dst") == at
+                hit |= own or reads or (name is not None and name in map(record.get, ("path", "dst", "key", "name")))
+                if own and not of_edge:  # the path it had before this edit
+                    at = None if record["edit"] == "AddNode" else record["path"]
+            if hit:
+                found.append(entry)
+        return found[::-1]
 
     def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
         """What a dead handle was, and the entry that removed it, as far as the journal knows."""
@@ -284,9 +319,9 @@ def _check_kept(entry: Entry) -> Undo:
         )
     for edit in (*entry.undo.inverse, *entry.undo.forward):
         array = payload(edit)
-        if array is not None and not array.storage.touched:
+        if array is not None and array.storage.readonly:
             try:
-                array.storage.memory  # noqa: B018  # opens the file: it must still be the one that was read
+                array.storage.check()  # the file must still be the one that was read, and as it was
             except GraphwrightError as error:
                 raise NotUndoable(
                     "the bytes that would undo this entry are gone",
@@ -295,15 +330,3 @@ def _check_kept(entry: Entry) -> Undo:
                     fix="put the file back as it was",
                 ) from error
     return entry.undo
-
-
-def _names(record: Any, ref: NodeId | EdgeId | None, path: str | None) -> bool:
-    """True if a journal record mentions a handle, path or key anywhere."""
-    if isinstance(record, dict):
-        named = ref is not None and record.get("handle") == [ref.index, ref.generation]
-        if named and isinstance(ref, EdgeId) == (record.get("edit") in _EDGE_EDITS):
-            return True
-        if path is not None and path in (record.get("path"), record.get("dst"), record.get("key"), record.get("name")):
-            return True
-        return any(_names(v, ref, path) for v in record.values())
-    return isinstance(record, list) and any(_names(v, ref, path) for v in record)

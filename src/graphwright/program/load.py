@@ -61,6 +61,8 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
         verify: check the bytes of all tensors now; else each is checked when it is first touched.
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
+    if not isinstance(directory, str | os.PathLike) or "\0" in os.fspath(directory):
+        raise ProgramFileError("no path to a saved program", expected="a directory", got=repr(directory))
     folder = Path(directory)
     if not (folder / "program.json").is_file():
         raise ProgramFileError(

@@ -181,7 +181,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "Rewire": {"edge": "edge", "src": "value"},
     "SetAttr": {"node": "node", "attrs": "attrs"},
     "Rename": {"node": "node", "name": "text"},
-    "SetWeight": {"key": "text", "array": "array"},
+    "SetWeight": {"key": "text", "array": "array", "inplace": "flag"},
     "SetOutputs": {"outputs": "outputs"},
 }
 """Fields of each primitive, with their kinds."""
@@ -192,6 +192,7 @@ WRITERS: dict[str, Callable[[Packer, Any], Any]] = {
     "value": lambda _, x: forms.value_form(x),
     "text": lambda _, x: x,
     "integer": lambda _, x: x,
+    "flag": lambda _, x: x,
     "attrs": lambda _, x: encode_attrs(x),
     "specs": lambda _, x: [s.to_json() for s in x],
     "array": Packer.array,
@@ -204,6 +205,7 @@ READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
     "value": lambda _, x: forms.value(x),
     "text": lambda _, x: forms.text(x),
     "integer": lambda _, x: forms.integer(x),
+    "flag": lambda _, x: forms.flag(x),
     "attrs": lambda _, x: forms.attrs(x),
     "specs": lambda _, x: forms.specs(x),
     "array": Unpacker.array,

@@ -12,6 +12,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
@@ -112,6 +113,8 @@ class Program(Structure):
         """What changed from `other` to this program; see `program.diff`."""
         from graphwright.program.diff import diff
 
+        if not isinstance(other, Program):
+            raise UsageError("a program is compared with a program", got=repr(other)[:80])
         return diff(self, other)
 
     def validate(self) -> AssemblyReport:
@@ -124,7 +127,7 @@ class Program(Structure):
         """A selection as a program that shares weights; see `program.replace`."""
         from graphwright.program.replace import extract
 
-        return extract(self, list(selection))
+        return extract(self, self.nodes_of(selection))
 
     def save(
         self,
@@ -176,6 +179,8 @@ class Program(Structure):
         """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
         from graphwright.program.running import run
 
+        if not isinstance(feeds, Mapping | None):
+            raise FeedError("inputs come by name", where=self.name, expected=self.input_names(), got=repr(feeds)[:80])
         return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
 
     def __call__(self, **feeds: Any) -> Any:

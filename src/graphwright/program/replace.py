@@ -83,6 +83,8 @@ def replace(
     Returns: name in `sub` -> new node. Raises: NotConvex, BoundaryMismatch with both sides.
     """
     p = e.program
+    if not isinstance(sub, Program):
+        raise BoundaryMismatch("only a program can stand in a selection's place", got=repr(sub)[:80])
     enters, leaves = boundary(p, nodes)
     inputs = {sub.path(n): sub.spec(n) for n in sub.inputs()}
     outputs = dict(zip(sub.output_names(), (sub.spec(v) for v in sub.outputs()), strict=True))
@@ -105,16 +107,20 @@ def replace(
         made[sub.path(node)] = fresh = _copy(e, sub, node, values)
         for port in range(len(sub.specs(node))):
             values[Value(node, port)] = Value(fresh, port)
-    for name, value in result.items():
-        fresh = values[sub.output(name)]
-        for edge in p.out_edges(value.node):
-            if p.edge_value(edge) == value and p.graph.target(edge) not in old_names.values():
-                e.rewire(edge, fresh)
-    moved = {old: values[sub.output(name)] for name, old in result.items()}
-    if any(v in moved for v in p.outputs()):
-        e.set_outputs(**{n: moved.get(v, v) for n, v in zip(p.output_names(), p.outputs(), strict=True)})
+    stand_in(e, {old: values[sub.output(name)] for name, old in result.items()}, old_names.values())
     e.remove([n for n in sorted(old_names.values(), key=p.order_labels.key, reverse=True)])
     return made
+
+
+def stand_in(e: Transaction, moved: Mapping[Value, Value], going: Collection[NodeId] = ()) -> None:
+    """Let what reads a value read another, outputs too; nodes that go read on."""
+    p = e.program
+    for old, new in moved.items():
+        for edge in p.out_edges(old.node):
+            if p.edge_value(edge) == old and p.graph.target(edge) not in going:
+                e.rewire(edge, new)
+    if any(v in moved for v in p.outputs()):
+        e.set_outputs(**{n: moved.get(v, v) for n, v in zip(p.output_names(), p.outputs(), strict=True)})
 
 
 def _same_weight(p: Program, sub: Program, node: NodeId, going: Collection[NodeId]) -> NodeId | None:

@@ -99,13 +99,21 @@ def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
     if isinstance(journal, Program):
         return journal.journal
     if not isinstance(journal, str | os.PathLike):
-        return journal
+        entries = list(journal) if isinstance(journal, Sequence) else [None]
+        if all(isinstance(entry, Entry) for entry in entries):
+            return journal
+    elif "\0" not in os.fspath(journal):
+        return _read(journal)
+    raise ReplayConflict("this is no journal", expected="entries, a program, or a path", got=repr(journal)[:80])
+
+
+def _read(journal: StrPath) -> Sequence[Entry]:
     if Path(journal).is_dir():
         return load(journal, check=False).journal
     try:
         return Journal(chain.read(journal))
-    except OSError as error:
-        raise ProgramFileError("cannot read this journal", where=journal, got=error.strerror) from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise ProgramFileError("cannot read this journal", where=repr(journal), got=str(error)) from error
 
 
 def _play(
@@ -215,7 +223,8 @@ def from_json(
         return Rename(p.node(record["path"]), record["name"])
     if name == "SetWeight":
         present = p.weights.array(record["key"]).dtype
-        return SetWeight(record["key"], _cast(payload(record["payload"]), present))
+        inplace = forms.flag(record.get("inplace", False))
+        return SetWeight(record["key"], _cast(payload(record["payload"]), present), inplace)
     if name == "SetOutputs":
         return SetOutputs(tuple((label, _value(p, v)) for label, v in record["outputs"]))
     raise ReplayConflict("no such edit", got=name)

@@ -20,7 +20,7 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory
+from graphwright.files import StrPath, atomic_directory, check_free
 from graphwright.graph import chain
 from graphwright.program.forms import handle_form
 from graphwright.program.packing import Packer
@@ -60,6 +60,7 @@ def save(
         raise UsageError("no such history", where="history", expected="full, edits or none", got=history)
     if p.history.open is not None:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+    check_free(directory, overwrite)
     with p.graph.locked(), atomic_directory(directory, overwrite) as folder:
         digests: dict[str, str] = {}
         stored, tied = _owners(p)

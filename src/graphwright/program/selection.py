@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.errors import ForeignNode
 from graphwright.program.kinds import KINDS
-from graphwright.program.paths import matches
+from graphwright.program.paths import BadPattern, matches
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -118,19 +119,21 @@ class Selection:
 
     # -- sets --------------------------------------------------------------------------------------------------------
     def __or__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) | set(other.nodes))
+        return self._made(set(self.nodes) | self._other(other))
 
     def __and__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) & set(other.nodes))
+        return self._made(set(self.nodes) & self._other(other))
 
     def __sub__(self, other: Selection) -> Selection:
-        return self._made(set(self.nodes) - set(other.nodes))
+        return self._made(set(self.nodes) - self._other(other))
 
     def __invert__(self) -> Selection:
         return self._made(set(self.program.nodes()) - set(self.nodes))
 
     def nth(self, i: int) -> Selection:
-        """The i-th node alone."""
+        """The i-th node alone; negative counts from the end. Raises: CountMismatch."""
+        if not -self.count <= i < self.count:
+            raise CountMismatch("the selection has no such node", expected=f"0 to {self.count - 1}", got=i)
         return self._made({self.nodes[i]})
 
     def where(self, test: Callable[[NodeId], bool]) -> Selection:
@@ -147,7 +150,7 @@ class Selection:
 
     def between(self, other: Selection) -> Selection:
         """Nodes on a path from this selection to the other, both ends included."""
-        up = self.program.reachable(other.nodes)
+        up = self.program.reachable(self._other(other))
         down = set(self.nodes)
         stack = list(self.nodes)
         while stack:
@@ -225,6 +228,13 @@ class Selection:
                 "nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
             )
 
+    def _other(self, other: Selection) -> set[NodeId]:
+        """Nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
+        if not isinstance(other, Selection) or other.program is not self.program:
+            raise ForeignNode("selections of one program combine", expected=repr(self), got=repr(other)[:120])
+        other._alive()
+        return set(other.nodes)
+
     def _made(self, nodes: set[NodeId]) -> Selection:
         replace(self, nodes=tuple(nodes))._alive()
         return Selection(self.program, _ordered(self.program, nodes), self.program.version)
@@ -255,6 +265,8 @@ def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[No
 
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
+        if not isinstance(pattern, str):
+            raise BadPattern("a pattern is a text", got=repr(pattern)[:80], fix="where= takes a test of nodes")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))

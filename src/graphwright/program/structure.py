@@ -90,6 +90,14 @@ class Structure:
         self.graph.node(node, "seq")  # raises StaleHandle
         return node
 
+    def nodes_of(self, refs: Any) -> list[NodeId]:
+        """Handles of one node or of several. Raises: UnknownNode, StaleHandle, ForeignNode."""
+        if isinstance(refs, NodeId | Value | str):
+            return [self.node(refs)]
+        if not isinstance(refs, Iterable):
+            raise ForeignNode("not nodes of this program", got=repr(refs), expected="handles, values or names")
+        return [self.node(ref) for ref in refs]
+
     def value(self, ref: NodeId | Value | str) -> Value:
         """A result of a node: of a Value itself, of a handle or name the first one."""
         return Value(self.node(ref), ref.port if isinstance(ref, Value) else 0)
@@ -175,7 +183,7 @@ class Structure:
 
     def output(self, name: str) -> Value:
         """A result by its name. Raises: UnknownNode."""
-        if name not in self._outputs:
+        if not isinstance(name, str) or name not in self._outputs:
             raise UnknownNode("no output of this name", where=name, expected=", ".join(self._outputs))
         return self._outputs[name]
 
@@ -276,22 +284,25 @@ class Structure:
 
     def node_digest(self, node: NodeId) -> bytes:
         """32 bytes over a node's name, op, attributes, specs and what it reads."""
-        return self._structure.node_digest(node)
+        return self._structure.node_digest(self.node(node))
 
     # -- changing: the ground that edits, the builder and the tracer stand on ----------------------------------------
     def free_name(self, wanted: str) -> str:
-        """`wanted`, or the first `wanted_2`, `wanted_3`, ... that no node has."""
+        """`wanted`, or `wanted_2`, `wanted_3`, ... behind one that is taken; the first if there is no gap."""
         if wanted not in self._names:
             return wanted
-        n = 2
-        while f"{wanted}_{n}" in self._names:
-            n += 1
-        return f"{wanted}_{n}"
+        taken, free = 1, 2
+        while f"{wanted}_{free}" in self._names:  # by doubling, then halving: a long trace asks for one name very often
+            taken, free = free, 2 * free
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            taken, free = (middle, free) if f"{wanted}_{middle}" in self._names else (taken, middle)
+        return f"{wanted}_{free}"
 
     def check_name(self, name: str) -> None:
         """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
         if not is_name(name):
-            raise BadName("a name is a dotted path without empty segments or control characters", got=repr(name[:80]))
+            raise BadName("a name is a dotted path without empty segments or control characters", got=repr(name)[:80])
         if name in self._names:
             raise NameTaken("a node of this name exists", where=name, fix="name= another, or e.rename the old one")
 

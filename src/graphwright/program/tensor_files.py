@@ -49,7 +49,7 @@ class TensorFiles:
                 )
             return content
 
-        array = NDArray(Storage.mapped(touch, info.nbytes, CPU), kind, info.shape)
+        array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
         self.program.weights.promises[array] = Promise(digest, source)
         self._mapped.append(array)
         return array

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, dtype, float32, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.array import Spec, float32
+from graphwright.array import dtype as as_dtype
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.ops import get
@@ -32,7 +33,7 @@ from graphwright.program.edits import (
     SetOutputs,
     SetWeight,
 )
-from graphwright.program.errors import NotAJunction, PortEmpty, PortTaken
+from graphwright.program.errors import NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.interrupts import held_back
@@ -40,6 +41,8 @@ from graphwright.program.journal import AUTHORS
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
+from graphwright.program.unfold import fold, unfold
+from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.program.journal import Entry
@@ -267,7 +270,12 @@ class Transaction:
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
         """Add an input; sizes may be names."""
-        return self._node(INPUT, {}, name, (Spec(tuple(shape), _dtype(dtype)),))
+        known = isinstance(shape, list | tuple) and all(
+            isinstance(d, str) if type(d) is not int else d >= 0 for d in shape
+        )
+        if not known:
+            raise ShapeError("a shape is a tuple of sizes and names", where=name, got=repr(shape))
+        return self._node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
         """Add a trained tensor with its first value; `key` is its name in a checkpoint, the node's name by default."""
@@ -310,8 +318,7 @@ class Transaction:
     def remove(self, ref: Ref | Selection | Sequence[Ref]) -> None:
         """Remove nodes with all their edges; what read them must be rewired or removed in the same edit."""
         p = self.program
-        nodes = [p.node(n) for n in ([ref] if isinstance(ref, NodeId | Value | str) else ref)]
-        for node in nodes:
+        for node in p.nodes_of(ref):
             for edge in (*p.out_edges(node), *p.in_edges(node)):
                 if edge in p.graph:  # a self-loop or an edge between two removed nodes went with the first
                     reader = p.graph.target(edge)
@@ -343,20 +350,22 @@ class Transaction:
         if key is not None:
             self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
 
-    def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any]) -> None:
+    def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any], inplace: bool = False) -> None:
         """Put another value under a param's key; all readers of tied weights see it.
 
         Args:
             ref: the param node, its name, or its checkpoint key.
             value: an array, or a function of the present value as float32 (or wider) numpy array. It is stored in the
                 param's dtype; another shape changes the param's spec.
+            inplace: write into the memory that is there, so that whoever looks at it sees the new values; memory of a
+                file, a fork or the journal is left alone, and the weight gets its own. Raises: ShapeError.
         """
         p = self.program
         key = ref if isinstance(ref, str) and ref in p.weights else p.key(p.node(ref))
         kind = p.weights.array(key).dtype
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
-        self.do(SetWeight(key, as_array(value, kind)))
+        self.do(SetWeight(key, as_array(value, kind), inplace))
 
     def set_outputs(self, **outputs: Ref) -> None:
         """Declare the program's results."""
@@ -376,6 +385,10 @@ class Transaction:
         """
         p = self.program
         value, target = p.value(src), p.node(dst)
+        if type(delay) is not int or delay < 0:
+            raise UsageError(
+                "a delay is a number of steps", where=p.path(target), expected="an integer from 0 on", got=repr(delay)
+            )
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
@@ -448,29 +461,32 @@ class Transaction:
         match: Mapping[str, Ref] | None = None,
     ) -> dict[str, NodeId]:
         """Put another program where a selection is; see `graphwright.program.replace`."""
-        return replace(self, list(selection), subprogram, match)
+        return replace(self, self.program.nodes_of(selection), subprogram, match)
 
+    # -- units -------------------------------------------------------------------------------------------------------
+    def unfold(self, ref: Ref, axis: str, units: int | None = None) -> NodeId:
+        """Write an op as one op per unit of an axis, summed by a junction; the same function, by the same weights.
 
-def _dtype(value: object) -> Any:
-    return dtype(value)
+        Cutting the edge of unit h into the junction leaves that unit out, as a mask would. A bias is added behind
+        the sum.
 
+        Args:
+            axis: of `linear` "in" (split by heads, an o-projection sums its heads) or "out"; of `matmul` "in", "rows",
+                "columns" or "heads"; of `sdpa` "heads".
+            units: into how many parts; by default as many as a `flatten` before the axis or an `unflatten` behind it
+                says, else one per entry.
+        Returns: the node that now has the op's name and readers. Raises: UsageError for another op or axis, ShapeError.
+        """
+        return unfold(self, self.program.node(ref), axis, units)
 
-def as_array(value: Any, kind: Any = None) -> NDArray:
-    """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
-    if isinstance(value, Tensor):
-        value = value.data
-    if isinstance(value, NDArray):
-        array = value.copy()
-    else:
-        host = np.array(value)
-        if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-            host = host.astype(np.float32)
-        array = from_numpy(host)
-    if kind is not None and array.dtype is not kind:
-        from graphwright.array import empty
+    def fold(self, ref: Ref) -> NodeId:
+        """Put the op back that `unfold` split; the program's hash is what it was.
 
-        array = empty(array.shape, kind).copy_from(array)
-    return array
+        Args:
+            ref: the node that has the op's name.
+        Raises: UsageError if a unit was cut or changed, or is read elsewhere.
+        """
+        return fold(self, self.program.node(ref))
 
 
 def _caller() -> str | None:
@@ -481,6 +497,3 @@ def _caller() -> str | None:
     ):
         frame = frame.f_back
     return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-__all__ = ["PortEmpty", "Transaction", "as_array"]

@@ -16,7 +16,7 @@ from graphwright.graph.analysis import strongly_connected_components
 from graphwright.ops import OPS
 from graphwright.program.errors import InvalidProgram
 from graphwright.program.infer import check_ports, infer_node
-from graphwright.program.kinds import KINDS, STORED, WRITE
+from graphwright.program.kinds import KINDS, SOURCES, STORED, WRITE
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -132,8 +132,9 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
             yield Mismatch(
                 "spec", path, "has another spec than its op gives", first_axis(want, have), repr(want), repr(have)
             )
-    if len(fresh) != len(p.specs(node)):
-        yield Mismatch("spec", path, "has another number of results", None, str(len(fresh)), str(len(p.specs(node))))
+    count = 1 if op in SOURCES else len(fresh)  # a source is what it says, but it says one thing
+    if count != len(p.specs(node)):
+        yield Mismatch("spec", path, "has another number of results", None, str(count), str(len(p.specs(node))))
 
 
 def _weights(p: Program) -> Iterator[Mismatch]:
@@ -142,7 +143,7 @@ def _weights(p: Program) -> Iterator[Mismatch]:
             key = p.attrs(node).get("key", "")
             if key not in p.weights:
                 yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
-            elif (have := p.weights[key].spec) != (want := p.spec(node)):
+            elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
                 yield Mismatch(
                     "weight",
                     p.path(node),

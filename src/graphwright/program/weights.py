@@ -8,8 +8,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from graphwright.array import NDArray, Spec
-from graphwright.autograd import Parameter, Variable
+import numpy as np
+
+from graphwright.array import NDArray, Spec, empty, from_numpy
+from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 
@@ -39,6 +41,22 @@ def digest_of(spec: Spec, content: Any) -> str:
     state = blake2b(repr(spec).encode(), digest_size=16)
     state.update(flat_bytes(content))
     return state.hexdigest()
+
+
+def as_array(value: Any, kind: Any = None) -> NDArray:
+    """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
+    if isinstance(value, Tensor):
+        value = value.data
+    if isinstance(value, NDArray):
+        array = value.copy()
+    else:
+        host = np.array(value)
+        if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            host = host.astype(np.float32)
+        array = from_numpy(host)
+    if kind is not None and array.dtype is not kind:
+        array = empty(array.shape, kind).copy_from(array)
+    return array
 
 
 class Weights(Mapping[str, Variable]):
@@ -81,13 +99,6 @@ class Weights(Mapping[str, Variable]):
     def array(self, key: str) -> NDArray:
         """The value under a key."""
         return self[key].data
-
-    def set(self, key: str, array: NDArray) -> NDArray:
-        """Put another array under a key; returns the one that was there."""
-        variable = self[key]
-        before = self.array(key)
-        variable.data = array
-        return before
 
     def rekey(self, old: str, new: str) -> None:
         """Let a variable be stored under another key."""

@@ -120,6 +120,15 @@ class TensorFile:
         if now != self.identity:
             raise self._changed(now)
 
+    def check_mapped(self) -> None:
+        """Raises: CheckpointChanged if the file under the mapping was written to. One that replaced it is no matter."""
+        try:
+            now = FileIdentity.of(os.stat(self.path))
+        except OSError:
+            return
+        if now[2:] == self.identity[2:] and now != self.identity:
+            raise self._changed(now)
+
     def close(self) -> None:
         """Let go of the file. Views handed out stay good; the memory is freed with the last of them."""
         self._closed = True

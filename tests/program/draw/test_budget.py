@@ -35,11 +35,14 @@ def test_ten_thousand_nodes_in_modules_close_the_deepest_first(chains: Program) 
 
 
 def test_ten_thousand_nodes_without_modules_are_bundled(flat: Program) -> None:
-    made = layout(flat)
+    made = layout(flat, level=1)
     assert made.elements <= 2000
     assert made.collapsed[:2] == ("nodes[0-19]", "nodes[20-39]")
+    made = layout(flat)
+    assert len(made.boxes) == 100, "unasked, as many as can be read"
+    assert made.collapsed[:2] == ("nodes[0-99]", "nodes[100-199]")
     assert sum(len(b.members) for b in made.boxes.values()) == len(flat) == 10_000
-    assert "closed to stay within the budget: nodes[0-19]" in flat.to_svg()
+    assert "closed to stay within the budget: nodes[0-99]" in flat.to_svg()
 
 
 def test_equal_blocks_fold_before_their_module_is_closed() -> None:

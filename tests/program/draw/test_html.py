@@ -9,9 +9,10 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from graphwright.program import Program
+from graphwright.program import Program, load
 from graphwright.program.draw import Layout, layout
 
 from . import models
@@ -106,6 +107,23 @@ def test_details_tell_who_edited_a_node() -> None:
     assert "eps = 0.001" in node["tip"]
     assert "key layers.1.mlp.norm.weight" in node["tip"]
     assert [n["path"] for n in data["nodes"] if "blame" in n] == ["layers.1.mlp.norm"]
+
+
+def test_details_tell_the_values_of_weights_that_are_in_memory(tmp_path: Path) -> None:
+    program = models.mlp()
+    with program.edit("values") as e:
+        values = np.array([[3, -4, 0, 1], *[[1, 1, 1, 1]] * 15], "f4")
+        e.set_weight("first.weight", values)
+        e.set_weight("second.bias", [np.nan, np.inf, 2.0])
+    tips = {n["path"]: n["tip"].splitlines() for n in data_of(Page(program.to_html()))["nodes"]}
+    assert tips["first"][-1] == f"weight: mean {values.mean():.3g}, std {values.std():.3g}, largest 4"
+    assert tips["second_bias"][-1] == "bias: mean 2, std 0, largest 2, 2 not finite"
+    loaded = load(program.save(tmp_path / "p"))
+    pages = {n["path"]: n["tip"] for n in data_of(Page(loaded.to_html()))["nodes"]}
+    assert not any("mean" in tip for tip in pages.values()), "no byte is read for a picture"
+    assert not any(v.data.storage.touched for v in loaded.weights.values())
+    boxes = {n["path"]: n["tip"] for n in data_of(Page(program.to_html(params=True)))["nodes"]}
+    assert boxes["first.weight"].endswith("largest 4")
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------

@@ -223,9 +223,52 @@ def test_states_and_their_writes_are_recurrent_edges() -> None:
     total = b.add(x, held, name="total")
     b.carry(total, held)
     b.output(total, "y")
-    kinds = {(e.src, e.dst): e.kind for e in layout(b.build()).edges}
-    assert kinds["held", "total"] == kinds["total", "held.next"] == "state"
-    assert kinds["x", "total"] == "data"
+    p = b.build()
+    made = layout(p)
+    edges = {(e.src, e.dst): e for e in made.edges}
+    assert {ends: e.kind for ends, e in edges.items()} == {
+        ("held", "total"): "state",
+        ("total", "held"): "state",
+        ("x", "total"): "data",
+    }
+    assert [ends for ends, e in edges.items() if e.back] == [("total", "held")], "up again, to the next step"
+    assert made.boxes["held"].members == (p.node("held"), p.node("held.next"))
+    assert made.boxes["held"].y < made.boxes["total"].y
+    apart = {(e.src, e.dst): e.kind for e in layout(p, params=True).edges}
+    assert apart["total", "held.next"] == apart["held", "held.next"] == "state"
+
+
+def test_a_delayed_edge_is_its_states_one_after_the_other() -> None:
+    b = Builder()
+    x = b.input("x", (4,))
+    b.output(b.tanh(b.junction(x, name="sum"), name="act"), "y")
+    p = b.build()
+    with p.edit("lag") as e:
+        e.connect("act", "sum", delay=3)
+    held = [p.path(n) for n in p.states()]
+    made = layout(p, level=9)
+    assert set(made.boxes) == {"x", "sum", "act", *held}
+    ends = {(e.src, e.dst) for e in made.edges if e.kind == "state"}
+    assert ends == {("act", held[0]), (held[0], held[1]), (held[1], held[2]), (held[2], "sum")}
+    for before, after in zip(("act", *held[:2]), held, strict=True):  # cutting one is marked where it is drawn
+        with p.edit("drop the write") as e:
+            write = next(n for n in p.writes() if p.operands(n)[0].node == p.node(after))
+            e.remove(write)
+        marks = {(e.src, e.dst): e.mark for e in layout(p, level=9, diff=p.at(p.journal[-2].seq)).edges if e.mark}
+        assert marks == {(before, after): "removed"}
+        p.undo()
+
+
+def test_the_steps_of_a_long_loop_are_drawn_once_and_the_layers_of_a_decoder_are_not() -> None:
+    for steps, folded in ((64, False), (70, True)):
+        b = Builder()
+        x = b.input("x", ("B", 4))
+        for i in range(steps):
+            x = b.tanh(b.neg(x, name=f"step.{i}.neg"), name=f"step.{i}.act")
+        b.output(x, "y")
+        boxes = layout(b.build()).boxes
+        assert any("[" in path for path in boxes) == folded
+        assert len(boxes) < 10 if folded else len(boxes) == 65
 
 
 def test_an_empty_budget_and_two_ways_to_say_one_thing_are_refused() -> None:

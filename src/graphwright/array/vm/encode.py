@@ -16,7 +16,7 @@ from graphwright.array.vm.code import CELLS, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
-_MOST_ROWS = 64  # rows of code that one op may become; beyond it another kernel is no slower
+_MOST_ROWS = 64  # rows of code that axes may be unrolled to; beyond it another kernel is no slower
 
 
 class View(NamedTuple):
@@ -46,8 +46,7 @@ def encode(op: str, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[st
     encoder = ENCODERS.get(op)
     if encoder is None:
         return None
-    rows = encoder(outs, ins, attrs)
-    return rows if rows is not None and len(rows) <= _MOST_ROWS else None
+    return encoder(outs, ins, attrs)
 
 
 def _encoder(*ops: str) -> Callable[[Encoder], Encoder]:
@@ -215,6 +214,8 @@ def _reduction(
     if runs[-1][2] != 1:
         return None
     outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
+    if outer > _MOST_ROWS:
+        return None
     (_, n, step), (_, cols, _) = runs[-2:]
     return [
         _row(

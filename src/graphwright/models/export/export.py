@@ -15,7 +15,7 @@ import numpy as np
 
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import atomic_directory
+from graphwright.files import atomic_directory, check_free
 from graphwright.models.codegen.source import generate
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.export.card import snippet, write_card
@@ -85,6 +85,7 @@ def export(
         report: told of each step.
     Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
+    check_free(directory, overwrite)
     target = Path(directory)
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
         raise UsageError(

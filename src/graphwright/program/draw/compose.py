@@ -14,7 +14,7 @@ from graphwright.program.draw.flow import MIXED, family, kinds
 from graphwright.program.draw.labels import box_size, clean, group_lines, name_of, short, text_width
 from graphwright.program.draw.layout import BUDGET, Box, Edge, Group, Layout
 from graphwright.program.draw.place import PIN, Placed, Points, Size, place, straighten
-from graphwright.program.draw.scene import SceneEdge, SceneNode, inside_readers, read
+from graphwright.program.draw.scene import SceneEdge, SceneNode, feedback, inside_readers, read
 from graphwright.program.draw.tree import OUTSIDE, ROOT
 from graphwright.program.kinds import KINDS
 
@@ -284,7 +284,7 @@ def compose(
     """Read and arrange a program; see `layout` for the arguments."""
     scene = read(program) if diff is None else union(program, diff)
     if not params:
-        scene = inside_readers(scene)
+        scene = feedback(inside_readers(scene))
     chosen = view(scene, expanded, level, fold, budget)
     scene, tree = chosen.scene, chosen.tree
     members: list[list[int]] = [[] for _ in tree.modules]

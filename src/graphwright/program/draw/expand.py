@@ -14,6 +14,12 @@ from graphwright.program.draw.tree import ROOT, Tree, digest, grow, wire
 SMALL = 24
 """Up to this many nodes are drawn without closing any group; found by looking at pictures."""
 
+FLAT = 200
+"""More nodes side by side than this, without any module, are put into bundles by default: half as many at most."""
+
+LONG = 64
+"""Runs of more equal groups than this are drawn once by default: steps of a loop, not the layers of a decoder."""
+
 ROOMY = 60
 """Boxes that groups without repeated children may be opened to by default."""
 
@@ -56,7 +62,7 @@ def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool,
         scene: what to draw.
         expanded: paths of groups to open; a group opens only if those around it are open. None chooses.
         level: instead of `expanded`: open every group above this depth.
-        fold: draw runs of equal groups once.
+        fold: draw runs of equal groups once; long ones are anyway where nothing else is asked for.
         budget: most boxes, frames and edges.
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
@@ -65,10 +71,22 @@ def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool,
     if expanded is not None and level is not None:
         raise UsageError("`expanded` and `level` say the same thing twice", fix="give one of them")
     found = _prepared(scene)
+    if expanded is None and level is None:
+        fold = fold or any(len(run) > LONG for series in runs(found.tree).values() for run in series)
     if fold:
         found = _prepared(folded(found.scene, found.tree))
     found.open = _wanted(found, expanded, level)
+    if expanded is None and level is None and len(found.tree.modules[ROOT].children) > FLAT:
+        found = _bundled(found, -(-len(found.tree.modules[ROOT].children) // (FLAT // 2)))
     return _within(found, expanded, level, fold, budget)
+
+
+def _bundled(found: View, size: int) -> View:
+    """The root's children in groups of `size`, all closed, and said to be."""
+    made = _prepared(bundled(found.scene, found.tree, size))
+    made.open = {ROOT}
+    made.closed = tuple(m.path for m in made.tree.modules[1:] if m.depth == 1)
+    return made
 
 
 def _prepared(scene: Scene) -> View:
@@ -171,13 +189,10 @@ def _within(found: View, expanded: Set[str] | None, level: int | None, fold: boo
             closed.extend(modules[at].path for at in going if top[at] < 0)
             found.open.difference_update(going)
             continue
-        size, most = 2, len(modules[ROOT].children)
-        scene, base = found.scene, found.tree
+        size, most, whole = 2, len(modules[ROOT].children), found
         while found.elements() > budget and size < 2 * most:
             size = max(size * 2, 4 * most // budget)
-            found = _prepared(bundled(scene, base, size))
-            found.open = {ROOT}
-        closed.extend(m.path for m in found.tree.modules[1:] if m.depth == 1)
+            found = _bundled(whole, size)
         break
-    found.closed = tuple(closed)
+    found.closed = (*closed, *found.closed)
     return found

@@ -20,19 +20,20 @@ def kinds(scene: Scene) -> list[str]:
     """Kind of each edge.
 
     `residual` is an edge into a sum that jumps over a branch: its source is also, further up, a source of another
-    operand. `attention` leads into an op that attends, `state` from a state or into the write of one.
+    operand. `attention` leads into an op that attends, `state` from a state, back into one, or into the write of one.
     """
     nodes, edges = scene.nodes, scene.edges
     into: list[list[int]] = [[] for _ in nodes]
     fan_out = [0] * len(nodes)
     for edge in edges:
-        into[edge.dst].append(edge.src)
-        fan_out[edge.src] += 1
+        if nodes[edge.dst].op != STATE:  # the step ends there
+            into[edge.dst].append(edge.src)
+            fan_out[edge.src] += 1
     level = _levels(len(nodes), into)
     found = []
     for edge in edges:
         src, dst = nodes[edge.src], nodes[edge.dst]
-        if src.op == STATE or dst.op == WRITE:
+        if src.op == STATE or dst.op in (STATE, WRITE):
             found.append(RECURRENT)
         elif dst.op in _ATTENDS:
             found.append(ATTENTION)

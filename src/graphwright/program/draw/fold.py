@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from graphwright.program.draw.scene import Scene, SceneEdge
 from graphwright.program.draw.tree import ROOT, Tree
+from graphwright.program.kinds import STATE
 
 BUNDLE = "nodes"
 """Name of the groups that consecutive nodes are put into when there is no module to close."""
@@ -122,8 +123,9 @@ def _topological(scene: Scene) -> list[int]:
     waiting = [0] * len(scene.nodes)
     after: list[list[int]] = [[] for _ in scene.nodes]
     for edge in scene.edges:
-        waiting[edge.dst] += 1
-        after[edge.src].append(edge.dst)
+        if scene.nodes[edge.dst].op != STATE:  # the step ends there
+            waiting[edge.dst] += 1
+            after[edge.src].append(edge.dst)
     ready = [i for i, n in enumerate(waiting) if not n]
     for i in ready:  # grows while it is walked
         for j in after[i]:

@@ -16,6 +16,7 @@ from graphwright.program.draw.legend import legend
 from graphwright.program.draw.outline import outline
 from graphwright.program.draw.overlay import Overlay, Place, drawn_places, overlay_of
 from graphwright.program.draw.place import GAP, PAD, PIN, STEP, TITLE
+from graphwright.program.draw.statistics import statistics
 from graphwright.program.draw.style import FONT, text
 from graphwright.program.draw.svg import ROUND, render
 from graphwright.program.draw.tree import ROOT
@@ -69,7 +70,7 @@ def to_html(
         "overlay": overlay is not None,
         "legend": [below.width, below.height],
         "entries": entries,
-        **_content(made, every, blame),
+        **_content(made, every, blame, statistics(program)),
     }
     picture = render(drawn, below, colours, diff is not None)
     packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
@@ -88,7 +89,9 @@ def to_html(
     )
 
 
-def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[int]]) -> dict[str, Any]:
+def _content(
+    made: Composition, overlay: Overlay | None, blame: dict[str, list[int]], values: Mapping[str, str]
+) -> dict[str, Any]:
     """Nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
     scene, tree = made.view.scene, made.view.tree
     pins = {c: made.arrangements[at].pins[k] for at, m in enumerate(tree.modules) for k, c in enumerate(m.children)}
@@ -98,13 +101,15 @@ def _content(made: Composition, overlay: Overlay | None, blame: dict[str, list[i
         kind = "junction" if node.junction else node.op if node.op in KINDS else "op"
         names = (node.path, *(key for *_, key in node.weights))
         edits = sorted({e for name in names for e in blame.get(name, ())})
+        weights = [*((name, key) for name, _, key in node.weights), ("values", node.attrs.get("key"))]
+        told = [clean(f"{name}: {values[key]}") for name, key in weights if key in values]
         nodes.append(
             _box(
                 node.path,
                 kind,
                 family(node),
                 made.view.labels[i],
-                tip(node),
+                "\n".join((tip(node), *told)),
                 node.mark,
                 size.left,
                 size.height,

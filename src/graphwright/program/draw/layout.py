@@ -139,7 +139,7 @@ def layout(
         budget: most boxes, frames and edges; beyond it the deepest groups close first, runs of equal ones fold, and
             what has no groups is bundled.
         level: instead of `expanded`: open every group above this depth.
-        fold: draw runs of equal numbered groups once, as `layers.[0-21]`.
+        fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default runs of more than 64.
         params: draw params and consts as boxes of their own.
         diff: an earlier program; what it alone has is drawn too, and differences are marked.
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.

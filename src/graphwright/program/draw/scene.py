@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import Spec
 from graphwright.graph import NodeId
-from graphwright.program.kinds import CONST, PARAM
+from graphwright.program.kinds import CONST, PARAM, STATE, WRITE
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -122,3 +122,25 @@ def inside_readers(scene: Scene) -> Scene:
                 reader.mark = "changed"
     edges = [e._replace(src=at[e.src], dst=at[e.dst]) for e in scene.edges if e.src not in hidden]
     return Scene(drawn, edges, scene.repeats)
+
+
+def feedback(scene: Scene) -> Scene:
+    """The scene with each write of a state drawn as an edge back into it: the state's box stands for both."""
+    nodes, into = scene.nodes, {}
+    for edge in scene.edges:
+        if nodes[edge.dst].op == WRITE:
+            into.setdefault(edge.dst, {})[edge.dst_port] = edge
+    state_of = {write: ends[0].src for write, ends in into.items() if len(ends) == 2 and nodes[ends[0].src].op == STATE}
+    kept = [i for i in range(len(nodes)) if i not in state_of]
+    at = {old: new for new, old in enumerate(kept)}
+    drawn = [nodes[i] for i in kept]
+    for write, state in state_of.items():
+        drawn[at[state]] = replace(drawn[at[state]], members=drawn[at[state]].members + nodes[write].members)
+    edges = []
+    for edge in scene.edges:
+        if edge.dst not in state_of:
+            edges.append(edge._replace(src=at[edge.src], dst=at[edge.dst]))
+        elif edge.dst_port == 1:
+            mark = nodes[edge.dst].mark or edge.mark
+            edges.append(SceneEdge(at[edge.src], edge.src_port, at[state_of[edge.dst]], 0, mark))
+    return Scene(drawn, sorted(edges, key=lambda e: (e.dst, e.dst_port)), scene.repeats)
