@@ -65,7 +65,7 @@ LAYERS = {
     "adaptive1d": (lambda: nn.AdaptiveAvgPool1d(3), lambda: T.AdaptiveAvgPool1d(3), LINES),
     "adaptive2d": (lambda: nn.AdaptiveAvgPool2d((1, 2)), lambda: T.AdaptiveAvgPool2d((1, 2)), SHEETS),
     "layer-norm": (lambda: nn.LayerNorm(5, 1e-3), lambda: T.LayerNorm(5, 1e-3), X),
-    "layer-norm-two-axes": (lambda: nn.LayerNorm((3, 5)), lambda: T.LayerNorm((3, 5)), X),
+    "layer-norm-two-axes": (lambda: nn.LayerNorm((3, 5)), lambda: T.LayerNorm([3, 5]), X),
     "layer-norm-no-bias": (lambda: nn.LayerNorm(5, bias=False), lambda: T.LayerNorm(5, bias=False), X),
     "layer-norm-plain": (
         lambda: nn.LayerNorm(5, affine=False),
