@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import graphwright as gw
 from graphwright import nn
 from graphwright.array import (
     CPU,
@@ -344,6 +345,19 @@ def test_what_cannot_be_shared_is_refused() -> None:
 
     with pytest.raises(DeviceUnavailable):
         from_dlpack(OnGpu())
+
+
+def test_a_plan_takes_feeds_turned_around_and_none_that_was_closed() -> None:
+    step = gw.compile(lambda x: x * 2.0, executor="aten")
+    host = np.arange(6, dtype=np.float32).reshape(2, 3)
+    turned = Tensor(from_numpy(host)[::-1, ::-1])
+    assert np.array_equal(step(turned).numpy(), 2 * host[::-1, ::-1])
+    array = from_numpy(host.copy())
+    fed = Tensor(array)
+    assert step(fed).tolist() == (2 * host).tolist()
+    array.storage.close()
+    with pytest.raises(StorageClosed):
+        step(fed)
 
 
 # -- more of the simulated device --------------------------------------------------------------------------------------

@@ -142,6 +142,24 @@ def test_what_it_saves_is_watched_freed_and_no_cycle() -> None:
         y.sum().backward()
 
 
+def test_what_it_saves_goes_with_its_vjp_though_the_result_lives() -> None:
+    held: list[weakref.ref[Any]] = []
+
+    class Kept(Silu):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = Silu.forward(ctx, x)
+            held.extend(weakref.ref(array_of(t)) for t in ctx._kept[1:])
+            return y
+
+    x = tensor(X, requires_grad=True)
+    y = Kept.apply(x)
+    assert [r() is not None for r in held] == [True]
+    y.sum().backward()
+    assert [r() for r in held] == [None]
+    assert y.node is not None
+
+
 def test_eager_traced_and_planned_give_the_same_bits() -> None:
     w = gw.Parameter(array_of(tensor(Y.astype("f4"))), name="w")
 

@@ -167,6 +167,14 @@ def test_what_is_no_state_is_refused(state) -> None:
     assert rng.get_state() == before
 
 
+def test_a_number_that_equals_p_is_kept() -> None:
+    drawn = random.uniform(50, seed=3)
+    for place in (7, 31):
+        rng.manual_seed(3)
+        kept = dropout(tensor(np.ones(50)), float(drawn[place])).numpy() > 0
+        assert np.array_equal(kept, drawn >= drawn[place])
+
+
 def test_p_of_0_and_1() -> None:
     x = tensor([np.inf, -2.0], requires_grad=True)
     assert dropout(x, 0.0).tolist() == [np.inf, -2.0]

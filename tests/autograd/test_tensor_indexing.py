@@ -98,6 +98,13 @@ def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) 
         np.testing.assert_allclose(dv.numpy(), arrived, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("part", [slice(None, None, -1), slice(None, None, -2), slice(3, 0, -1), slice(-2, None, -3)])
+def test_backwards(part: slice) -> None:
+    x = np.arange(10.0).reshape(2, 5)
+    assert np.array_equal(tensor(x)[:, part].numpy(), x[:, part])
+    assert np.array_equal(tensor(x)[::-1, part].numpy(), x[::-1, part])
+
+
 def test_a_write_without_a_tape_is_in_the_same_memory() -> None:
     x = tensor(np.zeros((2, 3)))
     memory, row = array_of(x), x[1]

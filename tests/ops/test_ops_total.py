@@ -259,6 +259,23 @@ def test_an_index_out_of_range_raises_and_names_the_op(name: str, inputs: list, 
     assert isinstance(caught.value, GraphwrightError)
 
 
+@pytest.mark.parametrize(
+    ("name", "operands", "attrs"),
+    [
+        ("scatter", [np.array([0, 3]), np.ones(2)], {"axis": 0}),
+        ("scatter_add", [np.array([0, 3]), np.ones(2)], {"axis": 0}),
+        ("index_put", [np.ones(2), np.array([0, 3])], {}),
+        ("index_add", [np.ones(2), np.array([0, -4])], {}),
+        ("index_fill", [np.array([0, 3])], {"value": 1.0}),
+    ],
+)
+def test_an_index_out_of_range_is_found_before_the_first_write(name: str, operands: list, attrs: dict) -> None:
+    x = from_numpy(np.zeros(3))
+    with pytest.raises(IndexError):
+        compute(get(name), [x, *map(from_numpy, operands)], get(name).complete(attrs), [x])
+    assert not x.to_numpy().any()
+
+
 def test_out_must_have_the_exact_spec() -> None:
     x = from_numpy(np.ones((2, 3)))
     for shape, kind in (((3, 2), "f8"), ((2, 3), "f4")):

@@ -16,7 +16,7 @@ from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, tensor, update
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
-from graphwright.plan import StalePlan, Workspace
+from graphwright.plan import StaleLease, StalePlan, Workspace
 from graphwright.program import Builder, FeedError, Program
 from values import array_of, grad_of
 
@@ -239,6 +239,12 @@ def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
     for k in range(3):
         two = plan(x=two, lease=True)["y"]
         assert two.to_numpy().tolist() == [5 + 2 * k] * 4
+    plan(x=one)
+    with pytest.raises(StaleLease):
+        two.to_numpy()
+    with pytest.raises(StaleLease):
+        plan(x=two)
+    assert one.to_numpy().tolist() == [2] * 4
 
 
 def training(executor: str | None, steps: int) -> tuple[list[bytes], list[bytes], tuple[Any, Tensor, Tensor]]:

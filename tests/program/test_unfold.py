@@ -9,6 +9,7 @@ from program_samples import fingerprint, weight_bytes
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
 from graphwright.program import Builder, Program
+from graphwright.program.edits import RemoveEdge
 
 HEADS, KV, D, WIDTH, T = 4, 2, 3, 12, 5
 
@@ -210,6 +211,23 @@ def test_refusals_change_nothing(node, axis, units, error):
     with pytest.raises(error) as caught, p.edit("unfold") as e:
         e.unfold(node, axis, units)
     assert node in str(caught.value)
+    assert fingerprint(p) == before
+
+
+@pytest.mark.parametrize("loose", ["q.1.placed", "q.1", "q.1.part"])
+def test_a_part_that_lost_its_operand_in_the_same_edit_is_no_unit(loose):
+    p = attention()
+    with p.edit("unfold") as e:
+        e.unfold("q", "out")
+    before = fingerprint(p)
+
+    def cut_and_fold() -> None:
+        with p.edit("cut and fold") as e:
+            e.do(RemoveEdge(p.in_edges(loose)[0]))
+            e.fold("q")
+
+    with pytest.raises(UsageError, match="not all units"):
+        cut_and_fold()
     assert fingerprint(p) == before
 
 

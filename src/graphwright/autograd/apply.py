@@ -102,7 +102,7 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
 
 def _joined(operands: list[Tensor]) -> list[Tensor]:
     """Numbers (tensors of no axes) on the CPU that want a gradient, moved to the others as an operation of its own."""
-    there = next((t.device for t in operands if not t.symbolic and t.device != CPU), None)
+    there = next((t.data.device for t in operands if isinstance(t.data, NDArray) and t.data.device != CPU), None)
     if there is None:
         return operands
     return [t.to(there) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]

@@ -27,6 +27,7 @@ from graphwright.ops import (
     update,
 )
 from graphwright.ops.call import call, compute, writable_over
+from graphwright.ops.explain import explain
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "compare",
     "compute",
     "conv",
+    "explain",
     "functions",
     "gather",
     "get",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
+from graphwright.plan.lease import StaleLease
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
@@ -23,6 +24,7 @@ __all__ = [
     "Schedule",
     "Segment",
     "Slot",
+    "StaleLease",
     "StalePlan",
     "StepTorn",
     "Workspace",

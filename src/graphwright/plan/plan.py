@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
@@ -18,6 +18,9 @@ from graphwright.plan.executor import VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
 from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
+
+if TYPE_CHECKING:
+    from graphwright.plan.profile import Profile
 
 
 class StalePlan(ComputeError):
@@ -42,6 +45,14 @@ class Options:
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
     executor: str = "aten"
+
+
+class Part(NamedTuple):
+    """Instructions `start..stop - 1` of a plan, to run by themselves."""
+
+    plan: Plan
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +141,14 @@ class Plan:
     def instructions(self) -> tuple[Instr, ...]:
         """The rows in the order in which they run."""
         return self.instrs
+
+    def __getitem__(self, part: slice) -> Part:
+        """`plan[i:j]`, for `Workspace.run`. Raises: UsageError for bounds outside or another step."""
+        n = len(self.instrs)
+        start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
+        if part.step not in (None, 1) or not 0 <= start <= stop <= n:
+            raise UsageError("no such part", where=self.program.name, expected=f"0 <= i <= j <= {n}", got=part)
+        return Part(self, start, stop)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -248,6 +267,12 @@ class Plan:
     def explain(self, ref: NodeId | Value | str) -> str:
         """What became of a node: instruction, slot, buffer, bytes and why."""
         return explain(self, ref)
+
+    def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
+        """Seconds, operations and bytes per instruction and per path; see `graphwright.plan.profile`."""
+        from graphwright.plan.profile import profile
+
+        return profile(self, feeds, n)
 
     def to_json(self) -> dict[str, Any]:
         """The tables by position; no handle, address or time enters."""

@@ -14,14 +14,14 @@ import numpy as np
 from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.array.vm.segment import VmSegment
 from graphwright.autograd import Tensor, Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
 from graphwright.plan.collector import uncollected
 from graphwright.plan.executor import VM
-from graphwright.plan.plan import Plan
+from graphwright.plan.lease import Lease
+from graphwright.plan.plan import Part, Plan
 from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, Instr
 from graphwright.program import FeedError, Value
@@ -64,7 +64,9 @@ class Workspace:
         self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
         self._counts: list[int] = []
+        self._singles: dict[int, list[Any]] = {}
         self._arena: Storage | None = None
+        self._lease: Lease | None = None
         self._views: dict[int, NDArray] = {}
         self._feeds: list[Callable[[NDArray], object] | None] = []
         self._takes: dict[str, Callable[[], NDArray]] = {}
@@ -81,15 +83,19 @@ class Workspace:
         return [p.key(p.operands(n)[0].node) for n in p.writes()]
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def run(self, feeds: Mapping[str, Any], *, lease: bool = False) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
 
         Args:
-            feeds: array or tensor per input, of the plan's specs.
-            lease: give views of the arena instead of copies; they hold until the next run here.
-        Returns: name -> NDArray.
+            feeds: array or tensor per input, of the plan's specs; or a part of the plan, `plan[i:j]`, which runs on
+                what the slots hold: `set` gives inputs before the first part, `value` reads.
+            lease: give views of the arena instead of copies; reading them after the next run raises StaleLease.
+        Returns: name -> NDArray; nothing for a part.
         Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
         """
+        if isinstance(feeds, Part):
+            self._run_part(feeds)
+            return {}
         return self._run(lambda: self._checked(feeds), lease)
 
     def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
@@ -97,24 +103,83 @@ class Workspace:
         return self._run(lambda: arrays, False)
 
     def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
-        if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
-            )
+        self._begin()
         try:
             if self.stale:
                 self.refresh()
+            arrays = feeds()
+            if self._lease is not None:  # what was leased is read by now
+                self._lease.close()
+                self._lease = None
             if self.poison and self._arena is not None:
                 fill(self._arena)
-            for feed, array in zip(self._feeds, feeds(), strict=True):
+            for feed, array in zip(self._feeds, arrays, strict=True):
                 if feed is not None:
                     feed(array)
             self.execute()
             if lease:
-                return {name: self._view(slot) for name, slot in self.plan.outputs.items()}
+                return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
             return {name: take() for name, take in self._takes.items()}
         finally:
             self._busy.release()
+
+    def _begin(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
+            )
+
+    def _leased(self, view: NDArray) -> NDArray:
+        if view.storage is not self._arena:
+            return view.copy()  # memory of a variable, which others write
+        if self._lease is None:
+            self._lease = Lease(self._arena)
+        return NDArray(self._lease, view.dtype, view.shape, view.strides, view.offset)
+
+    def _run_part(self, part: Part) -> None:
+        """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
+        if part.plan is not self.plan:
+            raise UsageError("a part of another plan", where=self.plan.program.name)
+        self._begin()
+        try:
+            if self.stale:
+                self.refresh()
+            if part.start == 0:
+                self._runs.count += 1
+            for i in range(part.start, part.stop):
+                if i not in self._singles:
+                    self._singles[i] = self._bound_calls(i, i + 1)
+                try:
+                    for call in self._singles[i]:
+                        call()
+                except Exception as error:
+                    raise self._failed(i, error) from error
+        finally:
+            self._busy.release()
+
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        """Give the inputs values, for the parts of a plan. Raises: as `run`."""
+        if self.stale:
+            self.refresh()
+        for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
+            if feed is not None:
+                feed(array)
+
+    def set(self, slot: int, array: Any) -> None:
+        """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
+        self._known(slot)
+        if self.stale:
+            self.refresh()
+        view, given = self._view(slot), as_array(array)
+        if given.spec != view.spec:
+            raise FeedError(
+                "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
+            )
+        backend(CPU).copy(view, given.copy() if given.storage is self._arena else given)
+
+    def _known(self, slot: int) -> None:
+        if not 0 <= slot < len(self.plan.slots):
+            raise UsageError("no such slot", expected=f"0..{len(self.plan.slots) - 1}", got=slot)
 
     @property
     def stale(self) -> bool:
@@ -150,8 +215,7 @@ class Workspace:
 
     def value(self, slot: int) -> NDArray:
         """A copy of what a slot holds; meaningful while its buffer is live."""
-        if not 0 <= slot < len(self.plan.slots):
-            raise UsageError("no such slot", expected=f"0..{len(self.plan.slots) - 1}", got=slot)
+        self._known(slot)
         self._bind()
         return self._view(slot).copy()
 
@@ -186,12 +250,15 @@ class Workspace:
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
         # a leased value lies in the arena that the inputs are written to
-        return [data.copy() if data.storage is self._arena else data for data in ready]
+        own = (self._arena, self._lease)
+        return [data.copy() if data.storage in own else data for data in ready]
 
     def _located(self, call: int, error: Exception) -> GraphwrightError:
         """The error of one call, with the node it ran for."""
         at = next(i for i, end in enumerate(self._counts) if call < end)
-        at += getattr(error, "op", 0)  # in a segment of the VM
+        return self._failed(at + getattr(error, "op", 0), error)  # its place in a segment of the VM
+
+    def _failed(self, at: int, error: Exception) -> GraphwrightError:
         plan, instr = self.plan, self.plan.instrs[at]
         failure: GraphwrightError = kernel_error(
             instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node)
@@ -254,23 +321,13 @@ class Workspace:
 
     def _bind_calls(self) -> None:
         plan = self.plan
-        kernels = backend(CPU)
         self._views = {}
-        self._calls, self._counts = [], []
+        self._calls, self._counts, self._singles = [], [], {}
         for segment in plan.segments:
             single = segment.kind != VM or self.poison  # what dies is filled after each
             step = 1 if single else segment.stop - segment.start
             for start in range(segment.start, segment.stop, step):
-                instrs = plan.instrs[start : start + step]
-                if segment.kind == VM:
-                    self._calls.append(VmSegment([self._rows(instr) for instr in instrs]))
-                else:
-                    instr = instrs[0]
-                    outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-                    self._calls += kernels.bind(instr.op, outs, ins, instr.attrs, work)
-                if self.poison:
-                    dead = [plan.buffers[b] for b in plan.free_after(start)]
-                    self._calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
+                self._calls += self._bound_calls(start, start + step)
                 self._counts += [len(self._calls)] * step
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
@@ -278,6 +335,22 @@ class Workspace:
         for key in self._written_keys:
             self._bound[key].storage.counted_by(self._runs)
         self._relied = [*plan.guarded, *self._folded]
+
+    def _bound_calls(self, start: int, stop: int) -> list[Any]:
+        """Calls for a run of instructions of one executor; of ATen, for one."""
+        instrs = self.plan.instrs[start:stop]
+        if self.plan.choices[start].executor == VM:
+            from graphwright.array.vm.segment import VmSegment  # loads numba
+
+            calls: list[Any] = [VmSegment([self._rows(instr) for instr in instrs])]
+        else:
+            (instr,) = instrs
+            outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
+            calls = list(backend(CPU).bind(instr.op, outs, ins, instr.attrs, work))
+        if self.poison:
+            dead = [self.plan.buffers[b] for b in self.plan.free_after(start)]
+            calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
+        return calls
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""
@@ -330,13 +403,12 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     """What copies an array of its spec into planned memory."""
     kernels = backend(CPU)
     size, address = target.nbytes, kernels.address(target)
-
     last: NDArray | None = None
     source = 0
 
     def write(array: NDArray) -> None:
         nonlocal last, source
-        if array is not last:
+        if array is not last or array.storage.closed:
             if not array.contiguous:
                 kernels.copy(target, array)
                 return

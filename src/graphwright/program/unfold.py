@@ -120,9 +120,10 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
         gone.append(node := junction.node)
     results = p.operands(node) if p.is_junction(node) else []
     placed = {p.op(v.node) for v in results} == {"pad_slice"}
-    units = [p.operands(v.node)[0].node if placed else v.node for v in results]
+    units = [u.node for v in results for u in (p.operands(v.node) if placed else [v])]
     gone += [*(v.node for v in results if placed), *units]
-    if not units or any(p.op(u) != p.op(units[0]) or p.attrs(u) != p.attrs(units[0]) for u in units):
+    rows = {(p.op(u), repr(p.attrs(u)), len(p.operands(u))) for u in units}
+    if len(units) != len(results) or len(rows) != 1:
         return
     op, out = p.op(units[0]), p.spec(node)
     for axis in AXES.get(op, {}).values():
@@ -141,7 +142,7 @@ def _whole(p: Program, units: Sequence[NodeId], place: int, axis: Axis) -> Value
     reads, dim = [p.operands(u)[place] for u in units], _dim(axis, place)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
-    if any(p.op(v.node) != "slice" for v in reads):
+    if any(p.op(v.node) != "slice" or not p.operands(v.node) for v in reads):
         return None
     value = p.operands(reads[0].node)[0]
     shares = [_share(p.spec(value), dim, len(units), i) for i in range(len(units))]

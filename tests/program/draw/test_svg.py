@@ -102,6 +102,8 @@ def test_a_title_tells_path_op_spec_and_attributes() -> None:
         "rms_norm",
         "result f32[B, T, 64]",
         "eps = 1e-06",
+        "unit_offset = False",
+        "cast_before_scale = True",
         "weight: f32[64], key layers.1.attn.norm.weight",
     ]
 

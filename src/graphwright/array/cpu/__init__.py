@@ -181,6 +181,13 @@ def _writable_alias(host: np.ndarray) -> np.ndarray:
     return np.asarray(_Alias(host))
 
 
+def kernel_place(name: str) -> str:
+    """File and line of a kernel of this backend, within the package. Raises: MissingKernel."""
+    if name not in KERNELS:
+        raise MissingKernel("the CPU backend has no kernel of this name", where=name)
+    return f"array/cpu/{KERNELS[name].where}"
+
+
 def set_num_threads(threads: int) -> None:
     """CPU threads of all kernels."""
     torch.set_num_threads(threads)

@@ -5,8 +5,10 @@ Invariant: what `bind` returns reads and writes the bound tensors only; running 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +24,11 @@ Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
 
 
 class Kernel(NamedTuple):
-    """A row: `bind(outs, ins, attrs, work)` and `work(out specs, in specs, attrs) -> specs`."""
+    """A row: `bind(outs, ins, attrs, work)`, `work(out specs, in specs, attrs) -> specs`, and where it is written."""
 
     bind: Bind
     work: Work | None
+    where: str
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -51,17 +54,20 @@ def host(t: torch.Tensor) -> np.ndarray:
     return t.view(_BITS[t.element_size()]).numpy()
 
 
-def kernel(name: str, work: Work | None = None, *, widen: bool = False) -> Callable[[Bind], Bind]:
+def kernel(name: str, work: Work | None = None, *, widen: bool = False, where: str = "") -> Callable[[Bind], Bind]:
     """Enter a function into the table.
 
     Args:
+        where: file and line; those of the function by default.
         widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
     """
 
     def enter(bind: Bind) -> Bind:
         if name in KERNELS:
             raise ValueError(f"kernel {name!r} is defined twice")
-        KERNELS[name] = _widened(bind, work) if widen else Kernel(bind, work)
+        code = inspect.unwrap(bind).__code__
+        place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        KERNELS[name] = Kernel(*_widened(bind, work), place) if widen else Kernel(bind, work, place)
         return bind
 
     return enter
@@ -69,15 +75,18 @@ def kernel(name: str, work: Work | None = None, *, widen: bool = False) -> Calla
 
 def pointwise(**calls: Callable[..., object]) -> None:
     """Enter kernels that are one ATen call each: all operands, then `out=`."""
+    caller = inspect.currentframe()
+    caller = None if caller is None else caller.f_back
+    where = "" if caller is None else f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
     for name, call in calls.items():
 
         def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
             return partial(call, *ins, out=outs[0])
 
-        kernel(name)(bind)
+        kernel(name, where=where)(bind)
 
 
-def _widened(bind: Bind, work: Work | None) -> Kernel:
+def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:
     def wide(specs: Sequence[Spec]) -> list[Spec]:
         return [Spec(s.shape, float32) if s.dtype.is_low else s for s in specs]
 
@@ -95,4 +104,4 @@ def _widened(bind: Bind, work: Work | None) -> Kernel:
             *(partial(t.copy_, w) for w, t in zip(wide_outs, outs, strict=True) if w is not t),
         ]
 
-    return Kernel(bound, scratch)
+    return bound, scratch

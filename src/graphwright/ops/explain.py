@@ -1,0 +1,102 @@
+"""What an op is, in one text: formula, gradient, expansion, kernel, cost."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from textwrap import dedent, indent
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.dtype import dtype, float32
+from graphwright.array.spec import Spec
+from graphwright.errors import GraphwrightError
+from graphwright.ops.registry import Op, get
+
+
+def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
+    """Formula, gradient, expansion and kernel of an op; with shapes, floating-point operations and bytes as well.
+
+    Args:
+        shapes: of the operands, float32, or their specs. From the first alone the others are worked out where the
+            row's sample tells how: `explain("rms_norm", (4, 16, 64))`.
+        attrs: attributes; those of the sample stand for what is left out and has no default.
+    Raises: UnknownOp; ShapeError, DTypeError, UsageError if all operands are given and do not fit.
+    """
+    from graphwright.array.cpu import kernel_place  # torch, not needed to look at other cells
+
+    row = get(op)
+    parts = [
+        f"{row.name}({_operands(row)})\n{indent(dedent('    ' + row.doc).strip(), '  ')}",
+        f"gradient\n{_source(row.vjp) or '  none: ' + row.why.get('vjp', '')}",
+        f"expansion\n{_source(row.expand) or '  a primitive'}",
+        f"kernel\n  {'none: a view' if row.view is not None else kernel_place(row.name)}",
+    ]
+    if shapes:
+        parts.append(
+            f"cost\n  {_cost(row, [s if isinstance(s, Spec) else Spec(tuple(s), float32) for s in shapes], attrs)}"
+        )
+    return "\n\n".join(parts)
+
+
+def _operands(row: Op) -> str:
+    low, high = row.arity if isinstance(row.arity, tuple) else (row.arity, row.arity)
+    count = (
+        f"{low} operand{'' if low == 1 else 's'}"
+        if low == high
+        else f"{low} to {'any' if high is None else high} operands"
+    )
+    names = [name if value is ... else f"{name}={value!r}" for name, value in row.attrs.items()]
+    return ", ".join([count, *names])
+
+
+def _source(cell: Callable[..., Any] | None) -> str:
+    """The body of a cell's function."""
+    if cell is None:
+        return ""
+    lines = dedent(inspect.getsource(cell)).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.rstrip().endswith(":")) + 1
+    return indent(dedent("\n".join(lines[start:])), "  ")
+
+
+def _cost(row: Op, specs: Sequence[Spec], attrs: dict[str, Any]) -> str:
+    low = row.arity[0] if isinstance(row.arity, tuple) else row.arity
+    found = (list(specs), attrs) if len(specs) >= low else _completed(row, specs, attrs)
+    if found is None:
+        return "give the shapes of all operands"
+    ins, given = found
+    full = row.complete({**_needed(row, given), **given})
+    outs = row.specs(ins, full)
+    cost = row.cost(ins, outs, full)
+    shown = f"{', '.join(map(repr, ins))} -> {', '.join(map(repr, outs))}"
+    return f"{shown}: {cost.flops} FLOPs, {cost.read} bytes read, {cost.write} bytes written"
+
+
+def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of the sample for those that have no default and are not given."""
+    sampled = row.sample(np.random.default_rng(0))[1]
+    return {name: sampled[name] for name, value in row.attrs.items() if value is ... and name not in given}
+
+
+def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
+    """Operands of the shapes that a sample has, its sizes exchanged for those of the operands that are given."""
+    for seed in range(20):
+        arrays, sampled = row.sample(np.random.default_rng(seed))
+        shapes = [np.shape(a) for a in arrays]
+        pairs = [(a, b) for s, f in zip(shapes, first, strict=False) for a, b in zip(s, f.shape, strict=False)]
+        sizes: dict[int, Any] = dict(pairs)
+        fits = all(len(s) == len(f.shape) for s, f in zip(shapes, first, strict=False))
+        if not fits or len(set(pairs)) > len(sizes) or not all(n in sizes or n == 1 for s in shapes for n in s):
+            continue
+        rest = [
+            Spec(tuple(sizes.get(n, n) for n in a.shape), first[0].dtype if a.dtype.kind == "f" else dtype(a.dtype))
+            for a in map(np.asarray, arrays[len(first) :])
+        ]
+        given = {**sampled, **attrs}
+        try:
+            row.specs([*first, *rest], row.complete(given))
+        except GraphwrightError:
+            continue
+        return [*first, *rest], given
+    return None

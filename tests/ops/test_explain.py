@@ -1,0 +1,49 @@
+"""`explain` says of each op what its row holds: formula, gradient, expansion, kernel and cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from op_cases import draws
+
+import graphwright
+from graphwright.array import Spec, dtype
+from graphwright.errors import ShapeError
+from graphwright.ops import OPS, UnknownOp, explain
+
+PACKAGE = Path(graphwright.__file__).parent
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_op_is_explained(name: str) -> None:
+    row = OPS[name]
+    inputs, attrs = draws(name, 1)[0]
+    specs = [Spec(x.shape, dtype(x.dtype)) for x in map(np.asarray, inputs)]
+    text = explain(name, *specs, **attrs)
+    assert row.doc.strip().splitlines()[0] in text
+    assert ("return" in text.split("gradient\n")[1].split("expansion\n")[0]) == (row.vjp is not None)
+    assert row.vjp is not None or row.why["vjp"] in text
+    assert ("a primitive" in text) == (row.expand is None)
+    cost = row.cost(specs, row.specs(specs, attrs), attrs)
+    assert f"{cost.flops} FLOPs, {cost.read} bytes read, {cost.write} bytes written" in text
+    if row.view is None:
+        (found,) = re.findall(r"kernel\n  (array/cpu/\w+\.py):(\d+)", text)
+        lines = (PACKAGE / found[0]).read_text("utf-8").splitlines()
+        assert re.match(r"@kernel|def |    def bind|pointwise|    return lambda|kernel\(", lines[int(found[1]) - 1])
+
+
+def test_other_operands_follow_from_the_first() -> None:
+    assert "f32[4, 16, 64], f32[64] -> f32[4, 16, 64]" in explain("rms_norm", (4, 16, 64))
+    assert "f32[8, 32], f32[10, 32]" in explain("linear", (8, 32), (10, 32))
+    assert "f32[2, 3] -> f32[2, 3]: 6 FLOPs, 24 bytes read, 24 bytes written" in explain("tanh", (2, 3))
+    assert "give the shapes of all operands" in explain("rope", (3,))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ShapeError, match="rms_norm"):
+        explain("rms_norm", (4, 16), (4,))
+    with pytest.raises(UnknownOp, match="softmax"):
+        explain("sofmax")

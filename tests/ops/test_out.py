@@ -1,0 +1,74 @@
+"""`out=` on every op: what may lie where, and what an operation keeps alive of its operands."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from op_cases import differentiable, draws
+
+from graphwright.array import CPU, NDArray, Spec, backend, from_numpy
+from graphwright.autograd import Tensor, tensor
+from graphwright.errors import AliasError
+from graphwright.ops import OPS, call, compute
+from graphwright.testing.oracle import assert_bits
+
+COMPUTED = [name for name, row in OPS.items() if row.view is None]
+
+
+def beside(first: NDArray, second: Spec, at: int) -> tuple[NDArray, NDArray]:
+    """A copy of an array, and an array of a spec that begins `at` elements into the same block."""
+    size = first.dtype.itemsize
+    storage = backend(CPU).allocate(first.nbytes + second.nbytes + at * size)
+    copy = NDArray(storage, first.dtype, first.shape).copy_from(first)
+    return copy, NDArray(storage, second.dtype, second.sizes, None, at)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(name: str) -> None:
+    row = OPS[name]
+    inputs, attrs = draws(name, 1)[0]
+    arrays = [from_numpy(x) for x in inputs]
+    fresh = compute(row, arrays, attrs)
+    for o, result in enumerate(fresh):
+        for i, operand in enumerate(arrays):
+            if operand.dtype is not result.dtype or not operand.size or not result.size:
+                continue
+            for at in (0, operand.size - 1, operand.size):
+                mine, out = beside(operand, result.spec, at)
+                ins = [mine if k == i else a for k, a in enumerate(arrays)]
+                outs = tuple(out if k == o else r.copy() for k, r in enumerate(fresh))
+                before, version = mine.tobytes(), out.storage.version
+                if at == operand.size or (mine.layout == out.layout and row.overwrites(o, i, len(arrays), len(fresh))):
+                    given = call(name, *ins, out=outs, **attrs)
+                    results = given if isinstance(given, tuple) else (given,)
+                    for made, r in zip(results, fresh, strict=True):
+                        assert_bits(made, r, what=f"{name}, result {o} over operand {i}")
+                    assert results[o] is out
+                    assert out.storage.version == version + 1
+                else:
+                    with pytest.raises(AliasError):
+                        compute(row, ins, attrs, outs)
+                    assert mine.tobytes() == before
+
+
+@pytest.mark.parametrize("name", differentiable())
+def test_operands_that_no_vjp_reads_die_after_forward(name: str) -> None:
+    row = OPS[name]
+    inputs, attrs = draws(name, 1)[0]
+    gc.collect()
+    gc.disable()
+    try:
+        leaves = [tensor(x, requires_grad=x.dtype == np.float64) for x in inputs]
+        inner: list[Tensor] = [t.clone() for t in leaves]
+        held = [weakref.ref(t.data) for t in inner]
+        kept = call(name, *inner, **attrs)
+        del inner
+        alive = {i for i, r in enumerate(held) if r() is not None}
+        assert alive <= set(row.saves.inputs), f"{name} keeps operands {alive - set(row.saves.inputs)}"
+        del kept
+        assert [r() for r in held] == [None] * len(held)
+    finally:
+        gc.enable()
