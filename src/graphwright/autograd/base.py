@@ -68,8 +68,8 @@ class TensorBase:
 
     @property
     def device(self) -> Device:
-        """Where its memory lies. Raises: TraceError for a symbol."""
-        return self._array("device").device
+        """Where its memory lies, of a variable in a trace too. Raises: TraceError for a symbol."""
+        return self.data.device if isinstance(self.data, NDArray) else self._array("device").device
 
     @property
     def spec(self) -> Spec:

@@ -124,7 +124,7 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
     for o, out in enumerate(outs):
         for i in readers.get(id(out.storage), ()):
             operand = ins[i]
-            exact = operand.layout == out.layout and operand.dtype is out.dtype
+            exact = operand is out or (operand.layout == out.layout and operand.dtype is out.dtype)
             if exact and row.overwrites(o, i, len(ins), len(outs)):
                 continue
             (a, b), (c, d) = span(operand.layout), span(out.layout)
