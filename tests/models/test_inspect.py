@@ -89,10 +89,10 @@ def test_unknown_class_still_lists_its_tensors(copy: Callable[[str], Path]) -> N
 def test_unknown_dtypes_are_shown_by_their_tag(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     edit_config(path, architectures=["SomethingElse"])
-    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [3, 5], "data_offsets": [0, 15]}}).encode()
+    header = json.dumps({"w": {"dtype": "F8_E8M0", "shape": [3, 5], "data_offsets": [0, 15]}}).encode()
     (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(15))
     look = inspect_path(path / "model.safetensors")
-    assert (look.dtypes, look.parameters) == ({"F8_E4M3": 15}, 15)
+    assert (look.dtypes, look.parameters) == ({"F8_E8M0": 15}, 15)
 
 
 def test_damaged_config_is_an_error_of_inspect_too(copy: Callable[[str], Path]) -> None:

@@ -10,26 +10,35 @@ import pytest
 from graphwright.autograd import tensor
 from graphwright.autograd.apply import apply
 from graphwright.errors import UsageError
-from graphwright.ops import OPS
+from graphwright.ops import OPS, Op
 from graphwright.testing.gradcheck import GradientMismatch, all_masks, check_masks, gradcheck, gradgradcheck, mutants
 from values import vjp_of
 
-DIFFERENTIABLE = [name for name, row in OPS.items() if row.vjp is not None]
+NOT_A_DERIVATIVE = {"scale_gradient"}
+DIFFERENTIABLE = [name for name, row in OPS.items() if row.vjp is not None and name not in NOT_A_DERIVATIVE]
 
 
-def _sample(name: str):
-    inputs, attrs = OPS[name].sample(np.random.default_rng(3))
+def _sample(name: str, seed: int = 3):
+    inputs, attrs = OPS[name].sample(np.random.default_rng(seed))
     return [np.asarray(x) for x in inputs], OPS[name].complete(attrs)
+
+
+def _passes(row: Op, seed: int) -> bool:
+    inputs, attrs = _sample(row.name, seed)
+    wrt = [next(i for i, x in enumerate(inputs) if x.dtype == np.float64)]
+    try:
+        gradcheck(lambda *xs: apply(row, xs, attrs), inputs, wrt=wrt)
+    except GradientMismatch:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_each_planted_bug_in_each_vjp_is_found(name: str) -> None:
-    inputs, attrs = _sample(name)
-    wrt = [next(i for i, x in enumerate(inputs) if x.dtype == np.float64)]
-    gradcheck(lambda *xs: apply(OPS[name], xs, attrs), inputs, wrt=wrt)
-    for _bug, broken in mutants(OPS[name]):
-        with pytest.raises(GradientMismatch):
-            gradcheck(lambda *xs, row=broken: apply(row, xs, attrs), inputs, wrt=wrt)
+    seeds = range(3, 9)  # of one draw the gradient may be 0
+    assert all(_passes(OPS[name], seed) for seed in seeds)
+    for bug, broken in mutants(OPS[name]):
+        assert not all(_passes(broken, seed) for seed in seeds), bug
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Files that survive: atomic writing of files and directories, strict JSON, checksums. Standard library only."""
 
+from graphwright.files._staging import target_path
 from graphwright.files.atomic import AtomicFile, atomic_write
 from graphwright.files.buffers import Buffer, StrPath, flat_bytes
 from graphwright.files.checksums import blake2b_128, sha256_file
@@ -24,4 +25,5 @@ __all__ = [
     "parse_json",
     "read_json",
     "sha256_file",
+    "target_path",
 ]

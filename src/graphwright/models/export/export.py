@@ -15,7 +15,7 @@ import numpy as np
 
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import atomic_directory, check_free
+from graphwright.files import atomic_directory, check_free, target_path
 from graphwright.models.codegen.source import generate
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.export.card import snippet, write_card
@@ -85,8 +85,7 @@ def export(
         report: told of each step.
     Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
-    check_free(directory, overwrite)
-    target = Path(directory)
+    target = target_path(directory)
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
         raise UsageError(
             "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
@@ -94,6 +93,7 @@ def export(
     if check == "required" and not transformers_installed():
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
+    check_free(target, overwrite)
     plan = export_plan(model)
     chosen = choose_rung(plan, rung)
     _refuse_non_finite(model)
