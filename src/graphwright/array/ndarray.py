@@ -220,9 +220,13 @@ class NDArray:
         memory = self.storage.memory
         if self.device != CPU or not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
             return backend(self.device).to_host(self)
+        size, kind = self.dtype.itemsize, self.dtype.numpy
+        if self.contiguous and 0 not in self.shape:
+            host = np.ndarray(self.shape, kind, memory, size * self.offset)
+            host.flags.writeable &= not self.storage.readonly
+            return host
         flat = np.frombuffer(memory, np.uint8) if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
-        size = self.dtype.itemsize
-        flat = flat[: len(flat) // size * size].view(self.dtype.numpy)
+        flat = flat[: len(flat) // size * size].view(kind)
         return np.lib.stride_tricks.as_strided(
             flat[self.offset :], self.shape, tuple(size * s for s in self.strides), writeable=not self.storage.readonly
         )
