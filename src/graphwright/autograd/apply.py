@@ -80,13 +80,20 @@ def _python_kind(value: Any) -> DType | None:
 
 def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
     """Tensors of the dtypes that the op wants, casts applied as operations of their own."""
+    from graphwright.autograd.tensor import Tensor
+
+    low = autocast_dtype()
+    if low is None and all(isinstance(o, Tensor) for o in operands):
+        kind = operands[0].data.dtype if operands else None
+        if all(o.data.dtype is kind for o in operands):  # no casting class changes these
+            return _joined(list(operands)) if any(not o.data.shape for o in operands) else list(operands)
     given = [o if _python_kind(o) is not None else as_tensor(o) for o in operands]
     numbers = [_python_kind(o) for o in given]
     kinds = [
         (number, "python") if number is not None else (o.dtype, "array" if o.shape else "scalar0d")
         for o, number in zip(given, numbers, strict=True)
     ]
-    target = target_dtype(row, kinds, autocast_dtype())
+    target = target_dtype(row, kinds, low)
     result: list[Tensor] = []
     for place, (operand, number) in enumerate(zip(given, numbers, strict=True)):
         if number is not None:

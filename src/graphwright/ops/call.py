@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphwright.array.backend import backend
+from graphwright.array.backend import Backend, backend
 from graphwright.array.device import CPU, Device, DeviceMismatch
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, empty
+from graphwright.array.spec import Spec
 from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
 from graphwright.ops.registry import Attrs, Op, get
 
@@ -44,8 +45,9 @@ def compute(
         outs: arrays to write, of exactly the inferred specs; fresh ones (or views of the operand) by default.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
-    specs = row.specs([a.spec for a in ins], attrs)
     device, ins = on_one_device(row.name, ins, outs or ())
+    kernels = backend(device)
+    specs, scratch = _prepared(row, ins, attrs, kernels)
     if row.view is not None and outs is None:
         layout = row.view(ins[0].layout, attrs)
         if layout is not None:
@@ -66,7 +68,7 @@ def compute(
     for place in row.row_major(len(ins)):
         ins[place] = contiguous(ins[place])
     if outs is None:
-        outs = [empty(s.sizes, s.dtype, device) for s in specs]
+        outs = [kernels.empty(s.shape, s.dtype) for s in specs]  # pyright: ignore[reportArgumentType]  # all are numbers
     else:
         for out, spec in zip(outs, specs, strict=True):
             if out.spec != spec:
@@ -79,8 +81,7 @@ def compute(
             )
         for out in outs:
             out.writable()
-    kernels = backend(device)
-    work = [empty(s.sizes, s.dtype, device) for s in kernels.workspace(row.name, specs, [a.spec for a in ins], attrs)]
+    work = [kernels.empty(s.sizes, s.dtype) for s in scratch]
     try:
         for run in kernels.bind(row.name, outs, ins, attrs, work):
             run()
@@ -89,6 +90,29 @@ def compute(
             raise
         raise kernel_error(row.name, ins, error) from error
     return tuple(outs)
+
+
+_known: dict[Any, tuple[tuple[Spec, ...], list[Spec]]] = {}
+_MOST_KNOWN = 4096
+
+
+def _prepared(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> tuple[tuple[Spec, ...], list[Spec]]:
+    """Specs of results and scratch; remembered, since loops ask for the same again. Raises: as `Op.specs`."""
+    key: Any = (row.infer, row.name, kernels, *attrs.values(), *[(a.shape, a.dtype) for a in ins])
+    try:
+        found = _known.get(key)
+    except TypeError:  # an attribute that cannot be hashed
+        key = found = None
+    if found is None:
+        given = [a.spec for a in ins]
+        specs = row.specs(given, attrs)
+        scratch = [] if row.view is not None else kernels.workspace(row.name, specs, given, attrs)
+        found = specs, scratch
+        if key is not None:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = found
+    return found
 
 
 def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> tuple[Device, Sequence[NDArray]]:
