@@ -1,6 +1,6 @@
 """Which executor runs an instruction: the VM, where it has a form for it and it is small enough, else ATen.
 
-`LIMITS` is the measured table: `python -m benchmarks vm` prints the times of both beside it.
+The limits are where `python -m benchmarks executors` finds the two to meet.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import NamedTuple
 from graphwright.array import Spec
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
-from graphwright.ops import OPS, get
+from graphwright.ops import get
 from graphwright.plan.lower import Rows
 from graphwright.plan.table import Instr
 
 EXECUTORS = ("auto", "vm", "aten")
 VM, ATEN = "vm", "aten"
-FLOPS_LIMIT, BYTES_LIMIT = 64_000_000, 1 << 20
-"""Above these a second core, which the VM does not use, is worth more than what it saves."""
+FLOPS_LIMIT, BYTES_LIMIT = 300_000_000, 1 << 20
+"""Of what computes much per byte, and of the rest; above them ATen's other cores gain more than the VM saves."""
+_DENSE = 16  # operations per byte from which on an op is bound by computing
 
 
 class Choice(NamedTuple):
@@ -62,11 +63,8 @@ def view_of(rows: Rows, slot: int) -> View:
 def _large(instr: Instr, specs: Sequence[Spec]) -> str:
     """Why an instruction is too large for one core, or nothing."""
     ins, outs = specs[: len(instr.ins)], specs[len(instr.ins) :]
-    if instr.op in OPS and not get(instr.op).traits.convert:
-        flops = get(instr.op).cost(ins, outs, instr.attrs).flops
-        if flops > FLOPS_LIMIT:
-            return f"large: {flops / 1e6:.0f} MFLOP, the VM's limit is {FLOPS_LIMIT / 1e6:.0f}"
+    cost = get(instr.op).cost(ins, outs, instr.attrs)
+    if cost.flops > _DENSE * (cost.read + cost.write):
+        return f"large: {cost.flops / 1e6:.0f} MFLOP" if cost.flops > FLOPS_LIMIT else ""
     moved = sum(spec.nbytes for spec in specs)
-    if moved > BYTES_LIMIT:
-        return f"large: {moved / 2**20:.1f} MiB, the VM's limit is {BYTES_LIMIT / 2**20:.0f}"
-    return ""
+    return f"large: {moved / 2**20:.1f} MiB" if moved > BYTES_LIMIT else ""
