@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
-from graphwright.array import from_numpy
+from graphwright.array import StorageClosed, from_numpy
 from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, tensor, update
 from graphwright.errors import ComputeError, UsageError
@@ -392,6 +392,17 @@ def test_a_bound_plan_of_an_edited_program_is_refused() -> None:
         e.insert(p.in_edges("h")[0], "relu")
     with pytest.raises(StalePlan):
         bound()
+
+
+def test_an_argument_whose_memory_was_closed_is_refused_also_in_quick_calls() -> None:
+    double = gw.compile(lambda x: x + x)
+    x = tensor(np.ones(3, np.float32))
+    for _ in range(3):
+        double(x)
+    array_of(x).storage.close()
+    with pytest.raises(StorageClosed):
+        double(x)
+    assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
 
 
 def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() -> None:

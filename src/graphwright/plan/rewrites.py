@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import copysign
 
-from graphwright.array import DType, Layout, NDArray
+from graphwright.array import DType, Layout
 from graphwright.array.layout import row_major
 from graphwright.ops import Op, get
 from graphwright.plan.draft import Draft, Firing, Ref, Row
@@ -204,8 +204,3 @@ def widens(narrow: DType, wide: DType) -> bool:
         return False
     (p, e), (q, f) = _DIGITS[narrow.name], _DIGITS[wide.name]
     return p <= q and e <= f
-
-
-def constant(array: NDArray, version: int) -> bool:
-    """True while a constant that a rewrite relied on is as it was."""
-    return array.storage.version == version

@@ -119,23 +119,6 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
     return rows
 
 
-_PLAIN = [
-    "copy",
-    "neg",
-    "abs",
-    "sign",
-    "floor",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "tanh",
-    "sigmoid",
-    "erf",
-    "relu",
-    "silu",
-]
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
 _BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum")}

@@ -12,22 +12,21 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import (
-    _F32,
-    _I32,
-    _VF,
-    _VI,
-    _aligned,
-    _at,
-    _first,
-    _masked_load,
-    _masked_store,
-    _named,
-    _splat,
-    load_f32,
-    store_f32,
+from graphwright.array.vm.llvm import (
+    F32,
+    FLOATS,
+    I32,
+    INTS,
+    aligned,
+    broadcast,
+    first_lanes,
+    intrinsic_call,
+    masked_load,
+    masked_store,
+    pointer,
 )
+from graphwright.array.vm.math import native
+from graphwright.array.vm.vector import load_f32, store_f32
 
 DEPTH, PANEL = 256, 32
 _ZEROS = PANEL * 4
@@ -41,7 +40,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i = args
-        cut = _first(builder, builder.sub(columns, _I64(16 * (vectors - 1))))
+        cut = first_lanes(builder, builder.sub(columns, _I64(16 * (vectors - 1))))
         whole = ir.Constant(ir.VectorType(ir.IntType(1), 16), [ir.IntType(1)(1)] * 16)
         masks = [whole] * (vectors - 1) + [cut]
 
@@ -50,8 +49,8 @@ def _tile(rows: int, vectors: int) -> Any:
 
         def fetch(address: Any, v: int) -> Any:
             if masks[v] is whole:
-                return _aligned(builder.load(_at(builder, address, _VF)), 4)
-            return _masked_load(builder, address, masks[v], _VF, "v16f32", 4)
+                return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
+            return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
 
         start = [[fetch(place(init, row_i, r, v), v) for v in range(vectors)] for r in range(rows)]
         before = builder.block
@@ -59,13 +58,15 @@ def _tile(rows: int, vectors: int) -> Any:
         builder.cbranch(builder.icmp_signed(">", k, _I64(0)), loop, done)
         builder.position_at_end(loop)
         left, at_a, at_b = (builder.phi(_I64) for _ in range(3))
-        sums = [[builder.phi(_VF) for _ in range(vectors)] for _ in range(rows)]
+        sums = [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
         panel = [fetch(builder.add(at_b, _I64(64 * v)), v) for v in range(vectors)]
         grown = []
         for r in range(rows):
-            entry = _aligned(builder.load(_at(builder, place(at_a, row_a, r, 0), _F32)), 4)
-            wide = _splat(builder, entry)
-            grown.append([_named(builder, "llvm.fma.v16f32", _VF, wide, panel[v], sums[r][v]) for v in range(vectors)])
+            entry = aligned(builder.load(pointer(builder, place(at_a, row_a, r, 0), F32)), 4)
+            wide = broadcast(builder, entry)
+            grown.append(
+                [intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide, panel[v], sums[r][v]) for v in range(vectors)]
+            )
         steps = ((left, k, builder.sub(left, _I64(1))), (at_a, a, builder.add(at_a, col_a)))
         for phi, first, then in (*steps, (at_b, b, builder.add(at_b, row_b))):
             phi.add_incoming(first, before)
@@ -78,13 +79,13 @@ def _tile(rows: int, vectors: int) -> Any:
         builder.position_at_end(done)
         for r in range(rows):
             for v in range(vectors):
-                value = builder.phi(_VF)
+                value = builder.phi(FLOATS)
                 value.add_incoming(start[r][v], before)
                 value.add_incoming(grown[r][v], loop)
                 start[r][v] = value
         for r in range(rows):
             for v in range(vectors):
-                _masked_store(builder, start[r][v], place(c, row_c, r, v), masks[v], "v16f32", 4)
+                masked_store(builder, start[r][v], place(c, row_c, r, v), masks[v], "v16f32", 4)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     def tile(typingctx, a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i):
@@ -116,8 +117,8 @@ _thin16, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (16, 8
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     """The 16 x 16 transpose of 16 vectors: four rounds of interleaving row i with row i + 8."""
-    low = ir.Constant(_VI, [_I32(i // 2 + 16 * (i % 2)) for i in range(16)])
-    high = ir.Constant(_VI, [_I32(8 + i // 2 + 16 * (i % 2)) for i in range(16)])
+    low = ir.Constant(INTS, [I32(i // 2 + 16 * (i % 2)) for i in range(16)])
+    high = ir.Constant(INTS, [I32(8 + i // 2 + 16 * (i % 2)) for i in range(16)])
     for _ in range(4):
         mixed = []
         for i in range(8):
@@ -131,16 +132,16 @@ def _turned(typingctx: Any, source: Any, stride: Any, target: Any, rows: Any, co
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, stride, target, rows, columns = args
-        inside = _first(builder, columns)
+        inside = first_lanes(builder, columns)
         none = ir.Constant(inside.type, None)
         taken = []
         for r in range(16):
             mask = builder.select(builder.icmp_signed(">", rows, _I64(r)), inside, none)
             taken.append(
-                _masked_load(builder, builder.add(source, builder.mul(stride, _I64(r))), mask, _VF, "v16f32", 4)
+                masked_load(builder, builder.add(source, builder.mul(stride, _I64(r))), mask, FLOATS, "v16f32", 4)
             )
         for r, vector in enumerate(_transpose(builder, taken)):
-            _aligned(builder.store(vector, _at(builder, builder.add(target, _I64(4 * PANEL * r)), _VF)), 4)
+            aligned(builder.store(vector, pointer(builder, builder.add(target, _I64(4 * PANEL * r)), FLOATS)), 4)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     return types.void(*[types.int64] * 5), codegen

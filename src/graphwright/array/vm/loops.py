@@ -25,6 +25,7 @@ from graphwright.array.vm.vector import (
     load_first,
     load_i64,
     load_mask,
+    load_u8,
     maximum,
     mul,
     select,
@@ -140,18 +141,12 @@ def where(row: Any) -> None:
             if cc:
                 picked = select(load_mask(c + i, mask), _rest(x, cx, i, mask), _rest(y, cy, i, mask))
             else:
-                picked = _rest(x, cx, i, mask) if load_mask_one(c) else _rest(y, cy, i, mask)
+                picked = _rest(x, cx, i, mask) if load_u8(c) else _rest(y, cy, i, mask)
             store_first(o + 4 * i, picked, mask)
         o += so
         c += sc
         x += sx
         y += sy
-
-
-@native
-def load_mask_one(p: Any) -> Any:
-    """A single byte as a truth value."""
-    return load_i64(p - (p & 7)) >> (8 * (p & 7)) & 255 != 0
 
 
 @native
