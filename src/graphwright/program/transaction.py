@@ -201,7 +201,7 @@ class Transaction:
                 p.history.note(p.weights[inverse.key])
         p.sort_weights(undone)
         while len(self.relabelled) > labels:
-            p.order_labels.restore(self.relabelled.pop())
+            p.restore_order(self.relabelled.pop())
         p.loose.clear()
         p.loose |= loose
         p.graveyard.mode = "edit"
