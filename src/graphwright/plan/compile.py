@@ -37,7 +37,8 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
     )
     found = plans.get(key)
     if found is None or not found.fresh:
-        found = plans[key] = make_plan(p, inputs, outputs, **options, before=found)
+        before, found = found, make_plan(p, inputs, outputs, **options, before=found)
+        plans[key] = found if before is None else before.hand_over(found)
         if len(plans) > _LIMIT:
             plans.popitem(last=False)
     plans.move_to_end(key)

@@ -18,7 +18,7 @@ from graphwright.array import CPU, Layout, NDArray, Spec, backend
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.executor import Choice, chooser
+from graphwright.plan.executor import VM, Choice, chooser
 from graphwright.plan.layout import aligned
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
@@ -124,7 +124,9 @@ class Ledger:
         slots, buffers, instrs, choices: everything that was ever needed; a buffer is (kind, bytes, key).
         sizes, codes: bytes of each buffer in the arena, and where it lies.
         turn: rises with every plan made of the ledger.
-        frozen: of each slot, whether it depends on frozen weights alone.
+        frozen, holders: of each slot, whether it depends on frozen weights alone, and its buffer.
+        native: of each instruction, whether the VM runs it.
+        folded: nodes that are computed once from frozen weights.
         order: instructions of all rows, as they run.
         guards: constants whose values a rewrite relied on, with their versions.
         settled: rows that were looked at since the start, for tests of locality.
@@ -139,10 +141,13 @@ class Ledger:
         self.rows: dict[NodeId, Row] = {}
         self.slots: list[Slot] = []
         self.frozen: list[bool] = []
+        self.holders = array("i")
         self.buffers: list[tuple[str, int, str]] = []
         self.sizes, self.codes = array("q"), array("b")
         self.instrs: list[Instr] = []
         self.choices: list[Choice] = []
+        self.native = array("b")
+        self.folded: set[NodeId] = set()
         self.reads, self.outs, self.works, self.pairs = Lists(), Lists(), Lists(), Lists()
         self.order = np.zeros(0, np.int32)
         self.guards: dict[str, tuple[NDArray, int]] = {}
@@ -198,6 +203,7 @@ class Ledger:
         old = self.rows.get(node)
         row = self._row(node, old)
         self.rows[node] = row
+        (self.folded.add if row.folded else self.folded.discard)(node)
         self._recopied.update(row.copies)
         if old is not None:
             if old.group != row.group:
@@ -217,6 +223,7 @@ class Ledger:
             self._alert(row)
 
     def _retire(self, row: Row) -> None:
+        self.folded.discard(row.node)
         self._gone.add(row.instr)
         for key in set(row.copies):
             self._copies[key].wanted.pop(row.node)
@@ -287,8 +294,10 @@ class Ledger:
         node, ins, frozen = row.node, list(row.reads), self.still(row, op)
         if frozen and self._worth_folding(row, op):
             row.folded = True
+            same = old is not None and (old.op, old.reads) == (row.op, row.reads) and old.attrs is row.attrs
             row.results = row.own = tuple(
-                self._fresh(old, port, Value(node, port), s, FOLDED, row.path, True) for port, s in enumerate(row.specs)
+                self._fresh(old if same else None, port, Value(node, port), s, FOLDED, row.path, True)
+                for port, s in enumerate(row.specs)
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
@@ -409,6 +418,7 @@ class Ledger:
         index = len(self.slots)
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
+        self.holders.append(buffer)
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
@@ -469,7 +479,9 @@ class Ledger:
         self.instrs.append(instr)
         self._ranks.append(rank)
         outs, ins = [slots[s] for s in instr.outs], [slots[s] for s in instr.ins]
-        self.choices.append(self.choose(instr, outs, ins))
+        choice = self.choose(instr, outs, ins)
+        self.choices.append(choice)
+        self.native.append(choice.executor == VM)
         self.reads.add([s.buffer for s in ins])
         self.outs.add([s.buffer for s in outs])
         self.works.add([slots[s].buffer for s in instr.work])
@@ -511,6 +523,13 @@ class Ledger:
             copy.instr = self.instruction(Instr("copy", (copy.source,), (copy.target,), (), {}, node, why), place)
         self._came.append(copy.instr)
 
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+    def sources(self) -> list[Row]:
+        """Rows of inputs, params, consts and states, in order."""
+        p = self.program
+        nodes = [n for kind in kinds.SOURCES for n in p.of_kind(kind)]
+        return [self.rows[n] for n in p.order_labels.sorted(nodes)]
 
     # -- carried state -----------------------------------------------------------------------------------------------
     def writes(self) -> dict[NodeId, tuple[int, int]]:

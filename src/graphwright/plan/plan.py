@@ -15,10 +15,10 @@ from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
-from graphwright.plan.executor import VM, Choice
+from graphwright.plan.executor import ATEN, VM, Choice
 from graphwright.plan.layout import aligned
 from graphwright.plan.ledger import Ledger, Row
-from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, TEMP, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StalePlan(ComputeError):
-    """The program was edited since this plan was made."""
+    """What this plan relied on is not so any more: a constant that a rewrite looked at, or the shape of a weight."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,16 @@ class Arranged:
         home, first, last, offsets: of each buffer, whose memory it lies in, its times, its place in the arena (or -1).
         used: of each buffer, whether the plan touches it.
         total, bound: bytes of the arena, and at the fullest time.
+        sources: slots of inputs, params, consts and states that the plan uses, in order.
+        variables: by key, those behind params, consts and states.
+        folds: node -> slots of values computed once from frozen weights, of those that other rows read.
+        written: keys of the states that the plan writes.
     """
 
     __slots__ = (
         "bound",
         "first",
+        "folds",
         "home",
         "last",
         "ledger",
@@ -106,9 +111,12 @@ class Arranged:
         "roots",
         "rows",
         "slots",
+        "sources",
         "total",
         "turn",
         "used",
+        "variables",
+        "written",
     )
 
     def __init__(
@@ -128,6 +136,27 @@ class Arranged:
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
+        slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
+        rows = ledger.sources()
+        self.sources = tuple([row.own[0] for row in rows if used[slots[row.own[0]].buffer]])
+        self.variables = {row.attrs["key"]: weights[row.attrs["key"]] for row in rows if row.op != INPUT}
+        folded = [self.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
+        self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
+        self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
+
+    def moved_since(self, before: Arranged) -> np.ndarray:
+        """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
+        moved = np.ones(len(self.home), np.bool_)
+        old, new = before._places(), self._places()
+        count = len(old[0])
+        moved[:count] = (old[0] != new[0][:count]) | (old[1] != new[1][:count])
+        return moved
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        home = self.home
+        while (further := home[home]).tobytes() != home.tobytes():
+            home = further
+        return home, self.offsets[home]
 
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""
@@ -144,7 +173,7 @@ class Plan:
     Slots and buffers are numbered as the ledger of the program came to need them: some may be of nodes that are gone.
 
     Attributes:
-        program, version: what the plan is of; it refuses to run once the program has another version.
+        program, version: what the plan is of. It runs as planned also after the program was edited.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
         commits: path of a write -> why its value is copied at the end instead of updated in place.
@@ -196,7 +225,7 @@ class Plan:
     @property
     def folds(self) -> Mapping[NodeId, tuple[int, ...]]:
         """Node -> slots of values computed once from frozen weights."""
-        return self._once("folds", self._folds)
+        return self.arranged.folds
 
     @property
     def pruned(self) -> tuple[str, ...]:
@@ -238,13 +267,6 @@ class Plan:
             made.append(Buffer(b, "moved" if home != b else kind if used else "unused", size, key, first, last, offset))
         return tuple(made)
 
-    def _folds(self) -> dict[NodeId, tuple[int, ...]]:
-        """Only of what other rows read: a value that only folded values read is computed on the way."""
-        at, slots = self.arranged, self.arranged.ledger.slots
-        return {
-            r.node: r.own for r in self._rows() if r.folded and any(at.used[slots[s].buffer] for s in r.own)
-        }
-
     def _rows(self) -> list[Row]:
         key, rows = self.program.order_labels.key, self.arranged.rows
         graph = self.program.graph
@@ -263,6 +285,19 @@ class Plan:
                     seen.add(source.node)
                     stack.append(source.node)
         return seen
+
+    def folding(self) -> list[Row]:
+        """Rows that folded values are computed from, and these, each after what it reads."""
+        rows, found = self.arranged.rows, {}
+        stack = list(self.arranged.folds)
+        while stack:
+            node = stack[-1]
+            waiting = [v.node for v in rows[node].sources if v.node not in found] if node not in found else []
+            if waiting:
+                stack += waiting
+            else:
+                found[stack.pop()] = None
+        return [rows[node] for node in found]
 
     def _rewrites(self) -> tuple[Firing, ...]:
         rows, needed = self.arranged.rows, self._needed()
@@ -283,12 +318,30 @@ class Plan:
         return self.workspace().run({**(feeds or {}), **named}, lease=lease)
 
     def workspace(self) -> Any:
-        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`."""
+        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`.
+
+        It goes over to the plan that is patched from this one.
+        Raises: StalePlan once the plan was closed.
+        """
+        if "closed" in self._lazy:
+            raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
         if "workspace" not in self._lazy:
             from graphwright.plan.workspace import Workspace
 
             self._lazy["workspace"] = Workspace(self)
         return self._lazy["workspace"]
+
+    def close(self) -> None:
+        """Give the memory back; the plan runs no more. Until then it runs as planned, whatever becomes of the program."""
+        self._lazy["closed"] = True
+        self._lazy.pop("workspace", None)
+
+    def hand_over(self, after: Plan) -> Plan:
+        """Let the plan patched from this one have the workspace, if there is one that is not running; returns it."""
+        space = self._lazy.get("workspace")
+        if space is not None and space.adopt(after):
+            after._lazy["workspace"] = self._lazy.pop("workspace")
+        return after
 
     @property
     def fresh(self) -> bool:
@@ -300,8 +353,11 @@ class Plan:
     @property
     def guarded_fresh(self) -> bool:
         """True while the constants that rewrites relied on are what they were."""
-        weights = self.program.weights
-        return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
+        known = self.arranged.ledger.program.weights
+        return all(
+            k in known and known.array(k) is array and array.storage.version == v
+            for k, (array, v) in self.guards.items()
+        )
 
     @property
     def guarded(self) -> list[tuple[NDArray, int]]:
@@ -309,15 +365,12 @@ class Plan:
         return list(self.guards.values())
 
     def check_fresh(self) -> None:
-        """Raises: StalePlan if the program was edited since."""
-        if not self.fresh:
-            source = _edited_source(self.program)
-            edited, planned = (self.program, self.version) if source is None else source
+        """Raises: StalePlan if a constant that a rewrite relied on is another one now."""
+        if not self.guarded_fresh:
             raise StalePlan(
-                "the program was edited after this plan was made",
-                where=edited.name,
-                expected=f"version {planned}",
-                got=f"version {edited.version}",
+                "a constant that this plan relied on was changed",
+                where=self.program.name,
+                got=", ".join(self.guards),
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
@@ -338,9 +391,15 @@ class Plan:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Runs of instructions of one executor; one of the VM is one call."""
-        ends = [i for i in range(1, len(self.choices)) if self.choices[i].executor != self.choices[i - 1].executor]
-        bounds = [0, *ends, len(self.choices)]
-        return tuple(Segment(self.choices[a].executor, a, b) for a, b in pairwise(bounds) if a < b)
+        return self._once("segments", self._segments)
+
+    def _segments(self) -> tuple[Segment, ...]:
+        order = self.arranged.order
+        if not len(order):
+            return ()
+        native = np.frombuffer(self.arranged.ledger.native, np.int8)[order]
+        ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
+        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -370,16 +429,8 @@ class Plan:
         return self._of_kind(PARAM, CONST)
 
     def _of_kind(self, *kinds: str) -> tuple[int, ...]:
-        return tuple(
-            s.index
-            for s in self.slots
-            if s.base == s.index and self.buffers[s.buffer].kind in kinds and self._is_source(s)
-        )
-
-    def _is_source(self, slot: Slot) -> bool:
-        """True for the slot of a node that stores or is fed, not for a result that was moved into its memory."""
-        row = None if slot.value is None else self.arranged.rows.get(slot.value.node)
-        return row is not None and row.op in (INPUT, PARAM, CONST, STATE) and row.own[0] == slot.index
+        slots, buffers = self.arranged.ledger.slots, self.arranged.ledger.buffers
+        return tuple([s for s in self.arranged.sources if buffers[slots[s].buffer][0] in kinds])
 
     def last_use(self, slot: int) -> int | None:
         """The last instruction that reads the value a slot shows; where it was made if none does.
@@ -408,7 +459,7 @@ class Plan:
                 for s in (*instr.ins, *instr.outs, *instr.work):
                     uses[self.slots[s].base] = i
             for s in self.slots:
-                if s.base == s.index and (self._is_source(s) or self.buffers[s.buffer].kind not in ARENA):
+                if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
                     uses[s.index] = None
             for s in (*self.outputs.values(), *self.watched.values()):
                 uses[self.slots[s].base] = None
@@ -432,6 +483,23 @@ class Plan:
             live += step
             line.append(live)
         return tuple(line)
+
+    def compact(self) -> Plan:
+        """A plan of the program as it is now, of the same inputs and options, made from nothing."""
+        from graphwright.plan.planner import make_plan
+
+        o = self.options
+        wanted = tuple(name for name in self.outputs if name in self.program.output_names())
+        return make_plan(
+            self.program,
+            self.inputs,
+            wanted,
+            freeze=o.freeze,
+            rewrites=o.rewrites,
+            layout=o.layout,
+            watch=o.watch,
+            executor=o.executor,
+        )
 
     @property
     def lower_bound(self) -> int:
