@@ -175,6 +175,9 @@ class Ledger:
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
+        if not self.rows:
+            self._settle_all()
+            changed.clear()
         for node in changed:
             if node in graph:
                 self._mark(node)
@@ -191,6 +194,31 @@ class Ledger:
             self._make_copy(key)
         self._recopied.clear()
         self._sort()
+
+    def _settle_all(self) -> None:
+        """Look at every node once, in order, with the columns of the graph read in bulk."""
+        graph = self.program.graph
+        flat = graph.csc()
+        nodes = list(flat.nodes)
+        columns = [list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name")]
+        sources, starts = flat.indices.tolist(), flat.indptr.tolist()
+        src_ports, dst_ports = (np.asarray(graph.edges[n][flat.edges]).tolist() for n in ("src_port", "dst_port"))
+        key = self.program.order_labels.key
+        for i in sorted(range(len(nodes)), key=[key(n) for n in nodes].__getitem__):
+            edges: Sequence[int] = range(starts[i], starts[i + 1])
+            if len(edges) > 1:
+                edges = sorted(edges, key=dst_ports.__getitem__)
+            op, attrs, specs, name = (column[i] for column in columns)
+            row = Row(nodes[i], name, op, attrs, specs, [Value(nodes[sources[e]], src_ports[e]) for e in edges])
+            self.rows[row.node] = self._looked_at(row, None)
+            self._recopied.update(row.copies)
+            if row.folded:
+                self.folded.add(row.node)
+            if row.instr >= 0:
+                self._came.append(row.instr)
+        self.settled += len(nodes)
+        self._heap.clear()  # in order, nothing has to be looked at twice
+        self._waiting.clear()
 
     def _mark(self, node: NodeId) -> None:
         if node not in self._waiting:
@@ -244,10 +272,10 @@ class Ledger:
             def at(q: int) -> tuple[int, int, int]:
                 return (*key(instrs[q].node), ranks[q])
 
-            came.sort(key=at)
             if len(came) * 8 > len(order):
                 order = np.array(sorted([*order.tolist(), *came], key=at), np.int32)
             else:
+                came.sort(key=at)
                 places = []
                 for q in came:
                     wanted, low, high = at(q), 0, len(order)
@@ -263,16 +291,22 @@ class Ledger:
 
     # -- one row -----------------------------------------------------------------------------------------------------
     def _row(self, node: NodeId, old: Row | None) -> Row:
-        p, graph = self.program, self.program.graph
-        kind = graph.node(node, "op")
-        specs: tuple[Spec, ...] = graph.node(node, "specs")
-        if self.dims and any(s.symbolic for s in specs):
-            specs = tuple(s.bind(self.dims) for s in specs)
-        attrs = graph.node(node, "attrs")
-        row = Row(node, graph.node(node, "name"), kind, attrs, specs, p.operands(node) if kind not in _KIND else [])
-        row.reads = tuple([self.rows[v.node].results[v.port] for v in row.sources])
+        p = self.program
+        row = Row(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
+        return self._looked_at(row, old)
+
+    def _looked_at(self, row: Row, old: Row | None) -> Row:
+        """Fill what follows from a row's place in the program."""
+        node, kind, specs = row.node, row.op, row.specs
+        if self.dims:
+            for s in specs:
+                if s.symbolic:
+                    row.specs = specs = tuple(s.bind(self.dims) for s in specs)
+                    break
+        rows = self.rows
+        row.reads = tuple([rows[v.node].results[v.port] for v in row.sources])
         if kind in _KIND:
-            key = row.path if kind == INPUT else attrs["key"]
+            key = row.path if kind == INPUT else row.attrs["key"]
             still = node not in self._written and (
                 (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
             )

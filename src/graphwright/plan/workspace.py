@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import memmove
+from itertools import accumulate, chain
 from operator import length_hint
 from threading import Lock
 from typing import Any
@@ -104,8 +105,10 @@ class Workspace:
             changed = after.moved_since(before)
             ledger, run = after.ledger, loops(len(after.order))
             lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            still = set(after.order.tolist()) - set(run.moved(after.order, *lists, changed).tolist())
-            self._bound_calls = {q: calls for q, calls in self._bound_calls.items() if q in still}
+            for q in self._bound_calls.keys() - set(after.order.tolist()):
+                del self._bound_calls[q]
+            for q in run.moved(after.order, *lists, changed).tolist():
+                self._bound_calls.pop(q, None)
             known = np.fromiter(self._views, np.int64, len(self._views))
             holders = np.frombuffer(ledger.holders, np.int32)
             for slot in known[changed[holders[known]]].tolist():
@@ -419,12 +422,13 @@ class Workspace:
                 self._calls.append(known)
                 self._counts += [len(self._calls)] * len(key)
             else:
-                for i in range(segment.start, segment.stop):
-                    calls = self._bound_calls.get(order[i])
-                    if calls is None:
-                        calls = self._bound_calls[order[i]] = self._calls_of(i, i + 1)
-                    self._calls += calls
-                    self._counts.append(len(self._calls))
+                part, bound = order[segment.start : segment.stop], self._bound_calls
+                for i, q in enumerate(part, segment.start):
+                    if q not in bound:
+                        bound[q] = self._calls_of(i, i + 1)
+                lists = list(map(bound.__getitem__, part))
+                self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
+                self._calls += chain.from_iterable(lists)
         self._code = code
         ledger = plan.arranged.ledger
         used = {ledger.buffers[ledger.slots[s].buffer][2]: s for s in plan.input_slots}
