@@ -221,7 +221,7 @@ class Ledger:
         self._waiting.clear()
 
     def _mark(self, node: NodeId) -> None:
-        if node not in self._waiting:
+        if node not in self._waiting and node in self.program.graph:
             self._waiting.add(node)
             heappush(self._heap, (self.program.order_labels.key(node), node))
 
@@ -368,9 +368,7 @@ class Ledger:
         ):
             row.results = row.own = (kept.index,)
             return
-        made = self._slot(
-            Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source]
-        )
+        made = self._slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
         row.results = row.own = (made,)
 
     def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
@@ -446,9 +444,7 @@ class Ledger:
                 del self._groups[row.group]
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
-    def _slot(
-        self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool
-    ) -> int:
+    def _slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
         index = len(self.slots)
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
@@ -501,9 +497,7 @@ class Ledger:
                 row.instr, row.own = old.instr, old.own
                 return
         scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
-        work = tuple(
-            self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch)
-        )
+        work = tuple(self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch))
         row.own = (*made, *work)
         row.instr = self.instruction(Instr(op, ins, made, work, attrs, row.node, why), _MAIN)
 
@@ -556,7 +550,6 @@ class Ledger:
         if had is None or (had.node, had.why) != (node, why):
             copy.instr = self.instruction(Instr("copy", (copy.source,), (copy.target,), (), {}, node, why), place)
         self._came.append(copy.instr)
-
 
     # -- sources -----------------------------------------------------------------------------------------------------
     def sources(self) -> list[Row]:

@@ -57,9 +57,7 @@ def sinking(
     return sinks
 
 
-def touches(
-    order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, read: Array
-) -> None:
+def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, read: Array) -> None:
     """Fill the time at which each buffer is made and is read last."""
     for i in range(len(order)):
         q = order[i]

@@ -27,7 +27,9 @@ from graphwright.program.validate import refuse_broken
 LAYOUTS = ("reuse", "naive")
 CONE, WASTE = 0.25, 1.25
 """A plan is made anew if an edit touched more than this share of its buffers, or its arena is this much too large."""
-_GARBAGE = 4096  # buffers that nothing uses any more, beyond as many again as are used, from which on a ledger is dropped
+_GARBAGE = (
+    4096  # buffers that nothing uses any more, beyond as many again as are used, from which on a ledger is dropped
+)
 
 
 def make_plan(

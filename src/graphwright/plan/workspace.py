@@ -84,8 +84,10 @@ class Workspace:
     def _variables(self, plan: Plan) -> dict[str, Variable]:
         """What the plan reads and writes, by key."""
         ledger, own = plan.arranged.ledger, plan.arranged.variables
-        names = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
-        return {key: self._given.get(key, own[key]) for kind, _, key in names if kind != INPUT}
+        buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
+        keys = [key for kind, _, key in buffers if kind != INPUT]
+        keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
+        return {key: self._given.get(key, own[key]) for key in keys}
 
     def adopt(self, plan: Plan) -> bool:
         """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
@@ -369,9 +371,7 @@ class Workspace:
         made: dict[Value, NDArray] = {}
         for row in plan.folding():
             if row.op in STORED:
-                key = row.attrs["key"]
-                array = self._bound.get(key)
-                array = made[Value(row.node)] = self._array(plan.arranged.variables[key]) if array is None else array
+                array = made[Value(row.node)] = self._bound[row.attrs["key"]]
                 self._folded.append((array, array.storage.version))
                 continue
             op, operands = get(row.op), row.sources

@@ -11,7 +11,6 @@ class Changed(set[NodeId]):
     """Nodes that were put in, taken out, changed, rewired or moved in the order since this was last cleared."""
 
 
-
 class Followers:
     """The sets to enter changes into; one that nobody holds any more is left out."""
 

@@ -399,15 +399,16 @@ class Structure:
         seq: int | None = None,
         handle: NodeId | None = None,
         after: NodeId | None = None,
+        before: NodeId | None = None,
     ) -> NodeId:
-        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place."""
+        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` and `before` hint its place."""
         number = self._seq if seq is None else seq
         revived = self.graveyard.revive(self.graph, handle)
         node = revived
         if revived is None:
             node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
             self._seq = max(self._seq, number + 1)
-        self._reorder(lambda: self.order_labels.insert(node, after=after, created=number))
+        self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
         if revived is not None:  # kinds are listed in order of creation, also after an undo
@@ -466,20 +467,24 @@ class Structure:
         self.graph.set_node(node, **columns)
         self._touch(node)
 
-    def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
-        """Put an op node in with its edges and inferred specs; used while a program is built."""
+    def add_op(
+        self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
+    ) -> NodeId:
+        """Put an op node in with its edges and inferred specs; used while a program is built. `after` hints its place."""
         row = get(op)
         full = row.complete(attrs, name)
         specs = row.specs([self.specs(v.node)[v.port] for v in operands], full, name)
-        node = self.insert_node(op, full, name, specs)
+        node = self.insert_node(op, full, name, specs, after=after)
         for port, operand in enumerate(operands):
             self.insert_edge(operand, node, port)
         return node
 
-    def add_source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
-        """Put an input, param, const or state node in."""
+    def add_source(
+        self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
+    ) -> NodeId:
+        """Put an input, param, const or state node in; `before` hints its place."""
         assert kind in SOURCES
-        return self.insert_node(kind, attrs, name, (spec,))
+        return self.insert_node(kind, attrs, name, (spec,), before=before)
 
     def add_write(self, target: Value, value: Value, name: str) -> NodeId:
         """Put a write node in: `value` is what the source `target` has in the next step."""
