@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits of graphs, the planner's loops and the VM."""
+"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits, the planner's loops, the VM."""
 
 from __future__ import annotations
 

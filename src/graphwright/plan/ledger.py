@@ -476,7 +476,7 @@ class Ledger:
         """The slot that the row had for this, if it still fits, else a new one.
 
         Args:
-            converted: what a conversion reads: chains of them look through it, so that other operands are another value.
+            converted: what a conversion reads; chains of them look through it, so other operands are another value.
         """
         if old is not None and place < len(old.own) and (converted is None or converted == old.reads):
             slot = self.slots[old.own[place]]
@@ -584,7 +584,7 @@ class Ledger:
 
 
 class _Copy:
-    """A copy that lies row by row: of which slot, in which, its instruction, and which rows want it for which reason."""
+    """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target, self.instr = source, target, -1

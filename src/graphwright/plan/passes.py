@@ -234,7 +234,7 @@ def _by_time(times: Array, last: Array, steps: int, large_first: bool, sizes: Ar
 
 
 def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: int) -> tuple[int, int]:
-    """Leave buffers that have an offset (>= 0) where they are as long as they meet no other, and find places for the rest.
+    """Leave buffers that have an offset (>= 0) where they are unless they meet another; find places for the rest.
 
     Returns: how many had to be placed, and the bytes.
     """

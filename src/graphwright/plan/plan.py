@@ -332,7 +332,7 @@ class Plan:
         return self._lazy["workspace"]
 
     def close(self) -> None:
-        """Give the memory back; the plan runs no more. Until then it runs as planned, whatever becomes of the program."""
+        """Give the memory back; until then the plan runs as planned, whatever becomes of the program."""
         self._lazy["closed"] = True
         self._lazy.pop("workspace", None)
 

@@ -92,7 +92,7 @@ class Workspace:
     def adopt(self, plan: Plan) -> bool:
         """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
 
-        Returns: False, and nothing is changed, if the plan is of another ledger, or this workspace is running or pinned.
+        Returns: False, with nothing changed, if the plan is of another ledger or this workspace runs or is pinned.
         """
         before, after = self.plan.arranged, plan.arranged
         if self.pinned or before.ledger is not after.ledger or not self._busy.acquire(blocking=False):
@@ -324,8 +324,8 @@ class Workspace:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            grown = arranged.total + arranged.total // 4 if self._bound else arranged.total
-            self._arena = backend(CPU).allocate(grown)
+            room = arranged.total // (4 if self._bound else 8)  # to grow into; memory that nobody touched costs nothing
+            self._arena = backend(CPU).allocate(arranged.total + room)
         changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
             self._check_arrays()

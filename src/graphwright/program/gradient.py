@@ -143,7 +143,7 @@ class Gradient:
 
     def _count(self, changed: set[NodeId], needed: Sequence[NodeId]) -> list[NodeId]:
         """Count readers anew where edges changed; returns the nodes that are needed now and were not."""
-        source, graph, readers = self.source, self.source.graph, self._readers
+        graph, readers = self.source.graph, self._readers
         fresh: dict[NodeId, None] = {}
         more, less = list(needed), []
         for node in changed:

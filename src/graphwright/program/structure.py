@@ -313,14 +313,18 @@ class Structure:
         """True while undo or redo restores labels from its log."""
         return self.graveyard.mode != "edit"
 
-    def _reorder(self, change: Callable[[], Relabelled[NodeId]]) -> None:
-        """Change the order and log it for undo; while undoing, the log itself restores the order."""
+    def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
+        """Change the order and log it for undo; while undoing, the log itself restores the order.
+
+        Args:
+            moves: nodes may come before others that they came after.
+        """
         if not self.order_frozen:
             record = change()
-            if record:
+            if record and moves:
                 self._moved(record)
-                if self.order_log is not None:
-                    self.order_log.append(record)
+            if record and self.order_log is not None:
+                self.order_log.append(record)
 
     def restore_order(self, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
         """Take a change of the order back; returns the record that makes it again."""
@@ -379,7 +383,7 @@ class Structure:
     def _order_edge(self, src: NodeId, dst: NodeId) -> None:
         """Make room in the order for an edge. Raises: CycleError naming the path, nothing changed."""
         try:
-            self._reorder(lambda: self.order_labels.add_edge(src, dst))
+            self._reorder(lambda: self.order_labels.add_edge(src, dst), moves=True)
         except CycleError as error:
             names = [self.path(n) for n in error.path]
             raise CycleError(
@@ -401,7 +405,7 @@ class Structure:
         after: NodeId | None = None,
         before: NodeId | None = None,
     ) -> NodeId:
-        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` and `before` hint its place."""
+        """Put a node in, unconnected. With `handle`, revive the node that had it; `after`, `before` hint its place."""
         number = self._seq if seq is None else seq
         revived = self.graveyard.revive(self.graph, handle)
         node = revived
@@ -470,7 +474,7 @@ class Structure:
     def add_op(
         self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
     ) -> NodeId:
-        """Put an op node in with its edges and inferred specs; used while a program is built. `after` hints its place."""
+        """Put an op node in with its edges and inferred specs, while a program is built; `after` hints its place."""
         row = get(op)
         full = row.complete(attrs, name)
         specs = row.specs([self.specs(v.node)[v.port] for v in operands], full, name)
