@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,17 @@ from graphwright.array import (
     int64,
 )
 from graphwright.autograd.inplace import rebind, write_over
-from graphwright.autograd.modes import autocast_dtype, grad_enabled, no_grad
+from graphwright.autograd.modes import autocast, grad_mode, no_grad
 from graphwright.autograd.recorder import active, share
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import UsageError
 from graphwright.ops import Op, compute, get
 from graphwright.ops.casting import is_cast, target_dtype
 
-if TYPE_CHECKING:
-    from graphwright.autograd.tensor import Tensor
-
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
     """A constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
-    from graphwright.autograd.tensor import Tensor
-
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
@@ -52,8 +47,6 @@ def speaks_dlpack(value: Any) -> bool:
 
 def as_tensor(value: Any) -> Tensor:
     """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
-    from graphwright.autograd.tensor import Tensor
-
     if isinstance(value, Tensor):
         return value
     if isinstance(value, NDArray):
@@ -78,22 +71,16 @@ def _python_kind(value: Any) -> DType | None:
     return None
 
 
-def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
+def _operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
     """Tensors of the dtypes that the op wants, casts applied as operations of their own."""
-    from graphwright.autograd.tensor import Tensor
-
-    low = autocast_dtype()
-    if low is None and all(isinstance(o, Tensor) for o in operands):
-        kind = operands[0].data.dtype if operands else None
-        if all(o.data.dtype is kind for o in operands):  # no casting class changes these
-            return _joined(list(operands)) if any(not o.data.shape for o in operands) else list(operands)
+    low = autocast.get()
     given = [o if _python_kind(o) is not None else as_tensor(o) for o in operands]
     numbers = [_python_kind(o) for o in given]
     kinds = [
         (number, "python") if number is not None else (o.dtype, "array" if o.shape else "scalar0d")
         for o, number in zip(given, numbers, strict=True)
     ]
-    target = target_dtype(row, kinds, low)
+    target = _target(row, tuple(kinds), low)
     result: list[Tensor] = []
     for place, (operand, number) in enumerate(zip(given, numbers, strict=True)):
         if number is not None:
@@ -107,7 +94,10 @@ def _operands(row: Op, operands: Sequence[Any]) -> list[Tensor]:
     return result
 
 
-def _joined(operands: list[Tensor]) -> list[Tensor]:
+_target = lru_cache(4096)(target_dtype)
+
+
+def _joined(operands: Sequence[Tensor]) -> Sequence[Tensor]:
     """Numbers (tensors of no axes) on the CPU that want a gradient, moved to the others as an operation of its own."""
     there = next((t.data.device for t in operands if isinstance(t.data, NDArray) and t.data.device != CPU), None)
     if there is None:
@@ -117,12 +107,25 @@ def _joined(operands: list[Tensor]) -> list[Tensor]:
 
 def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
     """The results of an op by simpler ones, for a backend that has no kernel of its name."""
-    from graphwright.autograd.tensor import Tensor
-
     assert row.expand is not None
     with no_grad():
         found = row.expand([Tensor(d) for d in data], attrs)
     return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))
+
+
+def _plain(operands: Sequence[Any]) -> bool:
+    """True for tensors of axes and of one dtype outside autocast, which no casting class changes."""
+    if autocast.get() is not None:
+        return False
+    kind = None
+    for o in operands:
+        if not isinstance(o, Tensor):
+            return False
+        data = o.data
+        if (data.dtype is not kind and kind is not None) or not data.shape:
+            return False
+        kind = data.dtype
+    return True
 
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:
@@ -131,12 +134,14 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     Args:
         outs: tensors that become the results, under the rules of `autograd.inplace`.
     """
-    from graphwright.autograd.tensor import Tensor
-
-    inputs = _operands(row, operands)
+    inputs = operands if _plain(operands) else _operands(row, operands)
     recorder = active.get()
-    taped = (row.vjp is not None or row.traits.opaque) and grad_enabled() and any(t.requires_grad for t in inputs)
     data: list[Any] = [t.data for t in inputs]
+    taped = False
+    for t in inputs:
+        if t.requires_grad:
+            taped = (row.vjp is not None or row.traits.opaque) and grad_mode.get()
+            break
     if recorder is not None and any(t.symbolic or t.carried for t in (*inputs, *(outs or ()))):
         data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
         results: Sequence[Any] = recorder.record(row, data, attrs)
@@ -155,7 +160,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
         data = write_over(row, data, attrs, outs, taped)
         outputs = outs
     node = TapeNode(row, attrs, inputs, data, outputs) if taped else None
-    if outs is not None and outputs is outs and grad_enabled():
+    if outs is not None and outputs is outs and grad_mode.get():
         for out in outs:
             out.node, out.requires_grad = None, False
     if node is not None:
@@ -164,3 +169,6 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
         rebind(outs, outputs)
         outputs = outs
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+from graphwright.autograd.tensor import Tensor  # noqa: E402  # at the end, and this module first: tensors call `apply`

@@ -174,15 +174,18 @@ class _Pass:
         """Differentiate the youngest waiting node."""
         node = heappop(self.queue)[1]
         grads = self.waiting.pop(node)
-        for port, hooks in node.hooks.items():
-            if (g := grads[port]) is not None:
-                grads[port] = hooked(hooks, g, node.out_specs[port])
-        for tensor in (r() for r in node.retained):
-            if tensor is not None and (g := grads[tensor.port]) is not None:
-                self.inner.append((tensor, g))
-        for port, g in enumerate(grads):
-            for place in self.at.get((node, port), ()) if g is not None else ():
-                self.results[place] = g
+        if node.hooks is not None:
+            for port, hooks in node.hooks.items():
+                if (g := grads[port]) is not None:
+                    grads[port] = hooked(hooks, g, node.out_specs[port])
+        if node.retained is not None:
+            for tensor in (r() for r in node.retained):
+                if tensor is not None and (g := grads[tensor.port]) is not None:
+                    self.inner.append((tensor, g))
+        if self.at:
+            for port, g in enumerate(grads):
+                for place in self.at.get((node, port), ()) if g is not None else ():
+                    self.results[place] = g
         needs = self.needs(node)
         if not any(needs):
             return
@@ -275,27 +278,23 @@ def _vjp(
 
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
     """Saved operands and results as tensors, on the tape again if the backward is taped; specs of the others."""
-    if node.ins is None or node.outs is None:
+    if node.saved is None:
         raise GraphFreed(
             "backward ran through this graph before",
             where=node.op.name,
             fix="backward(retain_graph=True) the first time",
         )
-    for place, (data, version) in enumerate(zip((*node.ins, *node.outs), node.versions, strict=True)):
-        if isinstance(data, NDArray) and data.storage.version != version:
+    ins: list[Tensor | Spec] = [*node.in_specs]
+    outs: list[Tensor | Spec] = [*node.out_specs]
+    for place, data, version in node.saved:
+        if isinstance(data, NDArray) and data.version != version:
             _refuse_modified(node, place, data)
-    ins: list[Tensor | Spec] = []
-    for data, edge, spec in zip(node.ins, node.edges, node.in_specs, strict=True):
-        if data is None:
-            ins.append(spec)
-        elif create_graph and isinstance(edge, Tensor):
-            ins.append(edge)
-        else:
-            ins.append(_on_tape(data, edge if create_graph else None))
-    outs: list[Tensor | Spec] = [
-        spec if data is None else _on_tape(data, (node, port) if create_graph else None)
-        for port, (data, spec) in enumerate(zip(node.outs, node.out_specs, strict=True))
-    ]
+        if place >= len(ins):
+            port = place - len(ins)
+            outs[port] = _on_tape(data, (node, port) if create_graph else None)
+            continue
+        edge = node.edges[place] if create_graph else None
+        ins[place] = edge if isinstance(edge, Tensor) else _on_tape(data, edge)
     return ins, outs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import count
 from pathlib import PurePath
 from types import CodeType, FrameType
@@ -46,14 +47,17 @@ class Rule(Protocol):
         ...
 
 
+Saved = tuple[int, Any, int]
+
+
 class TapeNode:
     """What backward needs of one operation.
 
     Attributes:
         op, attrs: the row and its attributes.
         edges: per operand the (node, port) that made it, the leaf itself, or None if it wants no gradient.
-        ins, outs: saved values, or None for those the row does not save; None after they were freed.
-        versions: storage versions of the saved arrays at the time of saving.
+        saved: what the vjp reads, as (place, value, storage version when it was saved): of operands, then, counted on,
+            of results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
         path: name of the recorded node, while tracing.
         seq: creation number; backward runs from high to low.
@@ -68,14 +72,12 @@ class TapeNode:
         "edges",
         "hooks",
         "in_specs",
-        "ins",
         "op",
         "out_specs",
-        "outs",
         "path",
         "retained",
+        "saved",
         "seq",
-        "versions",
     )
 
     def __init__(
@@ -90,26 +92,31 @@ class TapeNode:
         self.edges: list[Any] = [
             None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
         ]
-        self.in_specs, self.out_specs = [t.spec for t in inputs], [t.spec for t in outputs]
+        self.in_specs = [d.spec for d in data]
+        self.out_specs = [t.data.spec for t in outputs]
         first = outputs[0].data
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
-        self.ins: list[Any] | None = [d if i in keep.inputs else None for i, d in enumerate(data)]
-        self.outs: list[Any] | None = [t.data if i in keep.outputs else None for i, t in enumerate(outputs)]
-        self.versions = [d.storage.version if isinstance(d, NDArray) else None for d in (*self.ins, *self.outs)]
-        self.hooks: dict[int, list[Hook]] = {}
-        self.retained: list[ref[Tensor]] = []
+        self.saved: Sequence[Saved] | None = ()
+        if keep.inputs or keep.outputs:
+            count = len(data)
+            self.saved = [
+                *[_saved(i, data[i]) for i in keep.inputs if i < count],
+                *[_saved(count + i, outputs[i].data) for i in keep.outputs],
+            ]
+        self.hooks: dict[int, list[Hook]] | None = None
+        self.retained: list[ref[Tensor]] | None = None
         self._called_at = _user_frame()
 
     def take(self, outputs: Sequence[Tensor]) -> None:
         """Put the floating results on the tape as made here."""
         for port, out in enumerate(outputs):
-            if out.dtype.is_float:
+            if out.data.dtype.is_float:
                 out.node, out.port, out.requires_grad = self, port, True
 
     def free(self) -> None:
         """Let go of the saved values."""
-        self.ins = self.outs = None
+        self.saved = None
 
     @property
     def line(self) -> str:
@@ -119,9 +126,18 @@ class TapeNode:
         return f"{code.co_filename}:{next(found, None) or code.co_firstlineno}"
 
 
+def _saved(place: int, value: Any) -> Saved:
+    return place, value, value.version if isinstance(value, NDArray) else 0
+
+
 def _user_frame() -> tuple[CodeType, int]:
     """Code and place of the innermost frame outside this package; a line number is worked out when it is asked for."""
-    frame: FrameType = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+    frame: FrameType = sys._getframe(3)  # of who called `apply`
+    while _ours((code := frame.f_code).co_filename) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code, frame.f_lasti
+    return code, frame.f_lasti
+
+
+@cache
+def _ours(file: str) -> bool:
+    return file.startswith(_PACKAGE)
