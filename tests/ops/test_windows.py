@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch_ops import TORCH
 
 from graphwright.array import from_numpy
-from graphwright.array.cpu import conv as conv_kernels
+from graphwright.array.cpu import gathered
+from graphwright.array.cpu.conv import Columns
+from graphwright.array.window import Window
 from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits, assert_close
@@ -46,21 +48,25 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "conv_weight", "unfold", "fold"])
 @pytest.mark.parametrize("samples", [1, 2])
-def test_chunks_of_samples_change_nothing(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stride", "places"), [(2, 5), (1, 9)])  # runs of channels are the longer, and those of places
+def test_chunks_of_samples_change_nothing(
+    name: str, samples: int, stride: int, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five samples, one or two at a time; the last chunk of two is not full."""
-    attrs = OPS[name].complete({"stride": 2, "padding": 1, **GIVEN.get(name, {})})
+    attrs = OPS[name].complete({"stride": stride, "padding": 1, **GIVEN.get(name, {})})
     shapes = {
         "conv": [(5, 2, 9), (3, 2, 3)],
-        "conv_transpose": [(5, 3, 5), (3, 2, 3)],
-        "conv_weight": [(5, 2, 9), (5, 3, 5)],
+        "conv_transpose": [(5, 3, places), (3, 2, 3)],
+        "conv_weight": [(5, 2, 9), (5, 3, places)],
         "unfold": [(5, 2, 9)],
-        "fold": [(5, 6, 5)],
+        "fold": [(5, 6, places)],
     }[name]
     arrays = [from_numpy(numbers(s, i)) for i, s in enumerate(shapes)]
     whole = compute(OPS[name], arrays, attrs)[0]
-    monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", samples * 8 * 6 * 5)
-    window = conv_kernels.Window.of((3,), attrs)
-    assert conv_kernels.Columns(window, 5, 2, (9,), 8).chunk == samples
+    monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * places)
+    window = Window.of((3,), attrs)
+    assert Columns(window, 5, 2, (9,), 8).chunk == gathered.Gathered(window, (5, 2, 9), 3, 8).chunk == samples
+    assert gathered.Gathered(window, (5, 2, 9), 3, 8).last == (stride == 2)
     assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
 
 
