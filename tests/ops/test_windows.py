@@ -84,6 +84,17 @@ def test_the_first_of_equal_entries_is_the_largest() -> None:
     assert place.to_numpy().ravel().tolist() == [0, 2, 8, 10]
 
 
+@pytest.mark.parametrize("shape", [(70, 1, 8, 8), (1, 277, 32, 32)])
+def test_planes_that_fill_no_whole_block(shape: tuple[int, ...]) -> None:
+    """70 are 64 and 6 abreast; 277 are blocks of 256, 16 and 5. NaN is the largest, as in torch."""
+    x = numbers(shape).astype("f4")
+    x[0, 0, 2, 3] = np.nan
+    best, place = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
+    theirs = F.max_pool2d(torch.from_numpy(x), (2, 3), (1, 2), (1, 0), return_indices=True)
+    assert_bits(best, theirs[0].numpy())
+    assert_bits(place, theirs[1].numpy())
+
+
 def test_padding_is_never_the_largest_entry() -> None:
     best, place = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
     assert set(best.to_numpy().ravel()) == {-5.0}
