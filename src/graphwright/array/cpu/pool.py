@@ -64,7 +64,7 @@ def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("max_pool", _max_work)
 def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Largest entry of each window and its place in the plane, for planes side by side: ATen's loop over one is slow."""
+    """Largest entry of each window and its place in the plane, over planes side by side: one alone is slow."""
     if not outs[0].numel():
         return []
     x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
