@@ -161,13 +161,14 @@ class NDArray:
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
         """Count a write. Raises: ReadOnlyArray if the memory must not change; AliasError where elements share it."""
-        if self.storage.readonly:
+        storage = self.storage
+        if storage.readonly:
             raise ReadOnlyArray(
                 "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
             )
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
             raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
-        self.storage.version += 1
+        storage.written()
 
     def __getitem__(self, index: Any) -> NDArray:
         """A view, or with index arrays and masks a new array; see `array.indexing`."""

@@ -26,7 +26,7 @@ from graphwright.autograd.recorder import active, share
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import UsageError
 from graphwright.ops import Op, compute, get
-from graphwright.ops.casting import is_cast, target_dtype
+from graphwright.ops.casting import Kind, is_cast, target_dtype
 
 
 @lru_cache(4096)
@@ -36,7 +36,7 @@ def scalar(text: str, dtype: DType) -> Any:
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
     if dtype.name == "bfloat16":
-        return Tensor(compute(get("cast"), [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
+        return Tensor(compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
     return Tensor(from_numpy(value.astype(dtype.numpy)))
 
 
@@ -61,40 +61,53 @@ def as_tensor(value: Any) -> Tensor:
     return Tensor(from_numpy(host))
 
 
-def _python_kind(value: Any) -> DType | None:
-    if isinstance(value, bool | np.bool_):
-        return bool_
-    if isinstance(value, int) and not isinstance(value, np.generic):
-        return int64
-    if isinstance(value, float) and not isinstance(value, np.generic):
-        return float64
-    return None
+_NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
+
+
+def _number(value: Any) -> DType | None:
+    """The dtype of a Python number, or None for what is none."""
+    kind = _NUMBERS.get(type(value))
+    if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
+        return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64
+    return kind
 
 
 def _operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
     """Tensors of the dtypes that the op wants, casts applied as operations of their own."""
-    low = autocast.get()
-    given = [o if _python_kind(o) is not None else as_tensor(o) for o in operands]
-    numbers = [_python_kind(o) for o in given]
-    kinds = [
-        (number, "python") if number is not None else (o.dtype, "array" if o.shape else "scalar0d")
-        for o, number in zip(given, numbers, strict=True)
-    ]
-    target = _target(row, tuple(kinds), low)
-    result: list[Tensor] = []
-    for place, (operand, number) in enumerate(zip(given, numbers, strict=True)):
-        if number is not None:
-            result.append(scalar(repr(operand), target or (float32 if number is float64 else number)))
-        elif is_cast(row, place, operand.dtype, target):
-            result.append(apply(get("cast"), (operand,), {"dtype": target}))
+    given: list[Any] = []
+    kinds: list[Kind] = []
+    for o in operands:
+        number = None if isinstance(o, Tensor) else _number(o)
+        if number is None:
+            o = as_tensor(o)
+            data = o.data
+            kinds.append((data.dtype, "array" if data.shape else "scalar0d"))
         else:
-            result.append(operand)
-    if any(t.requires_grad and not t.shape for t in result):
-        return _joined(result)
-    return result
+            kinds.append((number, "python"))
+        given.append(o)
+    for place, kind in enumerate(_casts(row, tuple(kinds), autocast.get())):
+        if kind is not None:
+            o = given[place]
+            given[place] = apply(_CAST, (o,), {"dtype": kind}) if isinstance(o, Tensor) else scalar(repr(o), kind)
+    if any([t.requires_grad and not t.data.shape for t in given]):
+        return _joined(given)
+    return given
 
 
-_target = lru_cache(4096)(target_dtype)
+_CAST = get("cast")
+
+
+@lru_cache(4096)
+def _casts(row: Op, kinds: tuple[Kind, ...], low: DType | None) -> tuple[DType | None, ...]:
+    """Per operand the dtype that it is cast to, or made in if it is a number; None to leave it."""
+    target = target_dtype(row, kinds, low)
+    result: list[DType | None] = []
+    for place, (kind, how) in enumerate(kinds):
+        if how == "python":
+            result.append(target or (float32 if kind is float64 else kind))
+        else:
+            result.append(target if is_cast(row, place, kind, target) else None)
+    return tuple(result)
 
 
 def _joined(operands: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any, Literal, Never, overload
 
@@ -23,6 +22,8 @@ from graphwright.autograd.tape import TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
+
+_ADD = get("add")
 
 
 def backward(
@@ -157,7 +158,7 @@ class _Pass:
     def send(self, edge: Any, grad: Tensor) -> None:
         """Add a gradient to a leaf or to one result of a node."""
         if isinstance(edge, Tensor):
-            if self.widen:
+            if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
             known = self.leaves.get(id(edge))
             self.leaves[id(edge)] = (edge, grad if known is None else known[1] + grad)
@@ -255,7 +256,10 @@ def _vjp(
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     ins, outs = _unpack(node, create_graph)
     upstream = grads[0] if len(grads) == 1 else tuple(grads)
-    with scoped("grad", node.path) if node.path else nullcontext():
+    if node.path:
+        with scoped("grad", node.path):
+            result = op.vjp(upstream, ins, outs, node.attrs, needs)
+    else:
         result = op.vjp(upstream, ins, outs, node.attrs, needs)
     if len(result) != len(needs):
         raise ComputeError(
@@ -268,9 +272,9 @@ def _vjp(
                 raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
             final.append(None)
             continue
-        if _covers(g.shape, spec.sizes):
+        if g.data.shape != spec.shape and _covers(g.shape, spec.sizes):
             g = unbroadcast(g, spec.sizes)
-        if g.spec != spec:
+        if g.data.shape != spec.shape or g.data.dtype is not spec.dtype:
             raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)
     return final
@@ -330,7 +334,7 @@ def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
     if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by hand in the parameter's own 16 bits
         leaf.grad = leaf.grad.to(g.dtype)
     if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
-        compute(get("add"), [leaf.grad.data, g.data], {}, [leaf.grad.data])
+        compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])
         return
     if leaf.grad is not None:
         leaf.grad = leaf.grad + g

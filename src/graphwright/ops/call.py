@@ -59,9 +59,8 @@ def compute(
             return (NDArray(base.storage, base.dtype, view.shape, view.strides, base.offset + view.offset),)
     if row.view is not None:
         return (_copied(row, ins[0], attrs, known.specs[0], outs),)
-    ins = [a if min(a.strides, default=0) >= 0 else a.copy() for a in ins]
-    for place in row.row_major(len(ins)):
-        ins[place] = contiguous(ins[place])
+    if known.copied:
+        ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
     if outs is None:
         outs = [kernels.empty(s.shape, s.dtype) for s in known.specs]  # pyright: ignore[reportArgumentType]  # all are numbers
     else:
@@ -109,6 +108,7 @@ class _Known:
 
     Attributes:
         specs, scratch: of results and of what the kernel wants beside them.
+        copied: places of operands that the kernel cannot take as they lie.
         view: where the result of a view lies in the operand's memory, counted from the operand's offset, or None.
         fresh: makes the one result in memory of its own, see `Backend.fresh`.
         strides: of the first result in memory of its own.
@@ -116,6 +116,7 @@ class _Known:
 
     specs: tuple[Spec, ...]
     scratch: list[Spec]
+    copied: frozenset[int]
     view: Layout | None
     fresh: Fresh | None
     strides: tuple[int, ...]
@@ -149,13 +150,15 @@ def _learned(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) ->
     specs = row.specs(given, attrs)
     view = fresh = None
     scratch: list[Spec] = []
+    copied = {i for i, a in enumerate(ins) if min(a.strides, default=0) < 0}
+    copied |= {i % len(ins) for i in row.row_major(len(ins)) if not ins[i].contiguous}
     if row.view is not None:
         view = row.view(Layout(ins[0].shape, ins[0].strides), attrs)
     else:
         scratch = kernels.workspace(row.name, specs, given, attrs)
-        if all(s >= 0 for a in ins for s in a.strides):
+        if not copied:
             fresh = kernels.fresh(row.name, ins, attrs)
-    return _Known(specs, scratch, view, fresh, row_major(specs[0].sizes) if specs else ())
+    return _Known(specs, scratch, frozenset(copied), view, fresh, row_major(specs[0].sizes) if specs else ())
 
 
 def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> tuple[Device, Sequence[NDArray]]:
@@ -188,11 +191,12 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
     readers: dict[int, list[int]] = {}
     for i, operand in enumerate(ins):
         readers.setdefault(id(operand.storage), []).append(i)
+    count, results = len(ins), len(outs)
     for o, out in enumerate(outs):
         for i in readers.get(id(out.storage), ()):
             operand = ins[i]
             exact = operand is out or (operand.layout == out.layout and operand.dtype is out.dtype)
-            if exact and row.overwrites(o, i, len(ins), len(outs)):
+            if exact and row.overwrites(o, i, count, results):
                 continue
             (a, b), (c, d) = span(operand.layout), span(out.layout)
             size, other = operand.dtype.itemsize, out.dtype.itemsize

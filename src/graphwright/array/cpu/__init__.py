@@ -89,6 +89,10 @@ class CpuBackend:
         return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
 
     def _typed(self, array: NDArray) -> torch.Tensor:
+        """The block in the array's dtype: any tensor over it, of which only the memory counts."""
+        memory = array.storage.memory
+        if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[array.dtype]:
+            return memory
         flat = array.storage.views.get(array.dtype)
         if flat is None:
             flat = array.storage.views[array.dtype] = self._flat(array.storage, array.dtype)
@@ -121,7 +125,7 @@ class CpuBackend:
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """The elements as numpy, sharing memory."""
-        tensor = self._typed(array) if _backwards(array) else array.impl
+        tensor = self._typed(array).reshape(-1) if _backwards(array) else array.impl
         if array.dtype.as_bits:
             tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
         host = tensor.numpy()
