@@ -149,12 +149,12 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     """
     inputs = operands if _plain(operands) else _operands(row, operands)
     recorder = active.get()
-    data: list[Any] = [t.data for t in inputs]
-    taped = False
+    data: list[Any] = []
+    wanted = False
     for t in inputs:
-        if t.requires_grad:
-            taped = (row.vjp is not None or row.traits.opaque) and grad_mode.get()
-            break
+        data.append(t.data)
+        wanted = wanted or t.requires_grad
+    taped = wanted and (row.vjp is not None or row.traits.opaque) and grad_mode.get()
     if recorder is not None and any(t.symbolic or t.carried for t in (*inputs, *(outs or ()))):
         data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
         results: Sequence[Any] = recorder.record(row, data, attrs)
@@ -168,7 +168,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
             if row.expand is None:
                 raise
             results = expanded(row, data, attrs)
-        outputs = [Tensor(r) for r in results]
+        outputs = (Tensor(results[0]),) if len(results) == 1 else [Tensor(r) for r in results]
     else:
         data = write_over(row, data, attrs, outs, taped)
         outputs = outs

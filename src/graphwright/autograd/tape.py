@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import count
 from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, Spec
 from graphwright.autograd.recorder import Symbol
 from graphwright.ops import Saves
 
@@ -89,11 +88,12 @@ class TapeNode:
         outputs: Sequence[Tensor],
     ) -> None:
         self.op, self.attrs, self.seq = op, attrs, next(_sequence)
-        self.edges: list[Any] = [
-            None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
-        ]
-        self.in_specs = [d.spec for d in data]
-        self.out_specs = [t.data.spec for t in outputs]
+        self.edges: list[Any] = []
+        self.in_specs: list[Spec] = []
+        for t, d in zip(inputs, data, strict=True):
+            self.edges.append(None if not t.requires_grad else t if t.node is None else (t.node, t.port))
+            self.in_specs.append(d.spec)
+        self.out_specs: list[Spec] = [t.data.spec for t in outputs]
         first = outputs[0].data
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
@@ -133,11 +133,17 @@ def _saved(place: int, value: Any) -> Saved:
 def _user_frame() -> tuple[CodeType, int]:
     """Code and place of the innermost frame outside this package; a line number is worked out when it is asked for."""
     frame: FrameType = sys._getframe(3)  # of who called `apply`
-    while _ours((code := frame.f_code).co_filename) and frame.f_back is not None:
-        frame = frame.f_back
+    while _ours[(code := frame.f_code).co_filename] and (caller := frame.f_back) is not None:
+        frame = caller
     return code, frame.f_lasti
 
 
-@cache
-def _ours(file: str) -> bool:
-    return file.startswith(_PACKAGE)
+class _Ours(dict[str, bool]):
+    """Whether a file is one of this package, remembered."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = found = file.startswith(_PACKAGE)
+        return found
+
+
+_ours = _Ours()

@@ -75,7 +75,7 @@ class Module:
                 stack += [child for _, child in module.children()][::-1]
 
     def _members(self) -> Iterator[tuple[str, Any]]:
-        """Attributes and what lists, tuples and dicts among them hold, with dotted names; plain numbers and texts apart."""
+        """Modules and variables among the attributes, and in lists, tuples and dicts there, with dotted names."""
         stack = [item for item in vars(self).items() if type(item[1]) not in _PLAIN][::-1]
         while stack:
             name, value = stack.pop()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from graphwright.array.backend import Backend, Fresh, backend
-from graphwright.array.device import CPU, Device, DeviceMismatch
+from graphwright.array.device import CPU, DeviceMismatch
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
@@ -45,12 +46,27 @@ def compute(
         outs: arrays to write, of exactly the inferred specs; fresh ones (or views of the operand) by default.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
-    device, ins = on_one_device(row.name, ins, outs or ())
-    known = _found(row, ins, attrs, kernels := backend(device))
+    if outs is not None:
+        ins = on_one_device(row.name, ins, outs)
+    device = ins[0].device if ins else CPU
+    kernels = backend(device)
+    key: list[Any] = [row, kernels]
+    for a in ins:
+        if a.device is not device:
+            return compute(row, on_one_device(row.name, ins), attrs)
+        key += (a.dtype, a.shape, a.strides)
+    if attrs:
+        key += attrs.values()  # of values that are equal, as 0.0 and -0.0, nothing known depends on which it is
+    try:
+        known = _known.get(known_by := tuple(key))
+    except TypeError:  # an attribute that cannot be hashed
+        known = known_by = None
+    if known is None:
+        known = _learned(known_by, row, ins, attrs, kernels)
     if outs is None:
         if known.fresh is not None:
             try:
-                made = known.fresh(*[a.impl for a in ins], **attrs)
+                made = known.fresh(*map(_impl, ins), **attrs)
             except (IndexError, RuntimeError) as error:
                 raise kernel_error(row.name, ins, error) from error
             return (NDArray.owning(made, known.specs[0], known.strides),)
@@ -102,6 +118,9 @@ def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs:
         out.writable()
 
 
+_impl = attrgetter("impl")
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """What a use of an op is found to be, once for all operands laid out alike.
@@ -126,26 +145,8 @@ _known: dict[Any, _Known] = {}
 _MOST_KNOWN = 4096
 
 
-def _found(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Known:
-    """What is known of a use; remembered, since loops ask for the same again. Raises: as `Op.specs`."""
-    key: list[Any] = [row, kernels]
-    for a in ins:
-        key += (a.dtype, a.shape, a.strides)
-    if attrs:
-        key += attrs.values()  # of values that are equal, as 0.0 and -0.0, nothing below depends on which it is
-    try:
-        found = _known.get(known_by := tuple(key))
-    except TypeError:  # an attribute that cannot be hashed
-        return _learned(row, ins, attrs, kernels)
-    if found is None:
-        found = _learned(row, ins, attrs, kernels)
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[known_by] = found
-    return found
-
-
-def _learned(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Known:
+def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Known:
+    """What is known of a use, under its key from now on, since loops ask for the same again. Raises: as `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None
@@ -158,11 +159,16 @@ def _learned(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) ->
         scratch = kernels.workspace(row.name, specs, given, attrs)
         if not copied:
             fresh = kernels.fresh(row.name, ins, attrs)
-    return _Known(specs, scratch, frozenset(copied), view, fresh, row_major(specs[0].sizes) if specs else ())
+    known = _Known(specs, scratch, frozenset(copied), view, fresh, row_major(specs[0].sizes) if specs else ())
+    if key is not None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
 
 
-def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> tuple[Device, Sequence[NDArray]]:
-    """Where an op runs, and its operands there: numbers (arrays of no axes) on the CPU join the others.
+def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> Sequence[NDArray]:
+    """The operands where an op runs: numbers (arrays of no axes) on the CPU join the others.
 
     Raises: DeviceMismatch for any other mix.
     """
@@ -171,7 +177,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
         if array.device is not device:
             break
     else:
-        return device, ins
+        return ins
     given = [*outs, *ins]
     device = next((a.device for a in given if a.device != CPU), CPU)
     for array in given:
@@ -183,7 +189,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
                 got=f"{array.spec} on {array.device}",
                 fix=f'to("{device}")',
             )
-    return device, [a.to(device) for a in ins]
+    return [a.to(device) for a in ins]
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
