@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch_ops import TORCH
 
 from graphwright.array import from_numpy
-from graphwright.array.cpu import gathered
+from graphwright.array.cpu import conv, gathered
 from graphwright.array.cpu.conv import Columns
 from graphwright.array.window import Window
 from graphwright.errors import ShapeError
@@ -49,8 +50,9 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "conv_weight", "unfold", "fold"])
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize(("stride", "places"), [(2, 5), (1, 9)])  # runs of channels are the longer, and those of places
+@pytest.mark.parametrize("short", [16, 0])  # a product for all samples of a chunk, and for each
 def test_chunks_of_samples_change_nothing(
-    name: str, samples: int, stride: int, places: int, monkeypatch: pytest.MonkeyPatch
+    name: str, samples: int, stride: int, places: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five samples, one or two at a time; the last chunk of two is not full."""
     attrs = OPS[name].complete({"stride": stride, "padding": 1, **GIVEN.get(name, {})})
@@ -63,11 +65,18 @@ def test_chunks_of_samples_change_nothing(
     }[name]
     arrays = [from_numpy(numbers(s, i)) for i, s in enumerate(shapes)]
     whole = compute(OPS[name], arrays, attrs)[0]
+    forget(monkeypatch)
+    monkeypatch.setattr(conv, "SHORT", short)
     monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * places)
     window = Window.of((3,), attrs)
     assert Columns(window, 5, 2, (9,), 8).chunk == gathered.Gathered(window, (5, 2, 9), 3, 8).chunk == samples
     assert gathered.Gathered(window, (5, 2, 9), 3, 8).last == (stride == 2)
     assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of uses of ops, their scratch included, until the end of a test."""
+    monkeypatch.setattr(sys.modules["graphwright.ops.call"], "_known", {})
 
 
 GIVEN: dict[str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """Convolution as unfold, matrix product, fold, in planned scratch: ATen's own overloads allocate despite `out=`.
 
-One group is one product over all samples (`gathered.py`); several groups, and windows of one entry, are a product per
-sample, over columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened
+One group is one product over all samples where rows of places are short (`gathered.py`), else a product per sample, over
+columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened
 once, and the result rounded once.
 """
 
@@ -126,15 +126,23 @@ def _add_bias(out: torch.Tensor, bias: Tensors) -> list[Call]:
     return [partial(out.add_, b.view(-1, *(1,) * (out.dim() - 2))) for b in bias]
 
 
+SHORT = 16
+"""Places in a row below which a product for each sample is slower than one for all: copies run along rows (measured)."""
+
+
 def _gathered(
     kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, turns: bool = False
 ) -> Gathered | None:
-    """For one group of windows over x; with `turns` for the transpose of the convolution by them."""
+    """For one group of windows over x that have short rows of places, else None.
+
+    With `turns` for the transpose of the convolution by them, unless it would gather far more than that scatters.
+    """
     window = Window.of(kernel, attrs)
     taken = turned(window) if turns else window
-    if attrs["groups"] > 1 or window.plain or taken is None:
+    if attrs["groups"] > 1 or window.plain or taken is None or (turns and x.shape[1] > 2 * filters):
         return None
-    return Gathered(taken, x.sizes if isinstance(x, Spec) else x.shape, filters, x.dtype.itemsize)
+    gathered = Gathered(taken, x.sizes if isinstance(x, Spec) else x.shape, filters, x.dtype.itemsize)
+    return gathered if gathered.places[-1] < SHORT else None
 
 
 def _conv_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
