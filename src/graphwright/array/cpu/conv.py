@@ -1,8 +1,8 @@
 """Convolution as unfold, matrix product, fold, in planned scratch: ATen's own overloads allocate despite `out=`.
 
-One group is one product over all samples where rows of places are short (`gathered.py`), else a product per sample, over
-columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened
-once, and the result rounded once.
+One group is one product over all samples where rows of places are short (`gathered.py`), else a product per sample,
+over columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened once, and
+the result rounded once.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _add_bias(out: torch.Tensor, bias: Tensors) -> list[Call]:
 
 
 SHORT = 16
-"""Places in a row below which a product for each sample is slower than one for all: copies run along rows (measured)."""
+"""Places in a row below which one product for all samples is faster: copies run along rows (measured)."""
 
 
 def _gathered(
@@ -137,11 +137,11 @@ def _gathered(
 
     With `turns` for the transpose of the convolution by them, unless it would gather far more than that scatters.
     """
-    window = Window.of(kernel, attrs)
+    window, shape = Window.of(kernel, attrs), x.sizes if isinstance(x, Spec) else x.shape
     taken = turned(window) if turns else window
-    if attrs["groups"] > 1 or window.plain or taken is None or (turns and x.shape[1] > 2 * filters):
+    if attrs["groups"] > 1 or window.plain or taken is None or (turns and shape[1] > 2 * filters):
         return None
-    gathered = Gathered(taken, x.sizes if isinstance(x, Spec) else x.shape, filters, x.dtype.itemsize)
+    gathered = Gathered(taken, shape, filters, x.dtype.itemsize)
     return gathered if gathered.places[-1] < SHORT else None
 
 
