@@ -16,6 +16,7 @@ from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
 from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
+from graphwright.ops.kept import Kept
 from graphwright.ops.registry import OPS, Attrs, Op, get
 
 
@@ -63,18 +64,30 @@ def compute(
         known = known_by = None
     if known is None:
         known = _learned(known_by, row, ins, attrs, kernels)
-    if outs is None:
-        if known.fresh is not None:
-            try:
+    try:
+        if outs is None:
+            if known.fresh is not None:
                 made = known.fresh(*map(_impl, ins), **attrs)
-            except (IndexError, RuntimeError) as error:
-                raise kernel_error(row.name, ins, error) from error
-            return (NDArray.owning(made, known.specs[0], known.strides),)
-        if known.view is not None:
-            view, base = known.view, ins[0]
-            return (NDArray(base.storage, base.dtype, view.shape, view.strides, base.offset + view.offset),)
-    if row.view is not None:
-        return (_copied(row, ins[0], attrs, known.specs[0], outs),)
+                return (NDArray.owning(made, known.specs[0], known.strides),)
+            if known.view is not None:
+                view, base = known.view, ins[0]
+                return (NDArray(base.storage, base.dtype, view.shape, view.strides, base.offset + view.offset),)
+            if known.kept is not None:
+                return known.kept.run(ins, attrs)
+        if row.view is not None:
+            return (_copied(row, ins[0], attrs, known.specs[0], outs),)
+        return _bound(row, ins, attrs, outs, known, kernels)
+    except (IndexError, RuntimeError) as error:
+        if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
+            raise
+        raise kernel_error(row.name, ins, error) from error
+
+
+def _bound(
+    row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Known, kernels: Backend
+) -> tuple[NDArray, ...]:
+    """Results by a kernel bound to them."""
+    new = outs is None
     if known.copied:
         ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
     if outs is None:
@@ -82,13 +95,11 @@ def compute(
     else:
         _check_outs(row, outs, ins, known.specs)
     work = [kernels.empty(s.sizes, s.dtype) for s in known.scratch]
-    try:
-        for run in kernels.bind(row.name, outs, ins, attrs, work):
-            run()
-    except (IndexError, RuntimeError) as error:
-        if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
-            raise
-        raise kernel_error(row.name, ins, error) from error
+    calls = kernels.bind(row.name, outs, ins, attrs, work)
+    for run in calls:
+        run()
+    if new and not row.traits.update and Kept.worth(ins, known.specs, known.scratch, len(calls)):
+        known.kept = Kept(row, kernels, known.specs, known.scratch)
     return tuple(outs)
 
 
@@ -121,7 +132,7 @@ def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs:
 _impl = attrgetter("impl")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Known:
     """What a use of an op is found to be, once for all operands laid out alike.
 
@@ -131,6 +142,7 @@ class _Known:
         view: where the result of a view lies in the operand's memory, counted from the operand's offset, or None.
         fresh: makes the one result in memory of its own, see `Backend.fresh`.
         strides: of the first result in memory of its own.
+        kept: bindings of a kernel of many calls.
     """
 
     specs: tuple[Spec, ...]
@@ -139,6 +151,7 @@ class _Known:
     view: Layout | None
     fresh: Fresh | None
     strides: tuple[int, ...]
+    kept: Kept | None = None
 
 
 _known: dict[Any, _Known] = {}
