@@ -93,8 +93,8 @@ class TapeNode:
         for t, d in zip(inputs, data, strict=True):
             self.edges.append(None if not t.requires_grad else t if t.node is None else (t.node, t.port))
             self.in_specs.append(d.spec)
-        self.out_specs: list[Spec] = [t.data.spec for t in outputs]
         first = outputs[0].data
+        self.out_specs: list[Spec] = [first.spec] if len(outputs) == 1 else [t.data.spec for t in outputs]
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
         self.saved: Sequence[Saved] | None = ()
