@@ -13,6 +13,11 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import nn, optim
 
+SIZES = tuple(1 << k for k in range(6, 23, 2))
+SHOWN = (64, 4096, 65536, 1 << 20)
+CLOSE = 1.1
+"""The ratio that counts as equal."""
+
 
 def run() -> list[Figure]:
     return [small_op(), training("MLP 64-128-128-10", mlp), training("CNN of 8x8 digits", cnn), batches()]
@@ -23,21 +28,24 @@ def small_op() -> Figure:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        ratios = []
-        for n in (64, 4096, 65536, 1 << 20):
-            a, ta = np.ones(n, np.float32), torch.ones(n)
-            for taped in (False, True):
-                x, tx = gw.tensor(a, requires_grad=taped), ta.clone().requires_grad_(taped)
+        for taped in (False, True):
+            close = None
+            for n in SIZES:
+                a = np.ones(n, np.float32)
+                x, tx = gw.tensor(a, requires_grad=taped), torch.tensor(a).requires_grad_(taped)
                 what = f"{n:,} elements, {'taped' if taped else 'no gradient'}"
                 taken = rounds(
                     {f"graphwright: {what}": lambda x=x: x + x, f"torch: {what}": lambda t=tx: t + t},
                     n=9,
                     inner=max(20, 200_000 // (n // 64 + 100)),
                 )
-                add_rounds(figure, {who: t for who, t in taken.items() if who != "A/A"}, "us")
                 ours, theirs = (float(np.median(t)) for t in list(taken.values())[:2])
-                ratios.append(f"{what}: {ours / theirs:.1f} times torch")
-        figure.says += ratios
+                close = None if ours >= CLOSE * theirs else close or n
+                if n in SHOWN:
+                    add_rounds(figure, {who: t for who, t in taken.items() if who != "A/A"}, "us")
+                    figure.says.append(f"{what}: {ours / theirs:.1f} times torch")
+            least = "no size measured" if close is None else f"{close:,} elements"
+            figure.says.append(f"{'taped' if taped else 'no gradient'}: below {CLOSE} times torch from {least} on")
     finally:
         torch.set_num_threads(threads)
     return figure

@@ -212,6 +212,9 @@ class NumpyBackend:
             raise MissingKernel("numpy has no kernel of this name", where=name)
         return [np.errstate(all="ignore")(KERNELS[name]([o.impl for o in outs], [i.impl for i in ins], attrs))]
 
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
+        return None
+
     def kernels(self) -> frozenset[str]:
         return frozenset(KERNELS)
 

@@ -432,12 +432,12 @@ def test_the_seed_may_be_any_layout() -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """A list that grows by one whenever a kernel is bound, by name."""
-    from graphwright.array.cpu import CpuBackend
+    """A list that grows by one whenever an op runs, by name."""
+    from graphwright.autograd import apply as module
 
     seen: list[str] = []
-    bind = CpuBackend.bind
-    monkeypatch.setattr(CpuBackend, "bind", lambda self, op, *rest: (seen.append(op), bind(self, op, *rest))[1])
+    run = module.compute
+    monkeypatch.setattr(module, "compute", lambda row, *rest: (seen.append(row.name), run(row, *rest))[1])
     return seen
 
 

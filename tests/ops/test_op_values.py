@@ -189,3 +189,17 @@ def test_a_junction_sums_in_port_order_and_rounds_once(count: int, kind) -> None
     ours = call("junction", *parts)
     theirs = wide.to(torch_dtype(kind))
     assert_bits(ours, theirs.float().numpy() if kind is bfloat16 else theirs.numpy())
+
+
+@pytest.mark.parametrize("kind", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?"])
+@pytest.mark.parametrize("shapes", [((70, 50), (70, 50), (50,)), ((70, 1), (), (70, 50)), ((50,), (70, 50), ())])
+def test_a_choice_among_many_elements_keeps_their_bits(kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """The branch not taken may be infinite or NaN of any payload."""
+    rng = np.random.default_rng(0)
+    condition = rng.random(shapes[0]) < 0.5
+    size = np.dtype(kind).itemsize
+    a, b = (np.asarray(rng.integers(0, 2 if kind == "?" else 256, (*s, size), np.uint8)) for s in shapes[1:])
+    a, b = ((x[..., :1] if kind == "?" else x).view(kind)[..., 0] for x in (a, b))
+    chosen = call("where", *map(from_numpy, (condition, a, b))).to_numpy()
+    assert chosen.dtype == a.dtype
+    assert chosen.tobytes() == np.where(condition, a, b).tobytes()

@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 from op_cases import differentiable, draws
 
-from graphwright.array import CPU, NDArray, Spec, backend, from_numpy
+from graphwright.array import (
+    CPU,
+    DType,
+    NDArray,
+    Spec,
+    backend,
+    bfloat16,
+    dtype,
+    empty,
+    float32,
+    float64,
+    from_numpy,
+)
 from graphwright.autograd import Tensor, tensor
-from graphwright.errors import AliasError
+from graphwright.errors import AliasError, DTypeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits
 
@@ -52,6 +64,29 @@ def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(n
                     with pytest.raises(AliasError):
                         compute(row, ins, attrs, outs)
                     assert mine.tobytes() == before
+
+
+@pytest.mark.parametrize("kind", [float64, float32, bfloat16], ids=str)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_new_result_is_the_one_that_is_written(name: str, kind: DType) -> None:
+    """Where the backend allocates and computes in one call, with operands in row-major order and turned around."""
+    row = OPS[name]
+    for inputs, attrs in draws(name, 3):
+        arrays = [call("cast", from_numpy(x), dtype=kind) if x.dtype == np.float64 else from_numpy(x) for x in inputs]
+        turned = [a.permute(*reversed(range(len(a.shape)))).copy() for a in arrays]
+        for given in (arrays, [a.permute(*reversed(range(len(a.shape)))) for a in turned]):
+            try:
+                specs = row.specs([a.spec for a in given], attrs)
+            except DTypeError:  # this row takes other dtypes
+                continue
+            outs = [empty(s.sizes, s.dtype) for s in specs]
+            for made, out in zip(compute(row, given, attrs), compute(row, given, attrs, outs), strict=True):
+                assert_bits(made, out, what=name)
+                handle = made.impl
+                assert made.spec == out.spec == Spec(tuple(handle.shape), dtype(str(handle.dtype).split(".")[1]))
+                assert made.contiguous
+                assert handle.is_contiguous()
+                assert made.storage.nbytes == made.nbytes
 
 
 @pytest.mark.parametrize("name", differentiable())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from torch_ops import TORCH
 
 from graphwright.array import from_numpy
-from graphwright.array.cpu import conv as conv_kernels
+from graphwright.array.cpu import conv, gathered
+from graphwright.array.cpu.conv import Columns
+from graphwright.array.window import Window
 from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits, assert_close
@@ -46,22 +49,34 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "conv_weight", "unfold", "fold"])
 @pytest.mark.parametrize("samples", [1, 2])
-def test_chunks_of_samples_change_nothing(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stride", "places"), [(2, 5), (1, 9)])  # runs of channels are the longer, and those of places
+@pytest.mark.parametrize("short", [16, 0])  # a product for all samples of a chunk, and for each
+def test_chunks_of_samples_change_nothing(
+    name: str, samples: int, stride: int, places: int, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five samples, one or two at a time; the last chunk of two is not full."""
-    attrs = OPS[name].complete({"stride": 2, "padding": 1, **GIVEN.get(name, {})})
+    attrs = OPS[name].complete({"stride": stride, "padding": 1, **GIVEN.get(name, {})})
     shapes = {
         "conv": [(5, 2, 9), (3, 2, 3)],
-        "conv_transpose": [(5, 3, 5), (3, 2, 3)],
-        "conv_weight": [(5, 2, 9), (5, 3, 5)],
+        "conv_transpose": [(5, 3, places), (3, 2, 3)],
+        "conv_weight": [(5, 2, 9), (5, 3, places)],
         "unfold": [(5, 2, 9)],
-        "fold": [(5, 6, 5)],
+        "fold": [(5, 6, places)],
     }[name]
     arrays = [from_numpy(numbers(s, i)) for i, s in enumerate(shapes)]
     whole = compute(OPS[name], arrays, attrs)[0]
-    monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", samples * 8 * 6 * 5)
-    window = conv_kernels.Window.of((3,), attrs)
-    assert conv_kernels.Columns(window, 5, 2, (9,), 8).chunk == samples
+    forget(monkeypatch)
+    monkeypatch.setattr(conv, "SHORT", short)
+    monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * places)
+    window = Window.of((3,), attrs)
+    assert Columns(window, 5, 2, (9,), 8).chunk == gathered.Gathered(window, (5, 2, 9), 3, 8).chunk == samples
+    assert gathered.Gathered(window, (5, 2, 9), 3, 8).last == (stride == 2)
     assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of uses of ops, their scratch included, until the end of a test."""
+    monkeypatch.setattr(sys.modules["graphwright.ops.call"], "_known", {})
 
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -76,6 +91,17 @@ def test_the_first_of_equal_entries_is_the_largest() -> None:
     best, place = call("max_pool", x, kernel=(2, 2))
     assert not best.to_numpy().any()
     assert place.to_numpy().ravel().tolist() == [0, 2, 8, 10]
+
+
+@pytest.mark.parametrize("shape", [(70, 1, 8, 8), (1, 277, 32, 32)])
+def test_planes_that_fill_no_whole_block(shape: tuple[int, ...]) -> None:
+    """70 are 64 and 6 abreast; 277 are blocks of 256, 16 and 5. NaN is the largest, as in torch."""
+    x = numbers(shape).astype("f4")
+    x[0, 0, 2, 3] = np.nan
+    best, place = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
+    theirs = F.max_pool2d(torch.from_numpy(x), (2, 3), (1, 2), (1, 0), return_indices=True)
+    assert_bits(best, theirs[0].numpy())
+    assert_bits(place, theirs[1].numpy())
 
 
 def test_padding_is_never_the_largest_entry() -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Attrs = Mapping[str, Any]
 Call = Callable[[], object]
+Fresh = Callable[..., Any]
+"""Handles of the operands, attributes by name -> the handle of a new row-major result."""
 
 
 class MissingKernel(ComputeError):
@@ -71,6 +73,13 @@ class Backend(Protocol):
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
         """The calls that compute `outs` from `ins`. Raises: MissingKernel."""
+        ...
+
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
+        """A call that makes the result of operands laid out as these, in memory of its own, with the bits of `bind`.
+
+        None where asking for memory and writing to it is as good, or there are several results.
+        """
         ...
 
     def kernels(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 from graphwright.errors import UsageError
 
@@ -19,23 +19,31 @@ class DeviceMismatch(UsageError):
     """Operands that lie on different devices."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Device:
-    """A kind of device and its index; `Device("cuda") == Device("cuda:0") == Device("cuda", 0)`.
+    """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`: one object each.
 
     Raises: UsageError for text that names no device.
     """
 
     kind: str
-    index: int = 0
+    index: int
 
-    def __post_init__(self) -> None:
-        kind, _, index = self.kind.partition(":")
-        if kind not in KINDS or not (index or "0").isdecimal() or (index and self.index) or self.index < 0:
-            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=repr(self.kind))
-        if index:
-            object.__setattr__(self, "kind", kind)
-            object.__setattr__(self, "index", int(index))
+    def __new__(cls, kind: str, index: int = 0) -> Self:
+        """The one object of this kind and index."""
+        name, _, number = kind.partition(":")
+        if name not in KINDS or not (number or "0").isdecimal() or (number and index) or index < 0:
+            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=repr(kind))
+        key = name, int(number or index)
+        if key not in _DEVICES:
+            made = object.__new__(cls)
+            object.__setattr__(made, "kind", key[0])
+            object.__setattr__(made, "index", key[1])
+            _DEVICES.setdefault(key, made)
+        return cast("Self", _DEVICES[key])
+
+    def __reduce__(self) -> tuple:
+        return Device, (self.kind, self.index)
 
     @classmethod
     def parse(cls, text: str | Self) -> Self:
@@ -46,4 +54,5 @@ class Device:
         return self.kind if self.kind in ("cpu", "meta") and not self.index else f"{self.kind}:{self.index}"
 
 
+_DEVICES: dict[tuple[str, int], Device] = {}
 CPU = Device("cpu")

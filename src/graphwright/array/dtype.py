@@ -28,6 +28,9 @@ class DType:
         dlpack: (type code, bits) of the DLPack header.
         triton: name in `triton.language`.
         onnx: number in `onnx.TensorProto.DataType`.
+        as_bits: True for floats that numpy does not have: bfloat16 and the two of 8 bits.
+        is_float: True for floating types that are computed with.
+        is_low: True for 16-bit floats, whose statistics are taken in float32.
     """
 
     name: str
@@ -39,21 +42,9 @@ class DType:
     dlpack: tuple[int, int]
     triton: str
     onnx: int
-
-    @property
-    def as_bits(self) -> bool:
-        """True for floats that numpy does not have: bfloat16 and the two of 8 bits."""
-        return self.kind.startswith("float") and self.numpy.kind == "u"
-
-    @property
-    def is_float(self) -> bool:
-        """True for floating types that are computed with."""
-        return self.kind == "float"
-
-    @property
-    def is_low(self) -> bool:
-        """True for 16-bit floats, whose statistics are taken in float32."""
-        return self.kind == "float" and self.itemsize == 2
+    as_bits: bool
+    is_float: bool
+    is_low: bool
 
     def __repr__(self) -> str:
         return f"gw.{self.name}" + ("_" if self.name == "bool" else "")
@@ -63,7 +54,10 @@ class DType:
 
 
 def _row(name: str, size: int, kind: str, rank: int, host: str, tag: str, code: int, triton: str, onnx: int) -> DType:
-    return DType(name, size, kind, rank, np.dtype(host), tag, (code, 8 * size), triton, onnx)
+    numpy, is_float = np.dtype(host), kind == "float"
+    as_bits = kind.startswith("float") and numpy.kind == "u"
+    facts = (name, size, kind, rank, numpy, tag, (code, 8 * size), triton, onnx)
+    return DType(*facts, as_bits=as_bits, is_float=is_float, is_low=is_float and size == 2)
 
 
 float64 = _row("float64", 8, "float", 3, "f8", "F64", 2, "float64", 11)

@@ -64,6 +64,9 @@ class MetaBackend:
         """No calls."""
         return []
 
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
+        """Memory comes from here alone."""
+
     def kernels(self) -> frozenset[str]:
         """None of its own."""
         return frozenset()

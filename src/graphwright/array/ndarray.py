@@ -23,16 +23,20 @@ class ReadOnlyArray(ComputeError):
     """A write to an array that maps a file or borrows read-only memory."""
 
 
+_new = object.__new__
+
+
 class NDArray:
     """n-dimensional array of any stride sign.
 
     Attributes:
-        storage: the memory it looks at.
+        storage: the memory it looks at; of a new result on the CPU made when it is first asked for.
+        device: where the memory lies.
         dtype, shape, strides, offset: the layout; strides and offset in elements.
         impl: the backend's own handle on the same memory, made at first use (a cache of the header).
     """
 
-    __slots__ = ("__weakref__", "_impl", "dtype", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "_impl", "_spec", "_storage", "device", "dtype", "offset", "shape", "strides")
 
     def __init__(
         self,
@@ -41,33 +45,51 @@ class NDArray:
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
-        impl: Any = None,
     ) -> None:
-        self.storage, self.dtype, self.shape, self.offset = storage, dtype, shape, offset
+        self._storage: Storage | None = storage
+        self.device, self.dtype, self.shape, self.offset = storage.device, dtype, shape, offset
         self.strides = row_major(shape) if strides is None else strides
-        self._impl = impl
+        self._impl: Any = None
+        self._spec: Spec | None = None
+
+    @staticmethod
+    def owning(impl: Any, spec: Spec, strides: tuple[int, ...]) -> NDArray:
+        """A new array on the CPU, the only one to hold what its backend allocated."""
+        array = _new(NDArray)
+        array._impl, array._spec, array._storage = impl, spec, None
+        array.device, array.dtype, array.shape, array.strides, array.offset = CPU, spec.dtype, spec.shape, strides, 0
+        return array
+
+    @property
+    def storage(self) -> Storage:
+        """See the class."""
+        if self._storage is None:
+            self._storage = Storage(self._impl, self.nbytes, CPU, kind="owned")
+        return self._storage
+
+    @property
+    def version(self) -> int:
+        """How often the memory was written."""
+        return 0 if self._storage is None else self._storage.version
 
     @property
     def impl(self) -> Any:
         """The backend's handle (a torch tensor on the CPU); no stride may be negative. Raises: StorageClosed."""
-        if self._impl is None or self.storage.closed:
-            self._impl = backend(self.storage.device).wrap(self)
+        if self._impl is None or (self._storage is not None and self._storage.closed):
+            self._impl = backend(self.device).wrap(self)
         return self._impl
 
     @property
     def spec(self) -> Spec:
         """Shape and dtype."""
-        return Spec(self.shape, self.dtype)
+        if self._spec is None:
+            self._spec = Spec(self.shape, self.dtype)
+        return self._spec
 
     @property
     def layout(self) -> Layout:
         """Shape, strides and offset."""
         return Layout(self.shape, self.strides, self.offset)
-
-    @property
-    def device(self) -> Device:
-        """Where the memory lies."""
-        return self.storage.device
 
     @property
     def size(self) -> int:
@@ -139,13 +161,14 @@ class NDArray:
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
         """Count a write. Raises: ReadOnlyArray if the memory must not change; AliasError where elements share it."""
-        if self.storage.readonly:
+        storage = self.storage
+        if storage.readonly:
             raise ReadOnlyArray(
                 "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
             )
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
             raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
-        self.storage.version += 1
+        storage.written()
 
     def __getitem__(self, index: Any) -> NDArray:
         """A view, or with index arrays and masks a new array; see `array.indexing`."""

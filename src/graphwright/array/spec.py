@@ -31,7 +31,7 @@ class Spec:
     @property
     def symbolic(self) -> bool:
         """True while a dimension is a name."""
-        return any(isinstance(d, str) for d in self.shape)
+        return str in map(type, self.shape)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -81,6 +81,10 @@ class Storage:
     def version(self, value: int) -> None:
         self._version += value - self.version
 
+    def written(self) -> None:
+        """Count a write."""
+        self._version += 1
+
     def counted_by(self, count: WriteCount) -> None:
         """From now on a rise of `count` is a write."""
         if count not in self._counts:

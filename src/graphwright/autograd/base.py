@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
@@ -15,7 +15,6 @@ from graphwright.autograd.apply import apply
 from graphwright.autograd.hooks import Hook
 from graphwright.autograd.recorder import Symbol, TraceError, active
 from graphwright.errors import DTypeError, ShapeError, UsageError
-from graphwright.ops import Op
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -51,9 +50,7 @@ class TensorBase:
         self.node: Any = None
         self.port = 0
 
-    @staticmethod
-    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Any = None) -> Any:
-        return apply(row, operands, attrs, outs)
+    __gw_op__ = staticmethod(apply)
 
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
@@ -112,6 +109,8 @@ class TensorBase:
         if not self.requires_grad:
             raise UsageError("a tensor that requires no gradient will never have one to hook", got=self.spec)
         if self.node is not None:
+            if self.node.hooks is None:
+                self.node.hooks = {}
             return Hook(call, self.node.hooks.setdefault(self.port, []))
         if self.hooks is _NO_HOOKS:
             self.hooks = []
@@ -124,8 +123,8 @@ class TensorBase:
         """
         if not self.requires_grad:
             raise UsageError("a tensor that requires no gradient will never have one to keep", got=self.spec)
-        if self.node is not None and all(r() is not self for r in self.node.retained):
-            self.node.retained.append(ref(self))
+        if self.node is not None and all(r() is not self for r in self.node.retained or ()):
+            self.node.retained = [*(self.node.retained or ()), ref(self)]
 
     # -- leaving tensor land -----------------------------------------------------------------------------------------
     def own(self) -> NDArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any, Literal, Never, overload
 
@@ -23,6 +22,8 @@ from graphwright.autograd.tape import Rule, TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
+
+_ADD = get("add")
 
 
 def backward(
@@ -157,7 +158,7 @@ class _Pass:
     def send(self, edge: Any, grad: Tensor) -> None:
         """Add a gradient to a leaf or to one result of a node."""
         if isinstance(edge, Tensor):
-            if self.widen:
+            if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
             known = self.leaves.get(id(edge))
             self.leaves[id(edge)] = (edge, grad if known is None else known[1] + grad)
@@ -174,15 +175,18 @@ class _Pass:
         """Differentiate the youngest waiting node."""
         node = heappop(self.queue)[1]
         grads = self.waiting.pop(node)
-        for port, hooks in node.hooks.items():
-            if (g := grads[port]) is not None:
-                grads[port] = hooked(hooks, g, node.out_specs[port])
-        for tensor in (r() for r in node.retained):
-            if tensor is not None and (g := grads[tensor.port]) is not None:
-                self.inner.append((tensor, g))
-        for port, g in enumerate(grads):
-            for place in self.at.get((node, port), ()) if g is not None else ():
-                self.results[place] = g
+        if node.hooks is not None:
+            for port, hooks in node.hooks.items():
+                if (g := grads[port]) is not None:
+                    grads[port] = hooked(hooks, g, node.out_specs[port])
+        if node.retained is not None:
+            for tensor in (r() for r in node.retained):
+                if tensor is not None and (g := grads[tensor.port]) is not None:
+                    self.inner.append((tensor, g))
+        if self.at:
+            for port, g in enumerate(grads):
+                for place in self.at.get((node, port), ()) if g is not None else ():
+                    self.results[place] = g
         needs = self.needs(node)
         if not any(needs):
             return
@@ -247,12 +251,11 @@ def _vjp(
     node: TapeNode, grads: list[Tensor | None], needs: tuple[bool, ...], create_graph: bool
 ) -> list[Tensor | None]:
     """Gradients of a node's operands, checked against what the engine asked for."""
-    op = node.op
-    if op.vjp is None:
-        raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     ins, outs = _unpack(node, create_graph)
-    with scoped("grad", node.path) if node.path else nullcontext():
-        return pull_back(op, grads, ins, outs, node.attrs, needs, node.in_specs)
+    if node.path:
+        with scoped("grad", node.path):
+            return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
+    return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
 
 
 def pull_back(
@@ -285,9 +288,9 @@ def pull_back(
                 raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
             final.append(None)
             continue
-        if _covers(g.shape, spec.sizes):
+        if g.data.shape != spec.shape and _covers(g.shape, spec.sizes):
             g = unbroadcast(g, spec.sizes)
-        if g.spec != spec:
+        if g.data.shape != spec.shape or g.data.dtype is not spec.dtype:
             raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)
     return final
@@ -295,27 +298,23 @@ def pull_back(
 
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
     """Saved operands and results as tensors, on the tape again if the backward is taped; specs of the others."""
-    if node.ins is None or node.outs is None:
+    if node.saved is None:
         raise GraphFreed(
             "backward ran through this graph before",
             where=node.op.name,
             fix="backward(retain_graph=True) the first time",
         )
-    for place, (data, version) in enumerate(zip((*node.ins, *node.outs), node.versions, strict=True)):
-        if isinstance(data, NDArray) and data.storage.version != version:
+    ins: list[Tensor | Spec] = [*node.in_specs]
+    outs: list[Tensor | Spec] = [*node.out_specs]
+    for place, data, version in node.saved:
+        if isinstance(data, NDArray) and data.version != version:
             _refuse_modified(node, place, data)
-    ins: list[Tensor | Spec] = []
-    for data, edge, spec in zip(node.ins, node.edges, node.in_specs, strict=True):
-        if data is None:
-            ins.append(spec)
-        elif create_graph and isinstance(edge, Tensor):
-            ins.append(edge)
-        else:
-            ins.append(_on_tape(data, edge if create_graph else None))
-    outs: list[Tensor | Spec] = [
-        spec if data is None else _on_tape(data, (node, port) if create_graph else None)
-        for port, (data, spec) in enumerate(zip(node.outs, node.out_specs, strict=True))
-    ]
+        if place >= len(ins):
+            port = place - len(ins)
+            outs[port] = _on_tape(data, (node, port) if create_graph else None)
+            continue
+        edge = node.edges[place] if create_graph else None
+        ins[place] = edge if isinstance(edge, Tensor) else _on_tape(data, edge)
     return ins, outs
 
 
@@ -351,7 +350,7 @@ def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
     if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by hand in the parameter's own 16 bits
         leaf.grad = leaf.grad.to(g.dtype)
     if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
-        compute(get("add"), [leaf.grad.data, g.data], {}, [leaf.grad.data])
+        compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])
         return
     if leaf.grad is not None:
         leaf.grad = leaf.grad + g

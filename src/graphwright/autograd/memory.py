@@ -36,7 +36,7 @@ def memory(outputs: Tensor | Sequence[Tensor]) -> list[Kept]:
     for node in sorted(nodes_behind(roots), key=lambda n: n.seq):
         nbytes = 0
         leaves = {id(e.data.storage) for e in node.edges if isinstance(e, Tensor) and isinstance(e.data, NDArray)}
-        for array in (*(node.ins or ()), *(node.outs or ())):
+        for _, array, _ in node.saved or ():
             if isinstance(array, NDArray) and id(array.storage) not in seen | leaves:
                 seen.add(id(array.storage))
                 nbytes += array.storage.nbytes

@@ -12,9 +12,9 @@ from typing import Any, overload
 from graphwright.array import DType
 from graphwright.errors import UsageError
 
-_grad: ContextVar[bool] = ContextVar("graphwright_grad", default=True)
+grad_mode: ContextVar[bool] = ContextVar("graphwright_grad", default=True)
 _training: ContextVar[bool | None] = ContextVar("graphwright_training", default=None)
-_autocast: ContextVar[DType | None] = ContextVar("graphwright_autocast", default=None)
+autocast: ContextVar[DType | None] = ContextVar("graphwright_autocast", default=None)
 
 
 class _GradMode(ContextDecorator):
@@ -25,10 +25,10 @@ class _GradMode(ContextDecorator):
         self._tokens: list[Token[bool]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_grad.set(self.enabled))
+        self._tokens.append(grad_mode.set(self.enabled))
 
     def __exit__(self, *exc: object) -> None:
-        _grad.reset(self._tokens.pop())
+        grad_mode.reset(self._tokens.pop())
 
     def _recreate_cm(self) -> _GradMode:
         return _GradMode(self.enabled)
@@ -113,19 +113,19 @@ def training(own: bool | None = None) -> bool | None:
 
 def grad_enabled() -> bool:
     """True while operations keep a tape."""
-    return _grad.get()
+    return grad_mode.get()
 
 
 def autocast_dtype() -> DType | None:
     """The dtype that ops of class `low` are cast to, or None outside autocast."""
-    return _autocast.get()
+    return autocast.get()
 
 
 @contextmanager
 def autocast_to(dtype: DType | None) -> Iterator[None]:
     """Set the autocast dtype inside; restored also after an exception."""
-    token = _autocast.set(dtype)
+    token = autocast.set(dtype)
     try:
         yield
     finally:
-        _autocast.reset(token)
+        autocast.reset(token)

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from graphwright.array.layout import Shape
 from graphwright.autograd import functions
+from graphwright.autograd.apply import apply
 from graphwright.autograd.base import TensorBase
 from graphwright.errors import DTypeError
-from graphwright.ops import call
+from graphwright.ops import call, get
 from graphwright.ops.rules import axes_of, axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
 
 Axes = int | Shape | None
+ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul", "neg"))
 
 
 class Operators(TensorBase):
@@ -25,28 +27,28 @@ class Operators(TensorBase):
 
     # -- operators ---------------------------------------------------------------------------------------------------
     def __add__(self, other: Any) -> Tensor:
-        return call("add", self, other)
+        return apply(ADD, (self, other), {})
 
     def __radd__(self, other: Any) -> Tensor:
-        return call("add", other, self)
+        return apply(ADD, (other, self), {})
 
     def __sub__(self, other: Any) -> Tensor:
-        return call("sub", self, other)
+        return apply(SUB, (self, other), {})
 
     def __rsub__(self, other: Any) -> Tensor:
-        return call("sub", other, self)
+        return apply(SUB, (other, self), {})
 
     def __mul__(self, other: Any) -> Tensor:
-        return call("mul", self, other)
+        return apply(MUL, (self, other), {})
 
     def __rmul__(self, other: Any) -> Tensor:
-        return call("mul", other, self)
+        return apply(MUL, (other, self), {})
 
     def __truediv__(self, other: Any) -> Tensor:
-        return call("div", self, other)
+        return apply(DIV, (self, other), {})
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return call("div", other, self)
+        return apply(DIV, (other, self), {})
 
     def __floordiv__(self, other: Any) -> Tensor:
         return call("floor_divide", self, other)
@@ -67,13 +69,13 @@ class Operators(TensorBase):
         return call("pow", other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return call("matmul", self, other)
+        return apply(MATMUL, (self, other), {})
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return call("matmul", other, self)
+        return apply(MATMUL, (other, self), {})
 
     def __neg__(self) -> Tensor:
-        return call("neg", self)
+        return apply(NEG, (self,), {})
 
     def __abs__(self) -> Tensor:
         return call("abs", self)

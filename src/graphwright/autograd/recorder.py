@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,14 +91,19 @@ scope: ContextVar[tuple[str, ...]] = ContextVar("graphwright_scope", default=())
 """Path segments under which recorded nodes are named; modules and backward extend it."""
 
 
-@contextmanager
-def scoped(*segments: str) -> Iterator[None]:
+class scoped:  # reads as a function; a class, as each call of a module enters one
     """Name what is recorded inside under further path segments."""
-    token = scope.set((*scope.get(), *segments))
-    try:
-        yield
-    finally:
-        scope.reset(token)
+
+    __slots__ = ("segments", "token")
+
+    def __init__(self, *segments: str) -> None:
+        self.segments = segments
+
+    def __enter__(self) -> None:
+        self.token = scope.set((*scope.get(), *self.segments))
+
+    def __exit__(self, *exc: object) -> None:
+        scope.reset(self.token)
 
 
 active: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)

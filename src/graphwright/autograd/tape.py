@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, Spec
 from graphwright.autograd.recorder import Symbol
 from graphwright.ops import Saves
 
@@ -46,14 +46,17 @@ class Rule(Protocol):
         ...
 
 
+Saved = tuple[int, Any, int]
+
+
 class TapeNode:
     """What backward needs of one operation.
 
     Attributes:
         op, attrs: the row and its attributes.
         edges: per operand the (node, port) that made it, the leaf itself, or None if it wants no gradient.
-        ins, outs: saved values, or None for those the row does not save; None after they were freed.
-        versions: storage versions of the saved arrays at the time of saving.
+        saved: what the vjp reads, as (place, value, storage version when it was saved): of operands, then, counted on,
+            of results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
         path: name of the recorded node, while tracing.
         seq: creation number; backward runs from high to low.
@@ -68,14 +71,12 @@ class TapeNode:
         "edges",
         "hooks",
         "in_specs",
-        "ins",
         "op",
         "out_specs",
-        "outs",
         "path",
         "retained",
+        "saved",
         "seq",
-        "versions",
     )
 
     def __init__(
@@ -87,29 +88,35 @@ class TapeNode:
         outputs: Sequence[Tensor],
     ) -> None:
         self.op, self.attrs, self.seq = op, attrs, next(_sequence)
-        self.edges: list[Any] = [
-            None if not t.requires_grad else t if t.node is None else (t.node, t.port) for t in inputs
-        ]
-        self.in_specs, self.out_specs = [t.spec for t in inputs], [t.spec for t in outputs]
+        self.edges: list[Any] = []
+        self.in_specs: list[Spec] = []
+        for t, d in zip(inputs, data, strict=True):
+            self.edges.append(None if not t.requires_grad else t if t.node is None else (t.node, t.port))
+            self.in_specs.append(d.spec)
         first = outputs[0].data
+        self.out_specs: list[Spec] = [first.spec] if len(outputs) == 1 else [t.data.spec for t in outputs]
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
-        self.ins: list[Any] | None = [d if i in keep.inputs else None for i, d in enumerate(data)]
-        self.outs: list[Any] | None = [t.data if i in keep.outputs else None for i, t in enumerate(outputs)]
-        self.versions = [d.storage.version if isinstance(d, NDArray) else None for d in (*self.ins, *self.outs)]
-        self.hooks: dict[int, list[Hook]] = {}
-        self.retained: list[ref[Tensor]] = []
+        self.saved: Sequence[Saved] | None = ()
+        if keep.inputs or keep.outputs:
+            count = len(data)
+            self.saved = [
+                *[_saved(i, data[i]) for i in keep.inputs if i < count],
+                *[_saved(count + i, outputs[i].data) for i in keep.outputs],
+            ]
+        self.hooks: dict[int, list[Hook]] | None = None
+        self.retained: list[ref[Tensor]] | None = None
         self._called_at = _user_frame()
 
     def take(self, outputs: Sequence[Tensor]) -> None:
         """Put the floating results on the tape as made here."""
         for port, out in enumerate(outputs):
-            if out.dtype.is_float:
+            if out.data.dtype.is_float:
                 out.node, out.port, out.requires_grad = self, port, True
 
     def free(self) -> None:
         """Let go of the saved values."""
-        self.ins = self.outs = None
+        self.saved = None
 
     @property
     def line(self) -> str:
@@ -119,9 +126,24 @@ class TapeNode:
         return f"{code.co_filename}:{next(found, None) or code.co_firstlineno}"
 
 
+def _saved(place: int, value: Any) -> Saved:
+    return place, value, value.version if isinstance(value, NDArray) else 0
+
+
 def _user_frame() -> tuple[CodeType, int]:
     """Code and place of the innermost frame outside this package; a line number is worked out when it is asked for."""
-    frame: FrameType = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
+    frame: FrameType = sys._getframe(3)  # of who called `apply`
+    while _ours[(code := frame.f_code).co_filename] and (caller := frame.f_back) is not None:
+        frame = caller
+    return code, frame.f_lasti
+
+
+class _Ours(dict[str, bool]):
+    """Whether a file is one of this package, remembered."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = found = file.startswith(_PACKAGE)
+        return found
+
+
+_ours = _Ours()

@@ -10,8 +10,8 @@ from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.changes import changes
 from graphwright.autograd.recorder import active
 from graphwright.autograd.tensor import Tensor
-from graphwright.errors import ShapeError
-from graphwright.ops import compute, get, writable_over
+from graphwright.errors import AliasError, ShapeError
+from graphwright.ops import compute, get
 
 _BINDING = frozenset({"data", "shared", "requires_grad"})
 """What a plan relies on to stay as it is."""
@@ -96,8 +96,8 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
         return
     outs = [target.own() for target in targets]
     arrays = [o._array(f"an update by {name}") for o in operands]
-    if writable_over(row, outs, arrays):
+    try:
         compute(row, arrays, full, outs)
-    else:  # an op that reads an operand after it wrote the result: made aside, then copied
+    except AliasError:  # an op that reads an operand after it wrote the result: made aside, then copied
         for out, result in zip(outs, compute(row, arrays, full), strict=True):
             out.copy_from(result)

@@ -11,6 +11,9 @@ from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, a
 from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
 
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Types of attributes that hold no module."""
+
 
 class Buffer(Variable):
     """A value that a module carries and nobody trains; `persistent` ones are part of its state."""
@@ -72,38 +75,35 @@ class Module:
                 stack += [child for _, child in module.children()][::-1]
 
     def _members(self) -> Iterator[tuple[str, Any]]:
-        """Attributes and what lists, tuples and dicts among them hold, with dotted names."""
-        stack = [(name, value) for name, value in vars(self).items()][::-1]
+        """Modules and variables among the attributes, and in lists, tuples and dicts there, with dotted names."""
+        stack = [item for item in vars(self).items() if type(item[1]) not in _PLAIN][::-1]
         while stack:
             name, value = stack.pop()
-            if isinstance(value, list | tuple):
+            if isinstance(value, (Module, Variable)):
+                yield name, value
+            elif isinstance(value, (list, tuple)):
                 stack += [(f"{name}.{i}", v) for i, v in enumerate(value)][::-1]
             elif isinstance(value, Mapping):
                 stack += [(f"{name}.{k}", v) for k, v in value.items()][::-1]
-            else:
-                yield name, value
 
     def name_children(self) -> None:
         """Give variables and children, from this module down, the names under which they appear in a trace."""
-        for name, child in self.children():
-            child.__dict__["_name"] = name
-            child._name_scopes()
-        for name, variable in self._variables(""):
+        for name, variable in self._variables("", naming=True):
             if not variable.name:
                 variable.name = name
 
-    def _name_scopes(self) -> None:
-        for name, child in self.children():
-            child.__dict__["_name"] = name
-            child._name_scopes()
-
-    def _variables(self, prefix: str) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """(dotted name, parameter or buffer), a shared one under each of its names."""
+    def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
+        """(dotted name, parameter or buffer), a shared one under each of its names; children get theirs on the way."""
+        children: list[tuple[str, Module]] = []
         for name, value in self._members():
-            if isinstance(value, Parameter | Buffer):
+            if isinstance(value, Module):
+                children.append((name, value))
+            elif isinstance(value, (Parameter, Buffer)):
                 yield prefix + name, value
-        for name, child in self.children():
-            yield from child._variables(f"{prefix}{name}.")
+        for name, child in children:
+            if naming:
+                child.__dict__["_name"] = name
+            yield from child._variables(f"{prefix}{name}.", naming)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """(dotted name, parameter), each parameter once."""
@@ -115,8 +115,13 @@ class Module:
 
     def parameters(self) -> Iterator[Parameter]:
         """Parameters, each once."""
-        self.name_children()
-        return (p for _, p in self.named_parameters())
+        found: dict[int, Parameter] = {}
+        for name, value in self._variables("", naming=True):
+            if not value.name:
+                value.name = name
+            if isinstance(value, Parameter):
+                found[id(value)] = value
+        return iter(found.values())
 
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
         """(dotted name, buffer), each buffer once."""

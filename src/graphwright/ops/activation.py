@@ -74,7 +74,7 @@ class Relu:
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)
-        return (call("where", call("lt", call("full_like", outs[0], value=0.0), outs[0]), g, zero),)
+        return (call("where", call("lt", zero, outs[0]), g, zero),)
 
     @staticmethod
     def expand(ins, attrs):

@@ -6,15 +6,18 @@ This is the one door to an op. A vjp, a module and a user write `call("tanh", x)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from graphwright.array.backend import Backend, backend
-from graphwright.array.device import CPU, Device, DeviceMismatch
-from graphwright.array.layout import span
+from graphwright.array.backend import Backend, Fresh, backend
+from graphwright.array.device import CPU, DeviceMismatch
+from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
 from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
-from graphwright.ops.registry import Attrs, Op, get
+from graphwright.ops.kept import Kept
+from graphwright.ops.registry import OPS, Attrs, Op, get
 
 
 def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
@@ -25,13 +28,12 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
             lie on an operand only as the row's `inplace` trait allows. It is what is returned.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
-    row = get(name)
+    row = OPS.get(name) or get(name)
     outs = None if out is None else out if isinstance(out, tuple) else (out,)
     for operand in operands if outs is None else (*operands, *outs):
         handler = getattr(type(operand), "__gw_op__", None)
         if handler is not None:
-            full = row.complete(attrs)
-            return handler(row, operands, full) if outs is None else handler(row, operands, full, outs)
+            return handler(row, operands, row.complete(attrs), outs)
     results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
 
@@ -45,87 +47,150 @@ def compute(
         outs: arrays to write, of exactly the inferred specs; fresh ones (or views of the operand) by default.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
-    device, ins = on_one_device(row.name, ins, outs or ())
+    if outs is not None:
+        ins = on_one_device(row.name, ins, outs)
+    device = ins[0].device if ins else CPU
     kernels = backend(device)
-    specs, scratch = _prepared(row, ins, attrs, kernels)
-    if row.view is not None and outs is None:
-        layout = row.view(ins[0].layout, attrs)
-        if layout is not None:
-            return (ins[0].view(layout),)
-    if row.view is not None:  # a view that must copy, or that was asked into given memory
-        if outs is not None and not writable_over(row, outs, ins):
-            raise AliasError("out shares memory with the operand", where=row.name, fix="give a copy")
-        source = contiguous(ins[0])
-        layout = row.view(source.layout, attrs)
-        assert layout is not None, f"{row.name}: no view of a contiguous array"
-        target = empty(specs[0].sizes, specs[0].dtype, device) if outs is None else outs[0]
-        if target.spec != specs[0]:
-            raise ShapeError(
-                "out must have exactly the spec of the result", where=row.name, expected=specs[0], got=target.spec
-            )
-        return (target.copy_from(source.view(layout)),)
-    ins = [a if min(a.strides, default=0) >= 0 else a.copy() for a in ins]
-    for place in row.row_major(len(ins)):
-        ins[place] = contiguous(ins[place])
-    if outs is None:
-        outs = [kernels.empty(s.shape, s.dtype) for s in specs]  # pyright: ignore[reportArgumentType]  # all are numbers
-    else:
-        for out, spec in zip(outs, specs, strict=True):
-            if out.spec != spec:
-                raise ShapeError(
-                    "out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec
-                )
-        if not writable_over(row, outs, ins):
-            raise AliasError(
-                "out shares memory with an operand that the op still reads", where=row.name, fix="give a copy"
-            )
-        for out in outs:
-            out.writable()
-    work = [kernels.empty(s.sizes, s.dtype) for s in scratch]
+    key: list[Any] = [row, kernels]
+    for a in ins:
+        if a.device is not device:
+            return compute(row, on_one_device(row.name, ins), attrs)
+        key += (a.dtype, a.shape, a.strides)
+    if attrs:
+        key += attrs.values()  # of values that are equal, as 0.0 and -0.0, nothing known depends on which it is
     try:
-        for run in kernels.bind(row.name, outs, ins, attrs, work):
-            run()
+        known = _known.get(known_by := tuple(key))
+    except TypeError:  # an attribute that cannot be hashed
+        known = known_by = None
+    if known is None:
+        known = _learned(known_by, row, ins, attrs, kernels)
+    try:
+        if outs is None:
+            if known.fresh is not None:
+                made = known.fresh(*map(_impl, ins), **attrs)
+                return (NDArray.owning(made, known.specs[0], known.strides),)
+            if known.view is not None:
+                view, base = known.view, ins[0]
+                return (NDArray(base.storage, base.dtype, view.shape, view.strides, base.offset + view.offset),)
+            if known.kept is not None:
+                return known.kept.run(ins, attrs)
+        if row.view is not None:
+            return (_copied(row, ins[0], attrs, known.specs[0], outs),)
+        return _bound(row, ins, attrs, outs, known, kernels)
     except (IndexError, RuntimeError) as error:
         if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
             raise
         raise kernel_error(row.name, ins, error) from error
+
+
+def _bound(
+    row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Known, kernels: Backend
+) -> tuple[NDArray, ...]:
+    """Results by a kernel bound to them."""
+    new = outs is None
+    if known.copied:
+        ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
+    if outs is None:
+        outs = [kernels.empty(s.shape, s.dtype) for s in known.specs]  # pyright: ignore[reportArgumentType]  # all are numbers
+    else:
+        _check_outs(row, outs, ins, known.specs)
+    work = [kernels.empty(s.sizes, s.dtype) for s in known.scratch]
+    calls = kernels.bind(row.name, outs, ins, attrs, work)
+    for run in calls:
+        run()
+    if new and not row.traits.update and Kept.worth(ins, known.specs, known.scratch, len(calls)):
+        known.kept = Kept(row, kernels, known.specs, known.scratch)
     return tuple(outs)
 
 
-_known: dict[Any, tuple[tuple[Spec, ...], list[Spec]]] = {}
+def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
+    """A view that must copy, or that was asked into given memory."""
+    if outs is not None and not writable_over(row, outs, [operand]):
+        raise AliasError("out shares memory with the operand", where=row.name, fix="give a copy")
+    source = contiguous(operand)
+    layout = row.view(source.layout, attrs) if row.view is not None else None
+    assert layout is not None, f"{row.name}: no view of a contiguous array"
+    target = empty(spec.sizes, spec.dtype, operand.device) if outs is None else outs[0]
+    if target.spec != spec:
+        raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=spec, got=target.spec)
+    return target.copy_from(source.view(layout))
+
+
+def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs: Sequence[Spec]) -> None:
+    """Count a write of each. Raises: see `compute`."""
+    for out, spec in zip(outs, specs, strict=True):
+        if out.spec != spec:
+            raise ShapeError(
+                "out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec
+            )
+    if not writable_over(row, outs, ins):
+        raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="give a copy")
+    for out in outs:
+        out.writable()
+
+
+_impl = attrgetter("impl")
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a use of an op is found to be, once for all operands laid out alike.
+
+    Attributes:
+        specs, scratch: of results and of what the kernel wants beside them.
+        copied: places of operands that the kernel cannot take as they lie.
+        view: where the result of a view lies in the operand's memory, counted from the operand's offset, or None.
+        fresh: makes the one result in memory of its own, see `Backend.fresh`.
+        strides: of the first result in memory of its own.
+        kept: bindings of a kernel of many calls.
+    """
+
+    specs: tuple[Spec, ...]
+    scratch: list[Spec]
+    copied: frozenset[int]
+    view: Layout | None
+    fresh: Fresh | None
+    strides: tuple[int, ...]
+    kept: Kept | None = None
+
+
+_known: dict[Any, _Known] = {}
 _MOST_KNOWN = 4096
 
 
-def _prepared(row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> tuple[tuple[Spec, ...], list[Spec]]:
-    """Specs of results and scratch; remembered, since loops ask for the same again. Raises: as `Op.specs`."""
-    key: Any = (row.infer, row.name, kernels, *attrs.values(), *[(a.shape, a.dtype) for a in ins])
-    try:
-        found = _known.get(key)
-    except TypeError:  # an attribute that cannot be hashed
-        key = found = None
-    if found is None:
-        given = [a.spec for a in ins]
-        specs = row.specs(given, attrs)
-        scratch = [] if row.view is not None else kernels.workspace(row.name, specs, given, attrs)
-        found = specs, scratch
-        if key is not None:
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            _known[key] = found
-    return found
+def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Known:
+    """What is known of a use, under its key from now on, since loops ask for the same again. Raises: as `Op.specs`."""
+    given = [a.spec for a in ins]
+    specs = row.specs(given, attrs)
+    view = fresh = None
+    scratch: list[Spec] = []
+    copied = {i for i, a in enumerate(ins) if min(a.strides, default=0) < 0}
+    copied |= {i % len(ins) for i in row.row_major(len(ins)) if not ins[i].contiguous}
+    if row.view is not None:
+        view = row.view(Layout(ins[0].shape, ins[0].strides), attrs)
+    else:
+        scratch = kernels.workspace(row.name, specs, given, attrs)
+        if not copied:
+            fresh = kernels.fresh(row.name, ins, attrs)
+    known = _Known(specs, scratch, frozenset(copied), view, fresh, row_major(specs[0].sizes) if specs else ())
+    if key is not None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
 
 
-def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> tuple[Device, Sequence[NDArray]]:
-    """Where an op runs, and its operands there: numbers (arrays of no axes) on the CPU join the others.
+def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> Sequence[NDArray]:
+    """The operands where an op runs: numbers (arrays of no axes) on the CPU join the others.
 
     Raises: DeviceMismatch for any other mix.
     """
-    device = ins[0].storage.device if ins else CPU
-    for array in (*ins, *outs):
-        if array.storage.device is not device:
+    device = ins[0].device if ins else CPU
+    for array in (*ins, *outs) if outs else ins:
+        if array.device is not device:
             break
     else:
-        return device, ins
+        return ins
     given = [*outs, *ins]
     device = next((a.device for a in given if a.device != CPU), CPU)
     for array in given:
@@ -137,7 +202,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
                 got=f"{array.spec} on {array.device}",
                 fix=f'to("{device}")',
             )
-    return device, [a.to(device) for a in ins]
+    return [a.to(device) for a in ins]
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
@@ -145,11 +210,12 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
     readers: dict[int, list[int]] = {}
     for i, operand in enumerate(ins):
         readers.setdefault(id(operand.storage), []).append(i)
+    count, results = len(ins), len(outs)
     for o, out in enumerate(outs):
         for i in readers.get(id(out.storage), ()):
             operand = ins[i]
             exact = operand is out or (operand.layout == out.layout and operand.dtype is out.dtype)
-            if exact and row.overwrites(o, i, len(ins), len(outs)):
+            if exact and row.overwrites(o, i, count, results):
                 continue
             (a, b), (c, d) = span(operand.layout), span(out.layout)
             size, other = operand.dtype.itemsize, out.dtype.itemsize

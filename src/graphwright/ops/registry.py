@@ -79,7 +79,7 @@ class Traits:
     addend: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """One row of every table.
 
@@ -128,17 +128,17 @@ class Op:
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
         """Attributes with defaults filled in, dtypes as DType. Raises: UsageError for one unknown or missing."""
-        unknown = attrs.keys() - self.attrs.keys()
+        if not attrs and not self.attrs:
+            return {}
         merged = {**self.attrs, **attrs}
-        missing = [name for name, value in merged.items() if value is ...]
-        if unknown or missing:
+        if len(merged) != len(self.attrs) or any([value is ... for value in merged.values()]):
             raise UsageError(
                 f"op {self.name!r} does not take these attributes",
                 where=where,
                 expected=", ".join(self.attrs) or "none",
                 got=", ".join(attrs) or "none",
             )
-        if merged.get("dtype") is not None:
+        if "dtype" in merged and merged["dtype"] is not None:
             merged["dtype"] = dtype(merged["dtype"])
         return merged
 

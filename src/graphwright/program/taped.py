@@ -90,7 +90,7 @@ class _Taped:
         if isinstance(edge, tuple):
             return self.values[edge]
         if edge is None:
-            kept = None if node.ins is None else node.ins[place]
+            kept = next((value for at, value, _ in node.saved or () if at == place), None)
             if isinstance(kept, NDArray) and not kept.shape:
                 return self._stored(CONST, f"{step}scalar", Variable(kept))
             return self._source(INPUT, f"{step}input", node.in_specs[place], {})

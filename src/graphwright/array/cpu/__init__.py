@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call, MissingKernel
+from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel
 from graphwright.array.cpu import (
     activation,
     arithmetic,
@@ -36,6 +36,7 @@ from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
 from graphwright.array.dtype import dtype as named
+from graphwright.array.layout import row_major
 from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
@@ -79,14 +80,19 @@ class CpuBackend:
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
         """An uninitialised array with memory of its own."""
-        tensor = torch.empty(shape, dtype=TORCH_DTYPE[dtype])
-        return NDArray(Storage(tensor, tensor.nbytes, CPU, kind="owned"), dtype, shape, impl=tensor)
+        strides = row_major(shape)
+        tensor = torch.empty_strided(shape, strides, dtype=TORCH_DTYPE[dtype])
+        return NDArray.owning(tensor, Spec(shape, dtype), strides)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
         """A torch view of the array's memory; torch has no negative strides."""
         return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
 
     def _typed(self, array: NDArray) -> torch.Tensor:
+        """The block in the array's dtype: any tensor over it, of which only the memory counts."""
+        memory = array.storage.memory
+        if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[array.dtype]:
+            return memory
         flat = array.storage.views.get(array.dtype)
         if flat is None:
             flat = array.storage.views[array.dtype] = self._flat(array.storage, array.dtype)
@@ -119,7 +125,7 @@ class CpuBackend:
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """The elements as numpy, sharing memory."""
-        tensor = self._typed(array) if _backwards(array) else array.impl
+        tensor = self._typed(array).reshape(-1) if _backwards(array) else array.impl
         if array.dtype.as_bits:
             tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
         host = tensor.numpy()
@@ -134,7 +140,7 @@ class CpuBackend:
         block = tensor.untyped_storage()
         storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
         kind = named(str(tensor.dtype).removeprefix("torch."))
-        return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), impl=tensor)
+        return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def address(self, array: NDArray) -> int:
         """Where its first element lies."""
@@ -154,6 +160,11 @@ class CpuBackend:
             raise MissingKernel("the CPU backend has no kernel of this name", where=name)
         calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
         return calls if isinstance(calls, list) else [calls]
+
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
+        """The ATen call that allocates and computes at once: half the time of two calls where the result is small."""
+        row = KERNELS.get(name)
+        return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
     def kernels(self) -> frozenset[str]:
         """Names of the kernels there are."""

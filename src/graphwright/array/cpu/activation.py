@@ -8,13 +8,19 @@ from functools import partial
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel, pointwise
+from graphwright.array.cpu.kernel import Tensors, kernel, pointwise, row_major
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 
 aten = torch.ops.aten
 
-pointwise(sigmoid=torch.sigmoid, silu=aten.silu.out)
+pointwise(sigmoid=torch.sigmoid)
+
+
+@kernel("silu", fresh=row_major(torch.nn.functional.silu))
+def silu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """X·σ(x)."""
+    return partial(aten.silu.out, ins[0], out=outs[0])
 
 
 @kernel("swiglu")
@@ -24,7 +30,7 @@ def swiglu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return [partial(aten.silu.out, a.expand(outs[0].shape), out=outs[0]), partial(outs[0].mul_, b)]
 
 
-@kernel("relu")
+@kernel("relu", fresh=row_major(lambda x: torch.clamp_min(x, 0)))
 def relu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """max(x, 0)."""
     return partial(torch.clamp_min, ins[0], 0, out=outs[0])

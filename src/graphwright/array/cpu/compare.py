@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
+from math import inf, prod
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel, pointwise
+from graphwright.array.backend import Attrs, Call, Fresh
+from graphwright.array.cpu.kernel import Tensors, kernel, pointwise, row_major
+from graphwright.array.dtype import int16, int32, int64, uint8
 from graphwright.array.spec import Spec
 
 pointwise(
@@ -23,8 +24,36 @@ pointwise(
     logical_or=torch.logical_or,
     logical_xor=torch.logical_xor,
     logical_not=torch.logical_not,
-    where=torch.where,
 )
+
+_WIDE = 2048
+"""Elements from which a choice is arithmetic on bits: ATen's branches, and a guess gone wrong costs 3 ns (measured)."""
+_INTEGERS = {1: uint8, 2: int16, 4: int32, 8: int64}
+
+
+def _bits(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    out = outs[0]
+    return [Spec(out.shape, _INTEGERS[out.dtype.itemsize])] if out.size >= _WIDE else []
+
+
+def _chosen(ins: Tensors, attrs: Attrs) -> Fresh | None:
+    small = prod(torch.broadcast_shapes(*(t.shape for t in ins))) < _WIDE
+    return row_major(torch.where)(ins, attrs) if small else None
+
+
+@kernel("where", _bits, fresh=_chosen)
+def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """A or b; of many elements b ^ ((a ^ b) · c), which does not branch."""
+    if not work:
+        return [partial(torch.where, *ins, out=outs[0])]
+    mask = work[0]
+    a, b, out = (t.view(mask.dtype) for t in (*ins[1:], outs[0]))
+    return [
+        partial(mask.copy_, ins[0]),
+        partial(torch.bitwise_xor, a, b, out=out),
+        partial(out.mul_, mask),
+        partial(out.bitwise_xor_, b),
+    ]
 
 
 @kernel("isnan")

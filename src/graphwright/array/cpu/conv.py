@@ -1,6 +1,8 @@
 """Convolution as unfold, matrix product, fold, in planned scratch: ATen's own overloads allocate despite `out=`.
 
-Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened once, and the result rounded once.
+One group is one product over all samples where rows of places are short (`gathered.py`), else a product per sample,
+over columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened once, and
+the result rounded once.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ from math import prod
 import torch
 
 from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.gathered import (
+    Gathered,
+    forward,
+    samples_at_once,
+    turned,
+    turned_weights,
+    weight_gradient,
+    windows,
+)
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.spec import Spec
 from graphwright.array.window import Window
-
-COLUMN_BYTES = 1 << 20
-"""Columns of a chunk; about half of a core's second-level cache."""
 
 
 class Columns:
@@ -27,8 +35,7 @@ class Columns:
     def __init__(self, window: Window, samples: int, channels: int, sizes: tuple[int, ...], itemsize: int) -> None:
         self.window, self.samples, self.channels, self.sizes = window, samples, channels, sizes
         self.places = window.places(sizes)
-        per_sample = max(channels * window.entries * prod(self.places) * itemsize, 1)
-        self.chunk = max(1, min(samples, COLUMN_BYTES // per_sample))
+        self.chunk = samples_at_once(samples, channels * window.entries * prod(self.places) * itemsize)
 
     @staticmethod
     def of(window: Window, x: Spec | torch.Tensor) -> Columns:
@@ -62,17 +69,7 @@ class Columns:
 
     def windows(self, samples: torch.Tensor) -> torch.Tensor:
         """[n, C, kernel..., places...] over padded samples, as a view."""
-        strides, window = samples.stride(), self.window
-        spatial = strides[2:]
-        return samples.as_strided(
-            (*samples.shape[:2], *window.kernel, *self.places),
-            (
-                *strides[:2],
-                *(s * d for s, d in zip(spatial, window.dilation, strict=True)),
-                *(s * step for s, step in zip(spatial, window.stride, strict=True)),
-            ),
-            samples.storage_offset(),
-        )
+        return windows(samples, self.window, self.places)
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
         """Calls that write the columns of a chunk of samples; a padded block is zero around its samples."""
@@ -129,10 +126,38 @@ def _add_bias(out: torch.Tensor, bias: Tensors) -> list[Call]:
     return [partial(out.add_, b.view(-1, *(1,) * (out.dim() - 2))) for b in bias]
 
 
-@kernel("conv", lambda o, i, a: _columns(i[1].sizes[2:], i[0], a).scratch(i[0]), widen=True)
+SHORT = 16
+"""Places in a row below which one product for all samples is faster: copies run along rows (measured)."""
+
+
+def _gathered(
+    kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, turns: bool = False
+) -> Gathered | None:
+    """For one group of windows over x that have short rows of places, else None.
+
+    With `turns` for the transpose of the convolution by them, unless it would gather far more than that scatters.
+    """
+    window, shape = Window.of(kernel, attrs), x.sizes if isinstance(x, Spec) else x.shape
+    taken = turned(window) if turns else window
+    if attrs["groups"] > 1 or window.plain or taken is None or (turns and shape[1] > 2 * filters):
+        return None
+    gathered = Gathered(taken, shape, filters, x.dtype.itemsize)
+    return gathered if gathered.places[-1] < SHORT else None
+
+
+def _conv_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    (x, w), kernel = ins[:2], ins[1].sizes[2:]
+    gathered = _gathered(kernel, x, w.sizes[0], attrs)
+    return _columns(kernel, x, attrs).scratch(x) if gathered is None else gathered.scratch(x.dtype)
+
+
+@kernel("conv", _conv_work, widen=True)
 def conv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Weights times the columns of x."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
+    gathered = _gathered(w.shape[2:], x, len(w), attrs)
+    if gathered is not None:
+        return forward(gathered, x, w, ins[2:], out, work)
     columns = _columns(w.shape[2:], x, attrs)
     weights = w.flatten(1).unflatten(0, (groups, w.shape[0] // groups))
     calls: list[Call] = [block.zero_ for block in work[1:]]
@@ -142,10 +167,20 @@ def conv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     return [*calls, *_add_bias(out, ins[2:])]
 
 
-@kernel("conv_transpose", lambda o, i, a: _columns(i[1].sizes[2:], o[0], a).scratch(i[0]), widen=True)
+def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    (x, w), kernel = ins[:2], ins[1].sizes[2:]
+    gathered = _gathered(kernel, x, w.sizes[1], attrs, turns=True)
+    return _columns(kernel, outs[0], attrs).scratch(x) if gathered is None else [*gathered.scratch(x.dtype), w]
+
+
+@kernel("conv_transpose", _transpose_work, widen=True)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Transposed weights times x are columns of the result."""
+    """Transposed weights times x are columns of the result; with stride 1 a convolution by turned weights."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
+    gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, turns=True)
+    if gathered is not None:
+        turning, weights = turned_weights(w, work[-1])
+        return [*turning, *forward(gathered, x, weights, ins[2:], out, work)]
     columns = _columns(w.shape[2:], out, attrs)
     weights = w.flatten(1).unflatten(0, (groups, w.shape[0] // groups)).transpose(1, 2)
     calls: list[Call] = []
@@ -157,10 +192,19 @@ def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
     return [*calls, *_add_bias(out, ins[2:])]
 
 
-@kernel("conv_weight", lambda o, i, a: _columns(a["kernel"], i[0], a).scratch(i[0]), widen=True)
+def _weight_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    x, g = ins
+    gathered = _gathered(attrs["kernel"], x, g.sizes[1], attrs)
+    return _columns(attrs["kernel"], x, attrs).scratch(x) if gathered is None else gathered.scratch(x.dtype)
+
+
+@kernel("conv_weight", _weight_work, widen=True)
 def conv_weight(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Σ over samples of the gradient times the transposed columns of x."""
     (x, g), groups = ins, attrs["groups"]
+    gathered = _gathered(attrs["kernel"], x, g.shape[1], attrs)
+    if gathered is not None:
+        return weight_gradient(gathered, x, g, outs[0], work)
     columns = _columns(attrs["kernel"], x, attrs)
     total = outs[0].flatten(1).unflatten(0, (groups, g.shape[1] // groups))
     calls: list[Call] = [total.zero_, *(block.zero_ for block in work[1:])]

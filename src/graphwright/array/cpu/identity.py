@@ -9,20 +9,20 @@ from math import inf
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, row_major
 from graphwright.array.dtype import bool_
 from graphwright.array.spec import Spec
 from graphwright.errors import NonFinite
 
 
-@kernel("cast")
-@kernel("copy")
+@kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))
+@kernel("copy", fresh=row_major(torch.clone))
 def copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Elements into fresh memory, converted to the dtype of the output."""
     return partial(outs[0].copy_, ins[0])
 
 
-@kernel("full_like")
+@kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))
 def full_like(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """One value everywhere."""
     return partial(outs[0].fill_, attrs["value"])

@@ -14,21 +14,31 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Fresh
 from graphwright.array.dtype import DTYPES, DType, float32
 from graphwright.array.spec import Spec
 
 Tensors = Sequence[torch.Tensor]
 Bind = Callable[[Tensors, Tensors, Attrs, Tensors], "Call | list[Call]"]
 Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
+Choose = Callable[[Tensors, Attrs], "Fresh | None"]
 
 
 class Kernel(NamedTuple):
-    """A row: `bind(outs, ins, attrs, work)`, `work(out specs, in specs, attrs) -> specs`, and where it is written."""
+    """A row of the table.
+
+    Attributes:
+        bind: (outs, ins, attrs, work) -> calls.
+        work: (out specs, in specs, attrs) -> specs of the scratch.
+        where: file and line.
+        fresh: (ins, attrs) -> a call that makes the one result itself, or None; see `Backend.fresh`. What it gives may
+            depend on shapes, strides and dtypes, and not on the tensors.
+    """
 
     bind: Bind
     work: Work | None
     where: str
+    fresh: Choose | None
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -54,10 +64,13 @@ def host(t: torch.Tensor) -> np.ndarray:
     return t.view(_BITS[t.element_size()]).numpy()
 
 
-def kernel(name: str, work: Work | None = None, *, widen: bool = False, where: str = "") -> Callable[[Bind], Bind]:
+def kernel(
+    name: str, work: Work | None = None, *, widen: bool = False, where: str = "", fresh: Choose | None = None
+) -> Callable[[Bind], Bind]:
     """Enter a function into the table.
 
     Args:
+        work, fresh: see `Kernel`.
         where: file and line; those of the function by default.
         widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
     """
@@ -67,14 +80,19 @@ def kernel(name: str, work: Work | None = None, *, widen: bool = False, where: s
             raise ValueError(f"kernel {name!r} is defined twice")
         code = inspect.unwrap(bind).__code__
         place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        KERNELS[name] = Kernel(*_widened(bind, work), place) if widen else Kernel(bind, work, place)
+        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh)
         return bind
 
     return enter
 
 
+def row_major(call: Fresh) -> Choose:
+    """`call` for operands in row-major order, whose result is so too; other strides it would keep."""
+    return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
+
+
 def pointwise(**calls: Callable[..., object]) -> None:
-    """Enter kernels that are one ATen call each: all operands, then `out=`."""
+    """Enter kernels that are one ATen call each: all operands, then `out=`, or none for a new result."""
     caller = inspect.currentframe()
     caller = None if caller is None else caller.f_back
     where = "" if caller is None else f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
@@ -83,7 +101,7 @@ def pointwise(**calls: Callable[..., object]) -> None:
         def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
             return partial(call, *ins, out=outs[0])
 
-        kernel(name, where=where)(bind)
+        kernel(name, where=where, fresh=row_major(call))(bind)
 
 
 def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:

@@ -32,7 +32,7 @@ def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]
     return calls
 
 
-@kernel("matmul")
+@kernel("matmul", fresh=lambda ins, attrs: torch.mm if ins[0].dim() == ins[1].dim() == 2 else None)
 def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """A @ b with numpy's rules for ranks and batches."""
     a, b, out = ins[0], ins[1], outs[0]
@@ -50,7 +50,11 @@ def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return bmm_calls(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), out)
 
 
-@kernel("linear")
+def _with_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(b, x, w.t())
+
+
+@kernel("linear", fresh=lambda ins, attrs: _with_bias if ins[0].dim() == 2 and len(ins) == 3 else None)
 def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """X · wᵀ (+ b), w as [out, in]."""
     x, w, out = ins[0], ins[1], outs[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.spec import Spec
-from graphwright.array.window import Window
+from graphwright.array.window import Window, trailing
 
 aten = torch.ops.aten
 
@@ -34,13 +35,50 @@ def _pairs(attrs: Attrs) -> dict[str, list[int]]:
     }
 
 
-@kernel("max_pool")
+def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
+    """Slices of planes with how many lie side by side in each: as many as keep what a copy turns around in cache."""
+    abreast = min(max(8192 // size, 16), 64)  # measured: 64 planes of 8 x 8, 16 of 32 x 32
+    step = max((1 << 18) // size // abreast, 1) * abreast
+    at = 0
+    while at < planes:
+        count = min(step, planes - at)
+        wide = min(abreast, count)
+        count -= count % wide
+        yield slice(at, at + count), wide
+        at += count
+
+
+def _side_by_side(work: Sequence[Spec], shapes: Sequence[Sequence[int]]) -> list[Spec]:
+    """Scratch for the planes of a block: one spec of each dtype in `work`."""
+    size = prod(shapes[0][1:])
+    most = max((block.stop - block.start for block, _ in _blocks(shapes[0][0], size)), default=0)
+    return [Spec((most * prod(shape[1:]),), w.dtype) for w, shape in zip(work, shapes, strict=True)]
+
+
+def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    arrays, rank = [ins[0], *outs], len(attrs["kernel"])
+    if not outs[0].size:
+        return []
+    return _side_by_side(arrays, [(prod(a.sizes[:-rank]), *trailing(a.sizes, rank)) for a in arrays])
+
+
+@kernel("max_pool", _max_work)
 def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Largest entry of each window and its place in the plane."""
+    """Largest entry of each window and its place in the plane, over planes side by side: one alone is slow."""
     if not outs[0].numel():
         return []
     x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
-    return [partial(aten.max_pool2d_with_indices.out, x, *_pairs(attrs).values(), out=best, indices=place)]
+    calls: list[Call] = []
+    for block, wide in _blocks(len(x), prod(x.shape[1:])):
+        given, *made = (t[block].unflatten(0, (-1, wide)) for t in (x, best, place))
+        turned, *results = (
+            w[: t.numel()].view(len(t), *t.shape[2:], wide).movedim(-1, 1)
+            for w, t in zip(work, (given, *made), strict=True)
+        )
+        pool = partial(aten.max_pool2d_with_indices.out, turned, *_pairs(attrs).values())
+        calls += [partial(turned.copy_, given), partial(pool, out=results[0], indices=results[1])]
+        calls += [partial(t.copy_, r) for t, r in zip(made, results, strict=True)]
+    return calls
 
 
 def _average(attrs: Attrs) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Fresh
 from graphwright.array.cpu.kernel import Bind, Tensors, kernel
 from graphwright.array.dtype import bool_, float32
 from graphwright.array.spec import Spec
@@ -25,7 +25,12 @@ def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
     return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
 
-@kernel("sum", work=_widened)
+def _fresh_sum(ins: Tensors, attrs: Attrs) -> Fresh | None:
+    axes, x = _axes(attrs, ins[0].dim()), ins[0]
+    return (lambda x, *, keepdims, **_: torch.sum(x, axes, keepdims)) if axes and x.is_floating_point() else None
+
+
+@kernel("sum", work=_widened, fresh=_fresh_sum)
 def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Σ over axes, in the dtype of the output."""
     axes = _axes(attrs, ins[0].dim())
