@@ -209,7 +209,7 @@ def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = F
     return call("index_add" if accumulate else "index_put", x, like(values, x), *map(_places, index), axis=0)
 
 
-def one_hot(ids: Any, classes: int | None = None) -> Tensor:
+def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """1 at the place of each id along a new last axis, else 0; int64.
 
     Args:
@@ -217,7 +217,17 @@ def one_hot(ids: Any, classes: int | None = None) -> Tensor:
     Raises: IndexOutOfRange for an id outside.
     """
     ids = as_tensor(ids)
-    return call("one_hot", ids, classes=_count(ids) if classes is None else classes)
+    return call("one_hot", ids, classes=_count(ids) if classes is None else classes, out=out)
+
+
+def tril(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Entries (i, j) of the last two axes with j ≤ i + diagonal; the others are 0. Raises: ShapeError."""
+    return call("tril", as_tensor(x), diagonal=diagonal, out=out)
+
+
+def triu(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Entries (i, j) of the last two axes with j ≥ i + diagonal; the others are 0. Raises: ShapeError."""
+    return call("triu", as_tensor(x), diagonal=diagonal, out=out)
 
 
 def bincount(ids: Any, length: int | None = None) -> Tensor:
