@@ -27,7 +27,7 @@ WHY_NOT = {
         "flip roll tile repeat_interleave pad tril triu iota"
     ),
     "a primitive: entries by index": (
-        "gather scatter scatter_add scatter_sum index index_sum index_put index_add index_fill one_hot bincount"
+        "gather scatter scatter_add scatter_sum index index_sum index_put index_add index_fill one_hot bincount nonzero"
     ),
     "a primitive: products and windows": (
         "matmul conv conv_transpose conv_weight unfold fold max_pool avg_pool adaptive_avg_pool interpolate "

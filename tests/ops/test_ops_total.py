@@ -202,6 +202,7 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("one_hot", [N], {"classes": -1}, ShapeError),
     ("bincount", [F], {"length": 3}, DTypeError),
     ("bincount", [N], {"length": -1}, ShapeError),
+    ("nonzero", [F], {"size": -1}, ShapeError),
     ("uniform", [KEY], {"stream": 2**32, "shape": (2,)}, UsageError),
     ("normal", [np.zeros(2)], {"stream": 0, "shape": (2,)}, DTypeError),
     ("gumbel", [KEY], {"stream": 0, "shape": (2,), "dtype": int64}, DTypeError),

@@ -407,6 +407,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "index_fill": lambda ins, a: put(ins[0], ins[1:], a, torch.tensor(a["value"], dtype=ins[0].dtype), False),
     "one_hot": lambda ins, a: F.one_hot(ins[0], a["classes"]),
     "bincount": lambda ins, a: torch.bincount(ins[0].reshape(-1), minlength=a["length"]),
+    "nonzero": lambda ins, a: torch.nonzero_static(ins[0], size=a["size"], fill_value=a["fill"]),
     "squeeze": lambda ins, a: ins[0].squeeze(a["axes"]),
     "unsqueeze": lambda ins, a: ins[0].reshape(np.expand_dims(np.empty(ins[0].shape), a["axes"]).shape),
     "diagonal": lambda ins, a: ins[0].diagonal(a["offset"], *a["axes"]),

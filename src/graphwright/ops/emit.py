@@ -227,6 +227,7 @@ EMIT: dict[str, Emit] = {
     "index": _index,
     "one_hot": lambda i, a: f"F.one_hot({i[0]}, {a['classes']})",
     "bincount": lambda i, a: f"torch.bincount({i[0]}.flatten(), minlength={a['length']})",
+    "nonzero": lambda i, a: f"torch.nonzero_static({i[0]}, size={a['size']}, fill_value={a['fill']})",
     "squeeze": lambda i, a: f"{i[0]}.squeeze({tuple(a['axes'])})",
     "unsqueeze": _unsqueeze,
     "diagonal": lambda i, a: f"{i[0]}.diagonal({a['offset']}, {sizes(a['axes'])})",
