@@ -128,6 +128,7 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("embedding", [np.ones(3), np.ones(2, np.int64)], {}, ShapeError),
     ("sdpa", [np.ones((1, 3, 2, 2)), np.ones((1, 2, 2, 2)), np.ones((1, 2, 2, 2))], {"scale": 1.0}, ShapeError),
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 4, 1)), np.ones((1, 4, 1))], {}, ShapeError),
+    ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 3, 1)), np.ones((1, 3, 1))], {"style": "pairs"}, UsageError),
     ("kv_append", [np.ones((1, 1, 4, 2)), np.ones((1, 1, 2, 3)), np.asarray(0)], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((2, 4, 5)), np.array([0, 1, 2])], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((2, 3, 5)), np.array([0, 2])], {}, ShapeError),

@@ -81,6 +81,13 @@ def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x, cos, sin = ins
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if attrs["style"] == "interleaved":
+        a, b = x[..., : 2 * half].unflatten(-1, (half, 2)).unbind(-1)
+        if x.dtype == torch.float64:  # a pair is a complex number, turned by one of size 1
+            turned = torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))
+        else:
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([turned.flatten(-2), x[..., 2 * half :]], -1)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 

@@ -12,27 +12,35 @@ from graphwright.errors import UsageError
 from graphwright.nn.linear import Linear
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
+from graphwright.ops.attention import ROPE_STYLES
 
 
 class RotaryEmbedding(Module):
-    """Cosines and sines of pos · theta^(-2i/dim) for pairs (i, i + dim/2) of a head (Su et al. 2021).
+    """Cosines and sines of pos · theta^(-2i/dim) for the pairs of a head (Su et al. 2021).
 
     The table of frequencies is a buffer that no state holds.
 
     Args:
         dim: entries of a head that are turned, even; those behind them stay.
         theta: base of the frequencies.
+        style: which entries make pair i: `half`: (i, i + dim/2); `interleaved`: (2i, 2i + 1).
     """
 
-    def __init__(self, dim: int, theta: float = 10000.0) -> None:
-        if dim % 2 or dim < 2:
-            raise UsageError("pairs of entries are turned", expected="an even dim", got=dim)
+    def __init__(self, dim: int, theta: float = 10000.0, style: str = "half") -> None:
+        if dim % 2 or dim < 2 or style not in ROPE_STYLES:
+            expected = f"an even dim; {' or '.join(ROPE_STYLES)}"
+            raise UsageError("pairs of entries are turned", expected=expected, got=f"{dim}, {style}")
+        self.style = style
         frequencies = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         self.inv_freq = Buffer(from_numpy(frequencies.astype(np.float32)), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [B or 1, T] to cos and sin, float32 [B or 1, T, dim / 2]."""
         return call("rope_table", positions, self.inv_freq, scale=1.0)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Heads [B, H, T, D] turned by what `forward` gave."""
+        return call("rope", x, cos, sin, style=self.style)
 
 
 class SinusoidalEmbedding(Module):
@@ -125,10 +133,10 @@ class MultiHeadAttention(Module):
             if positions is None:
                 positions = Tensor(from_numpy(np.arange(source.shape[1])[None]))
             cos, sin = self.rope(positions)
-            k, first = call("rope", k, cos, sin), source.shape[1] - x.shape[1]
+            k, first = self.rope.turn(k, cos, sin), source.shape[1] - x.shape[1]
             if first:
                 cos, sin = (call("slice", t, axis=1, start=first, size=x.shape[1]) for t in (cos, sin))
-            q = call("rope", q, cos, sin)
+            q = self.rope.turn(q, cos, sin)
         mixed = self._attend(q, k, v, key_mask)
         return self.out(call("flatten", mixed.permute(0, 2, 1, 3), start=2, end=3))
 

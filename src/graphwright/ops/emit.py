@@ -214,7 +214,7 @@ EMIT: dict[str, Emit] = {
     "rope_table": lambda i, a: f"rope_table({', '.join(i)}, {number(a['scale'])})",
     "rope_dynamic": lambda i, a: f"rope_dynamic({i[0]}, {i[1]}, {a['theta']!r}, {a['factor']!r}, {a['original']!r})",
     "rope_longer": lambda i, a: f"{i[2]} if int({i[0]}.max()) + 1 > {a['original']!r} else {i[1]}",
-    "rope": lambda i, a: f"rope({', '.join(i)})",
+    "rope": lambda i, a: f"{'rope' if a['style'] == 'half' else 'rope_pairs'}({', '.join(i)})",
     "sdpa": _attend,
     "conv": _conv,
     "conv_transpose": _conv,
