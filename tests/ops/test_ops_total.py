@@ -211,6 +211,7 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("bernoulli", [N, KEY], {"stream": 0}, DTypeError),
     ("dropout", [F, KEY], {"stream": 0, "p": 1.5}, UsageError),
     ("dropout", [N, KEY], {"stream": 0, "p": 0.5}, DTypeError),
+    ("stochastic_round", [F, KEY], {"stream": 0}, DTypeError),
     ("multinomial", [F, KEY], {"stream": 0, "samples": 4}, ShapeError),
     ("multinomial", [np.ones((2, 0)), KEY], {"stream": 0, "samples": 1, "replacement": True}, ShapeError),
     ("scatter_sum", [F, np.ones((2, 2), np.int64)], {"axis": 0, "shape": (2, 3)}, ShapeError),

@@ -86,6 +86,7 @@ from graphwright.autograd.random import (
     randn,
     randn_like,
     rng,
+    stochastic_round,
 )
 from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
 from graphwright.autograd.recorder import active as active_recorder
@@ -173,6 +174,7 @@ __all__ = [
     "sort",
     "stack",
     "std",
+    "stochastic_round",
     "support",
     "tensor",
     "topk",

@@ -222,6 +222,12 @@ def bernoulli(p: Tensor, *, generator: Generator | None = None, out: Tensor | No
     return call("bernoulli", p, key, stream=stream, out=out)
 
 
+def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor:
+    """float32 as bfloat16, up or down at random so that the mean is x. Raises: DTypeError for another dtype."""
+    key, stream = _drawn(generator, lies(x))
+    return call("stochastic_round", x, key, stream=stream)
+
+
 def multinomial(
     weights: Tensor, samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:

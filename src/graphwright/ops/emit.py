@@ -261,7 +261,7 @@ NO_EMIT: dict[str, str] = {
     ),
     **dict.fromkeys(("index_put", "index_add", "index_fill"), "torch writes at an index in a statement of its own"),
     **dict.fromkeys(
-        ("uniform", "normal", "gumbel", "randint", "bernoulli", "multinomial", "dropout"),
+        ("uniform", "normal", "gumbel", "randint", "bernoulli", "multinomial", "dropout", "stochastic_round"),
         "exported models draw no random numbers: they are not trained there",
     ),
     **dict.fromkeys(("unfold", "fold"), "torch has them for planes only; a convolution is the op to export"),
