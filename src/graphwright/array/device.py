@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeGuard
 
 from graphwright.errors import UsageError
 
@@ -44,6 +44,11 @@ class Device:
 
     def __str__(self) -> str:
         return self.kind if self.kind in ("cpu", "meta") and not self.index else f"{self.kind}:{self.index}"
+
+
+def names_device(value: object) -> TypeGuard[Device | str]:
+    """Whether this is a device or the name of one, as against a dtype."""
+    return isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in KINDS)
 
 
 CPU = Device("cpu")

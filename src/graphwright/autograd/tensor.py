@@ -10,8 +10,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphwright.array import Device, NDArray, dtype, float32
-from graphwright.array.device import KINDS
+from graphwright.array import Device, NDArray, dtype, float32, names_device
 from graphwright.autograd.apply import scalar
 from graphwright.autograd.indexing import assign, indexed
 from graphwright.autograd.rearrange import Rearranging
@@ -116,7 +115,7 @@ class Tensor(Rearranging):
 
         Raises: DTypeError, DeviceUnavailable.
         """
-        if isinstance(to, Device) or (isinstance(to, str) and to.partition(":")[0] in KINDS):
+        if names_device(to):
             from graphwright.autograd.transfer import moved
 
             return moved(self, Device.parse(to))

@@ -245,9 +245,9 @@ class Optimizer:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> State:
-        """State of a parameter: zero at first and after a change of its shape that `follow` was not told of."""
+        """State of a parameter: zero at first, and after a change of shape that `follow` was not told of."""
         found = self.state.get(p)
-        if found is not None and found.spec == p.spec:
+        if found is not None and found.spec == p.spec and found.steps.device == p.device:
             return found
         if names is None:
             names = next((self.moments(g.options) for g in self.param_groups if p in set(g.parameters())), ())
@@ -295,7 +295,7 @@ class Optimizer:
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
             keeps = before is not None and carry is not None
             host = carry(before.data.to_numpy().copy()) if keeps else otherwise  # pyright: ignore[reportOptionalCall,reportOptionalMemberAccess]
-            return Variable(from_numpy(np.array(host, kind.numpy, order="C")), name=f"{name}.{label}")
+            return Variable(from_numpy(np.array(host, kind.numpy, order="C")).to(p.device), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
         moments = {label: variable(label, held.get(label), np.zeros(p.shape)) for label in names}
@@ -304,7 +304,8 @@ class Optimizer:
         if p.dtype.is_low and self.low == "master":  # where it does not round to it, a step takes the parameter's value
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
-        made = State(name, p.spec, Variable(_scalar(steps, "float32"), name=f"{name}.steps"), moments, master)
+        count = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
+        made = State(name, p.spec, count, moments, master)
         self.state[p] = made
         return made
 
