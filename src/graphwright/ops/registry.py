@@ -179,7 +179,7 @@ def op(name: str) -> Callable[[Row], Row]:
         cells.setdefault("cost", elementwise_cost)
         absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
         unexplained = [c for c in ("vjp", "sample") if c in cells and cells[c] is None and c not in why]
-        if absent or unexplained or not row.__doc__:
+        if absent or unexplained or not (row.__doc__ or "").strip():
             raise UsageError(
                 "a row needs every cell, or None with a reason in `why`, and a docstring",
                 where=name,
