@@ -235,6 +235,26 @@ def rmsprop(lr, attrs, g, p, v, *rest):
     return p - lr * (buffer or [d])[0], v, *buffer, *mean, t + 1
 
 
+def lion(lr, attrs, g, p, m, t):
+    """Chen et al. 2023, algorithm 2."""
+    way = torch.sign(attrs["beta1"] * m + (1 - attrs["beta1"]) * g)
+    return p - lr * (way + attrs["weight_decay"] * p), attrs["beta2"] * m + (1 - attrs["beta2"]) * g, t + 1
+
+
+def muon(lr, attrs, g, p, b, t):
+    """By the singular values: the quintic acts on each of them alone."""
+    b = attrs["momentum"] * b + (1 - attrs["momentum"]) * g
+    u, s, v = torch.linalg.svd(
+        attrs["momentum"] * b + (1 - attrs["momentum"]) * g if attrs["nesterov"] else b, full_matrices=False
+    )
+    s = s / s.norm()
+    for _ in range(attrs["iterations"]):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    r, c = p.shape
+    scale = max(1, r / c) ** 0.5 if attrs["adjust"] == "original" else 0.2 * max(r, c) ** 0.5
+    return (1 - lr * attrs["weight_decay"]) * p - lr * scale * (u * s) @ v, b, t + 1
+
+
 def runs(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows of x, split at the offsets."""
     return x[: int(offsets[-1])].split(offsets.diff().tolist())
@@ -400,6 +420,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "adam_step": adam(decoupled=False),
     "adamw_step": adam(decoupled=True),
     "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),
+    "lion_step": optimizer(lambda a: 1, lion),
+    "muon_step": optimizer(lambda a: 1, muon),
     "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
     "ema_step": ema,
     "unscale_check": unscale_check,

@@ -276,6 +276,8 @@ NO_EMIT: dict[str, str] = {
     "adam_step": "updates are not part of an exported model",
     "adamw_step": "updates are not part of an exported model",
     "sgd_step": "updates are not part of an exported model",
+    "lion_step": "updates are not part of an exported model",
+    "muon_step": "updates are not part of an exported model",
     "rmsprop_step": "updates are not part of an exported model",
     "ema_step": "updates are not part of an exported model",
     "unscale_check": "updates are not part of an exported model",

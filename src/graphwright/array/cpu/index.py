@@ -190,7 +190,8 @@ def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
     size, places = attrs["size"], found[:-1] if attrs["size"] else found[:0]
     calls: list[Call] = [
         partial(torch.ne, x, torch.zeros((), dtype=x.dtype), out=hit.view(x.shape)),
-        partial(torch.cumsum, hit, 0, out=rank),
+        partial(rank.copy_, hit),
+        partial(torch.cumsum, rank, 0, out=rank),
         partial(rank.sub_, torch.tensor(1)),
         partial(torch.clamp, rank, max=size, out=rank),
         partial(torch.where, hit, rank, torch.tensor(size), out=rank),
