@@ -50,6 +50,17 @@ def speaks_dlpack(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
+def host_array(value: Any) -> np.ndarray:
+    """Numbers, nested lists or numpy's arrays as numpy's. Raises: UsageError for what is no array of numbers."""
+    try:
+        host = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        host = None
+    if host is None or host.dtype.kind not in "biuf":
+        raise UsageError("not an array of numbers", got=type(value).__name__ if host is None else host.dtype)
+    return host
+
+
 def as_tensor(value: Any) -> Tensor:
     """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
     from graphwright.autograd.tensor import Tensor
@@ -60,9 +71,7 @@ def as_tensor(value: Any) -> Tensor:
         return Tensor(value)
     if speaks_dlpack(value):
         return Tensor(from_dlpack(value))
-    host = np.asarray(value)
-    if host.dtype == object:
-        raise UsageError("not an array of numbers", got=type(value).__name__)
+    host = host_array(value)
     if not isinstance(value, np.ndarray | np.generic) and host.dtype == np.float64:
         host = host.astype(np.float32)
     return Tensor(from_numpy(host))

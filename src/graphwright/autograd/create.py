@@ -16,7 +16,7 @@ from graphwright.array import dtype as named
 from graphwright.array import empty as _empty
 from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
-from graphwright.autograd.apply import as_tensor, speaks_dlpack
+from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ShapeError, UsageError
 
@@ -37,7 +37,9 @@ def tensor(
     >>> tensor([[1.0, 2.0]]).shape
     (1, 2)
     """
-    made = as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
+    # a list whose dtype is said is read with all its digits
+    plain = dtype is not None and not isinstance(value, Tensor | NDArray) and not speaks_dlpack(value)
+    made = as_tensor(np.array(host_array(value)) if plain or isinstance(value, np.ndarray) else value)
     data = made.data
     assert isinstance(data, NDArray)
     if isinstance(value, Tensor) or speaks_dlpack(value):

@@ -61,6 +61,7 @@ class Traits:
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
+        divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
     """
 
@@ -76,6 +77,7 @@ class Traits:
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False
+    divides: bool = False
     addend: int | None = None
 
 
