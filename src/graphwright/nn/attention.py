@@ -9,6 +9,7 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
+from graphwright.nn.attend import attention
 from graphwright.nn.linear import Linear
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
@@ -137,30 +138,8 @@ class MultiHeadAttention(Module):
             if first:
                 cos, sin = (call("slice", t, axis=1, start=first, size=x.shape[1]) for t in (cos, sin))
             q = self.rope.turn(q, cos, sin)
-        mixed = self._attend(q, k, v, key_mask)
+        mixed = attention(q, k, v, key_mask=key_mask, causal=self.causal, window=self.window, softcap=self.softcap)
         return self.out(call("flatten", mixed.permute(0, 2, 1, 3), start=2, end=3))
 
     def _split(self, t: Tensor, heads: int) -> Tensor:
         return call("unflatten", t, axis=2, sizes=(heads, self.head_dim)).permute(0, 2, 1, 3)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        scale = self.head_dim**-0.5
-        if self.softcap is None:
-            extra = {} if key_mask is None else {"optional": ("key_mask",)}
-            operands = (q, k, v) if key_mask is None else (q, k, v, key_mask)
-            return call("sdpa", *operands, scale=scale, causal=self.causal, window=self.window, **extra)
-        if self.heads != self.kv_heads:
-            k, v = (call("repeat_interleave", t, axis=1, repeats=self.heads // self.kv_heads) for t in (k, v))
-        scores = (q @ k.transpose(2, 3)) * scale
-        capped = (scores / self.softcap).tanh() * self.softcap
-        seen = Tensor(from_numpy(visible(q.shape[2], k.shape[2], self.causal, self.window)))
-        if key_mask is not None:
-            seen = seen & key_mask.reshape(key_mask.shape[0], 1, 1, key_mask.shape[1])
-        return capped.softmax(-1, mask=seen) @ v
-
-
-def visible(queries: int, keys: int, causal: bool, window: int | None) -> np.ndarray:
-    """Bool [queries, keys]: which keys a query sees; the last query stands at the last key."""
-    ahead = np.arange(keys)[None] - (np.arange(queries)[:, None] + keys - queries)
-    seen = ahead <= 0 if causal else np.ones_like(ahead, bool)
-    return seen if window is None else seen & (ahead > -window)

@@ -1,4 +1,4 @@
-"""Functions without parameters: activations, normalisations, losses.
+"""Functions without parameters: attention, activations, normalisations, losses.
 
 Losses give float32 or wider and are reduced by `reduction`: `mean`, `sum` or `none`.
 """
@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 from graphwright.array import float32
 from graphwright.autograd import Tensor, as_tensor, where
 from graphwright.errors import ShapeError, UsageError
+from graphwright.nn.attend import attention as attention
 from graphwright.ops import call
 
 Moments = tuple[Tensor, Tensor, Tensor]
