@@ -85,7 +85,8 @@ def test_scores_written_out(
     seen = places(5, 7, causal, window, start)[None, None]
     seen = seen & torch.tensor(mask) if masks[0] else seen
     seen = seen & torch.tensor(padding)[:, None, None] if masks[2] else seen
-    truth = reference(*theirs[:3], seen, theirs[3] if masks[1] else None, cap, 0.6)
+    q, k, v, bias = theirs
+    truth = reference(q, k, v, seen, bias if masks[1] else None, cap, 0.6)
     np.testing.assert_allclose(found.numpy(), truth.detach().numpy(), rtol=1e-10, atol=1e-12)
     weights = rng.normal(size=truth.shape)
     (found * gw.tensor(weights)).sum().backward()
@@ -102,8 +103,11 @@ def test_the_function_of_torch(how: str, kind: str) -> None:
     if how == "bool":
         extra[..., 0] = True
     name = {"bool": "mask", "float": "bias"}
-    own = {} if extra is None else {name[how]: gw.tensor(extra) if how == "bool" else gw.tensor(extra).to(kind)}
-    found = attention(*(gw.tensor(h).to(kind) for h in hosts), **own)
+    ours = [gw.tensor(h).to(kind) for h in hosts]
+    own: dict[str, Any] = {}
+    if extra is not None:
+        own[name[how]] = gw.tensor(extra).to("bool" if how == "bool" else kind)
+    found = attention(*ours, **own)
     theirs = [torch.tensor(h).to(getattr(torch, kind)) for h in hosts]
     other = None if extra is None else torch.tensor(extra).to(torch.bool if how == "bool" else theirs[0].dtype)
     truth = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=other, enable_gqa=True)
