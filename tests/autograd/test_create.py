@@ -190,3 +190,29 @@ def test_a_factory_in_a_trace_writes_over_a_traced_tensor() -> None:
     given = gw.tensor([1.0, 2.0, 3.0])
     program = gw.trace(step, given)
     assert program(a=given).numpy().tolist() == [2, 3, 4]
+
+
+def test_sizes_come_one_by_one_or_as_one() -> None:
+    for make in (gw.zeros, gw.ones, gw.empty, gw.rand, gw.randn, gw.autograd.gumbel):
+        assert make(2, 3).shape == make((2, 3)).shape == make([2, 3]).shape == (2, 3)
+        assert make().shape == make(()).shape == ()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gw.zeros(-1),
+        lambda: gw.ones(2.5),  # pyright: ignore[reportArgumentType]
+        lambda: gw.full((2, -3), 1.0),
+        lambda: gw.empty(3, "a"),  # pyright: ignore[reportArgumentType]
+        lambda: gw.rand(-2),
+        lambda: gw.randint(0, 2, (-1,)),
+        lambda: gw.eye(-1),
+        lambda: gw.eye(2, -1),
+        lambda: gw.zeros((1, (2, 3))),  # pyright: ignore[reportArgumentType]
+        lambda: gw.linspace(0, 1, 2.5),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(gw.GraphwrightError):
+        make()

@@ -58,8 +58,10 @@ def _converted(data: NDArray, kind: object) -> NDArray:
 def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor | None) -> tuple[DType, Device]:
     """Dtype (float32 by default) and device (the CPU) of a tensor to be made, or those of `out`, which must agree.
 
-    Raises: ShapeError, DeviceMismatch where `out` is another tensor than the one asked for.
+    Raises: ShapeError for sizes that cannot be; that or DeviceMismatch where `out` is not the tensor asked for.
     """
+    if any(not isinstance(n, int | np.integer) or n < 0 for n in shape):
+        raise ShapeError("sizes are whole numbers from 0 up", got=shape)
     if out is None:
         return named(float32 if dtype is None else dtype), CPU if device is None else Device.parse(device)
     kind = out.dtype if dtype is None else named(dtype)
@@ -69,6 +71,12 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     if device is not None and Device.parse(device) != there:
         raise DeviceMismatch("out lies elsewhere", expected=Device.parse(device), got=there)
     return kind, there
+
+
+def sizes(given: Sequence[Any]) -> Shape:
+    """Sizes given one by one, or as one tuple or list."""
+    one = len(given) == 1 and isinstance(given[0], tuple | list)
+    return tuple(given[0]) if one else tuple(given)
 
 
 def lies(x: Tensor) -> Device:
@@ -105,37 +113,40 @@ def full(
 
 
 def empty(
-    *shape: int,
+    *shape: int | Sequence[int],
     dtype: object = None,
     requires_grad: bool = False,
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A tensor (float32 by default) whose elements are whatever lay there; NaN under `array.poison.poison()`."""
+    shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
 
 
 def zeros(
-    *shape: int,
+    *shape: int | Sequence[int],
     dtype: object = None,
     requires_grad: bool = False,
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A tensor of zeros, float32 by default."""
+    shape = sizes(shape)
     kind, _ = target(shape, dtype, device, out)
     return full(shape, 0, kind, requires_grad, device=device, out=out)
 
 
 def ones(
-    *shape: int,
+    *shape: int | Sequence[int],
     dtype: object = None,
     requires_grad: bool = False,
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A tensor of ones, float32 by default."""
+    shape = sizes(shape)
     kind, _ = target(shape, dtype, device, out)
     return full(shape, 1, kind, requires_grad, device=device, out=out)
 
@@ -177,6 +188,7 @@ def eye(
     out: Tensor | None = None,
 ) -> Tensor:
     """Ones on the diagonal of a matrix, square by default, zeros beside it; float32 by default."""
+    target((rows, rows if columns is None else columns), None, None, None)
     return _made(np.eye(rows, columns, dtype=np.float32), dtype, device, requires_grad, out)
 
 
@@ -216,7 +228,7 @@ def linspace(
 
     Raises: UsageError for a count below 0.
     """
-    if count < 0:
+    if not isinstance(count, int) or count < 0:
         raise UsageError("a number of points", expected="at least 0", got=count)
     kind = float32 if dtype is None and out is None else dtype
     return _made(np.linspace(start, stop, count), kind, device, requires_grad, out)

@@ -6,7 +6,7 @@ gets its stream when it is recorded, the key is a state of the program, and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import WeakKeyDictionary
@@ -15,7 +15,7 @@ import numpy as np
 
 from graphwright.array import CPU, Device, from_numpy, int64
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.create import lies, like, target
+from graphwright.autograd.create import lies, like, sizes, target
 from graphwright.autograd.recorder import Recorder, active, scoped
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import Variable
@@ -160,23 +160,23 @@ class _Options(TypedDict, total=False):
     out: Tensor | None
 
 
-def rand(*shape: int, **options: Unpack[_Options]) -> Tensor:
+def rand(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
     """Uniform in [0, 1).
 
     Args:
         options: `dtype` (float32), `requires_grad`, `generator` (the running one), `device` (the CPU) and `out`.
     """
-    return _noise("uniform", shape, options)
+    return _noise("uniform", sizes(shape), options)
 
 
-def randn(*shape: int, **options: Unpack[_Options]) -> Tensor:
+def randn(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
     """Standard normal; options as for `rand`."""
-    return _noise("normal", shape, options)
+    return _noise("normal", sizes(shape), options)
 
 
-def gumbel(*shape: int, **options: Unpack[_Options]) -> Tensor:
+def gumbel(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
     """Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits). Options as for `rand`."""
-    return _noise("gumbel", shape, options)
+    return _noise("gumbel", sizes(shape), options)
 
 
 def randint(
