@@ -34,7 +34,7 @@ WHY_NOT = {
         "grouped_matmul grouped_outer"
     ),
     "a gradient: written by the vjp of its op, whose expansion has another": (
-        "sdpa_backward cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
+        "cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
         "adaptive_avg_pool_backward interpolate_backward"
     ),
     "decides by a position on the host": "rope_dynamic rope_longer",

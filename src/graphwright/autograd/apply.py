@@ -145,6 +145,8 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     inputs = _operands(row, operands)
     recorder = active.get()
     taped = (row.vjp is not None or row.traits.opaque) and grad_enabled() and any(t.requires_grad for t in inputs)
+    if taped and row.traits.opaque and row.expand is not None and outs is None:
+        return row.expand(inputs, attrs)  # in ops that have gradients
     data: list[Any] = [t.data for t in inputs]
     if recorder is not None and any(t.symbolic or t.carried for t in (*inputs, *(outs or ()))):
         data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step

@@ -198,7 +198,7 @@ class Sdpa:
         groups, low = k.shape[1], q.dtype
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, call("permute", k, axes=(0, 1, 2, 4, 3))) * attrs["scale"]
+        scores = call("matmul", q, _turned(k)) * attrs["scale"]
         scores = call("cast", scores, dtype=float32) if low.is_low else scores
         mask = _visible(ins, attrs)
         weights = call("softmax", scores, *(() if mask is None else (mask,)))
@@ -213,6 +213,10 @@ class Sdpa:
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+
+
+def _turned(t):
+    return call("permute", t, axes=(0, 1, 2, 4, 3))
 
 
 def _visible(ins, attrs):
@@ -237,7 +241,7 @@ class SdpaBackward:
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
-    vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
+    vjp, why = None, {"vjp": "a gradient of it is that of its expansion, by which it is replaced where one is wanted"}
 
     @staticmethod
     def infer(q, k, v, *rest, scale, causal, window, optional):
@@ -249,6 +253,21 @@ class SdpaBackward:
                 "result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
             )
         return q, k, v
+
+    @staticmethod
+    def expand(ins, attrs):
+        low, mask = ins[0].dtype, _visible(ins[:-2], attrs)
+        q, k, v, out, g = (call("cast", t, dtype=float32) if low.is_low else t for t in (*ins[:3], *ins[-2:]))
+        shared = (k.shape[1], q.shape[1] // k.shape[1])
+        q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
+        k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
+        scores = call("matmul", q, _turned(k)) * attrs["scale"]
+        p = call("softmax", scores, *(() if mask is None else (mask,)))
+        inner = call("sum", g * out, axes=(4,), keepdims=True)
+        ds = p * (call("matmul", g, _turned(v)) - inner) * attrs["scale"]
+        dq = call("flatten", call("matmul", ds, k), start=1, end=2)
+        dk, dv = (call("sum", call("matmul", _turned(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
+        return tuple(call("cast", t, dtype=low) if low.is_low else t for t in (dq, dk, dv))
 
     @staticmethod
     def cost(ins, outs, attrs):

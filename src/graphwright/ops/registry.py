@@ -56,7 +56,8 @@ class Traits:
         update: carries state forward; never folded, merged or run twice.
         carried: the results are new values of the last operands, one for one, and may take their memory; there may be
             any number of them, and all operands must be row-major.
-        opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
+        opaque: has a gradient that the row cannot give: where one may be wanted the expansion is run instead; without
+            one, asking for it raises instead of counting as zero.
         convert: the result is the operand's values, in other memory or in the dtype of the result.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
