@@ -211,3 +211,23 @@ def test_a_driver_that_fails_leaves_the_pool_whole() -> None:
         with pytest.raises(InjectedFault):
             run(pool, trace)
         check(pool, list(pool._blocks.values()))
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1048576", MIB), ("0.25", 2 * MIB), ("1.0", 8 * MIB), ("", None)])
+def test_the_environment_limits_a_pool(monkeypatch: pytest.MonkeyPatch, text: str, limit: int | None) -> None:
+    monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", text)
+    assert MemoryPool(SimDriver(capacity=8 * MIB)).limit == limit
+    assert MemoryPool(SimDriver(capacity=8 * MIB), 3 * MIB).limit == 3 * MIB
+    monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", str(2 * MIB))
+    pool = MemoryPool(SimDriver(capacity=8 * MIB))
+    block = pool.alloc(1000)
+    with pytest.raises(OutOfDeviceMemory):
+        pool.alloc(2 * MIB)
+    pool.free(block)
+
+
+@pytest.mark.parametrize("text", ["half", "-1", "nan", "2 GiB"])
+def test_an_environment_that_names_no_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", text)
+    with pytest.raises(UsageError, match="fraction or a number"):
+        MemoryPool(SimDriver())

@@ -119,6 +119,20 @@ def test_rope_tables_follow_the_dtype_but_are_no_state():
     assert not any("rope" in n for n in m.state_dict())
 
 
+def test_neighbouring_pairs_are_complex_numbers_that_are_turned():
+    """The two styles are one another's under a permutation of the weights' rows, as checkpoints are converted."""
+    m, other = (nn.MultiHeadAttention(8, 2, 1, rope=nn.RotaryEmbedding(4, style=s)) for s in ("interleaved", "half"))
+    state = random_module(m).state_dict()
+    rows = np.array([0, 2, 1, 3])  # (0, 1), (2, 3) become (0, 2), (1, 3)
+    for name in ("q.weight", "k.weight"):
+        state[name] = state[name].numpy().reshape(-1, 4, 8)[:, rows].reshape(-1, 8)
+    other.to("float64").load_state_dict(state)
+    x = Tensor(from_numpy(rng.normal(size=(2, 5, 8))))
+    np.testing.assert_allclose(m(x).numpy(), other(x).numpy(), rtol=1e-10)
+    with pytest.raises(UsageError, match="interleaved"):
+        nn.RotaryEmbedding(4, style="pairs")
+
+
 def test_positions_may_start_anywhere():
     """Scores depend on differences of positions alone."""
     m = nn.MultiHeadAttention(8, 2, rope=nn.RotaryEmbedding(4))

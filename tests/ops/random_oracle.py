@@ -48,6 +48,16 @@ def dropout(ins: Tensors, a: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(kept, scaled, torch.zeros((), dtype=x.dtype)), key.clone()
 
 
+def stochastic_round(ins: Tensors, a: dict) -> torch.Tensor:
+    """The nearer of the two neighbours in bfloat16 as often as it is near: by distances, in float64."""
+    x, key = ins[0].double().numpy(), ins[1]
+    bits = ins[0].numpy().view(np.uint32)
+    inner, outer = (((bits & 0xFFFF0000) + np.uint32(n)).view(np.float32).astype(np.float64) for n in (0, 2**16))
+    u = (random.bits(x.size, **source(key, a)) >> np.uint32(16)).reshape(x.shape) * 2.0**-16
+    taken = np.where(u >= 1 - (x - inner) / (outer - inner), outer, inner)
+    return torch.from_numpy(taken).to(torch.bfloat16)
+
+
 def multinomial(ins: Tensors, a: dict) -> torch.Tensor:
     """With replacement where a number falls among the cumulated weights, else the first in an exponential race."""
     weights, key = ins[0].double().numpy(), ins[1]
@@ -70,4 +80,5 @@ RANDOM: dict[str, Callable[[Tensors, dict], Any]] = {
     "bernoulli": bernoulli,
     "dropout": dropout,
     "multinomial": multinomial,
+    "stochastic_round": stochastic_round,
 }

@@ -27,19 +27,19 @@ WHY_NOT = {
         "flip roll tile repeat_interleave pad tril triu iota"
     ),
     "a primitive: entries by index": (
-        "gather scatter scatter_add scatter_sum index index_sum index_put index_add index_fill one_hot bincount"
+        "gather scatter scatter_add scatter_sum index index_sum index_put index_add index_fill one_hot bincount nonzero"
     ),
     "a primitive: products and windows": (
         "matmul conv conv_transpose conv_weight unfold fold max_pool avg_pool adaptive_avg_pool interpolate "
         "grouped_matmul grouped_outer"
     ),
     "a gradient: written by the vjp of its op, whose expansion has another": (
-        "sdpa_backward cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
+        "cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
         "adaptive_avg_pool_backward interpolate_backward"
     ),
     "decides by a position on the host": "rope_dynamic rope_longer",
-    "carries state": "kv_append sgd_step adam_step adamw_step rmsprop_step unscale_check ema_step",
-    "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout",
+    "carries state": "kv_append sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check ema_step",
+    "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout stochastic_round",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,10 +12,46 @@ from op_cases import draws
 
 import graphwright
 from graphwright.array import Spec, dtype
-from graphwright.errors import ShapeError
-from graphwright.ops import OPS, UnknownOp, explain
+from graphwright.errors import ShapeError, UsageError
+from graphwright.ops import OPS, UnknownOp, explain, op
 
 PACKAGE = Path(graphwright.__file__).parent
+GOLDEN = Path(__file__).parent / "explained.txt"
+
+
+def explained(name: str) -> str:
+    """What `explain` says of an op and its first sample, without the line of its kernel."""
+    inputs, attrs = draws(name, 1)[0]
+    specs = [Spec(x.shape, dtype(x.dtype)) for x in map(np.asarray, inputs)]
+    return re.sub(r"(array/cpu/\w+\.py):\d+", r"\1", explain(name, *specs, **attrs))
+
+
+def golden() -> dict[str, str]:
+    """Op -> its text as it was read. `FREEZE_EXPLAINED=1 pytest tests/ops/test_explain.py` writes them anew."""
+    if os.environ.get("FREEZE_EXPLAINED"):
+        GOLDEN.write_text("".join(f"=== {name}\n{explained(name)}\n" for name in sorted(OPS)), "utf-8")
+    parts = re.split(r"^=== (\w+)\n", GOLDEN.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {name: text.removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+KEPT = golden()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_op_says_what_it_said_when_it_was_read(name: str) -> None:
+    assert explained(name) == KEPT[name]
+
+
+def test_nothing_is_kept_of_ops_that_are_gone() -> None:
+    assert sorted(KEPT) == sorted(OPS)
+
+
+@pytest.mark.parametrize("doc", [None, "", "  \n "])
+def test_an_op_without_a_text_is_none(doc: str | None) -> None:
+    cells = {"arity": 1, "infer": lambda x: x, "vjp": None, "sample": lambda rng: ([], {}), "why": {"vjp": "-"}}
+    with pytest.raises(UsageError, match="docstring"):
+        op("never_explained")(type("Silent", (), {**cells, "__doc__": doc}))
+    assert "never_explained" not in OPS
 
 
 @pytest.mark.parametrize("name", OPS)

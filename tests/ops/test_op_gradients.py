@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from op_cases import differentiable, draws
-from torch_ops import torch_grads
+from torch_ops import TORCH, torch_grads
 
 from graphwright.array import float32
-from graphwright.autograd import NotDifferentiable, Tensor, grad, tensor
+from graphwright.autograd import Tensor, grad, tensor
 from graphwright.autograd.apply import apply
 from graphwright.errors import ComputeError
 from graphwright.ops import OPS, call
 from graphwright.testing.gradcheck import check_masks, gradcheck, gradgradcheck
-
-OPAQUE = {"sdpa": "its backward is one kernel; second order needs the expanded form"}
-
+from graphwright.testing.oracle import assert_close
 
 SCALED = "scale_gradient"  # its gradient is on purpose not that of its value
 
@@ -72,7 +71,7 @@ def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
         assert masks == 2 ** sum(x.dtype == np.float64 for x in inputs) - 1
 
 
-@pytest.mark.parametrize("name", [n for n in differentiable() if n not in OPAQUE])
+@pytest.mark.parametrize("name", differentiable())
 def test_the_gradient_of_the_gradient(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name, 2)):
         places = _wrt(name, inputs)
@@ -92,12 +91,18 @@ def _array(x: np.ndarray):
     return from_numpy(x)
 
 
-def test_second_order_through_attention_says_what_is_missing() -> None:
-    inputs, attrs = draws("sdpa", 1)[0]
-    xs = [tensor(x, requires_grad=True) for x in inputs]
-    g = grad(apply(OPS["sdpa"], xs, attrs).sum(), xs, create_graph=True)
-    with pytest.raises(NotDifferentiable, match="sdpa_backward"):
-        grad(g[0].sum(), xs, allow_unused=True)
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_the_second_order_of_attention_is_that_of_torch(kind: str) -> None:
+    for inputs, attrs in draws("sdpa"):
+        mine = [tensor(x, kind, requires_grad=True) for x in inputs]
+        theirs = [torch.tensor(x, requires_grad=True) for x in inputs]
+        first = grad((call("sdpa", *mine, **attrs) ** 2).sum(), mine, create_graph=True)
+        other = torch.autograd.grad((TORCH["sdpa"](theirs, attrs) ** 2).sum(), theirs, create_graph=True)
+        found = grad(sum(((g * g).sum() for g in first), tensor(0.0)), mine)
+        truth = torch.autograd.grad(torch.stack([(g * g).sum() for g in other]).sum(), theirs)
+        tol = 1e-8 if kind == "float64" else 2e-3
+        for a, b in zip(found, truth, strict=True):
+            assert_close(a.to("float64"), b.numpy(), rtol=tol, atol=tol)
 
 
 def test_gradients_of_ties_and_kinks() -> None:

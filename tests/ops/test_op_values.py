@@ -15,7 +15,7 @@ from torch_ops import TORCH
 from graphwright.array import NDArray, bfloat16, dtype, float16, float32, float64, from_numpy
 from graphwright.array.cpu.kernel import torch_dtype
 from graphwright.ops import OPS, call, compute
-from graphwright.testing.oracle import assert_bits, assert_close, strided
+from graphwright.testing.oracle import as_numpy, assert_bits, assert_close, strided
 
 FLOATS = (float64, float32, bfloat16, float16)
 RTOL = {float64: 1e-12, float32: 2e-5, bfloat16: 2e-2, float16: 4e-3}
@@ -78,7 +78,7 @@ def test_operands_may_lie_strided(name: str, how: str) -> None:
         plain = [from_numpy(np.array(a.to_numpy(), order="C")) for a in arrays]
         for mine, other in zip(compute(OPS[name], arrays, attrs), compute(OPS[name], plain, attrs), strict=True):
             loose = 1e-6 if mine.dtype is float32 else 1e-12
-            assert_close(mine, other.to_numpy(), rtol=loose, atol=loose, what=f"{name} {how}")
+            assert_close(mine, as_numpy(other), rtol=loose, atol=loose, what=f"{name} {how}")
 
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)

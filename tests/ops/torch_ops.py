@@ -81,6 +81,13 @@ def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x, cos, sin = ins
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if attrs["style"] == "interleaved":
+        a, b = x[..., : 2 * half].unflatten(-1, (half, 2)).unbind(-1)
+        if x.dtype == torch.float64:  # a pair is a complex number, turned by one of size 1
+            turned = torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))
+        else:
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([turned.flatten(-2), x[..., 2 * half :]], -1)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 
@@ -226,6 +233,26 @@ def rmsprop(lr, attrs, g, p, v, *rest):
     d = g / ((v - mean[0] ** 2 if mean else v).sqrt() + attrs["eps"])
     buffer = [attrs["momentum"] * rest[0] + d] if attrs["momentum"] else []
     return p - lr * (buffer or [d])[0], v, *buffer, *mean, t + 1
+
+
+def lion(lr, attrs, g, p, m, t):
+    """Chen et al. 2023, algorithm 2."""
+    way = torch.sign(attrs["beta1"] * m + (1 - attrs["beta1"]) * g)
+    return p - lr * (way + attrs["weight_decay"] * p), attrs["beta2"] * m + (1 - attrs["beta2"]) * g, t + 1
+
+
+def muon(lr, attrs, g, p, b, t):
+    """By the singular values: the quintic acts on each of them alone."""
+    b = attrs["momentum"] * b + (1 - attrs["momentum"]) * g
+    u, s, v = torch.linalg.svd(
+        attrs["momentum"] * b + (1 - attrs["momentum"]) * g if attrs["nesterov"] else b, full_matrices=False
+    )
+    s = s / s.norm()
+    for _ in range(attrs["iterations"]):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    r, c = p.shape
+    scale = max(1, r / c) ** 0.5 if attrs["adjust"] == "original" else 0.2 * max(r, c) ** 0.5
+    return (1 - lr * attrs["weight_decay"]) * p - lr * scale * (u * s) @ v, b, t + 1
 
 
 def runs(x: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -393,6 +420,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "adam_step": adam(decoupled=False),
     "adamw_step": adam(decoupled=True),
     "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),
+    "lion_step": optimizer(lambda a: 1, lion),
+    "muon_step": optimizer(lambda a: 1, muon),
     "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
     "ema_step": ema,
     "unscale_check": unscale_check,
@@ -407,6 +436,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "index_fill": lambda ins, a: put(ins[0], ins[1:], a, torch.tensor(a["value"], dtype=ins[0].dtype), False),
     "one_hot": lambda ins, a: F.one_hot(ins[0], a["classes"]),
     "bincount": lambda ins, a: torch.bincount(ins[0].reshape(-1), minlength=a["length"]),
+    "nonzero": lambda ins, a: torch.nonzero_static(ins[0], size=a["size"], fill_value=a["fill"]),
     "squeeze": lambda ins, a: ins[0].squeeze(a["axes"]),
     "unsqueeze": lambda ins, a: ins[0].reshape(np.expand_dims(np.empty(ins[0].shape), a["axes"]).shape),
     "diagonal": lambda ins, a: ins[0].diagonal(a["offset"], *a["axes"]),

@@ -64,3 +64,24 @@ def test_nothing_to_expand_is_said() -> None:
     p.expand(p.nodes())
     with pytest.raises(UsageError, match="no fused op"):
         p.expand(p.nodes())
+
+
+@pytest.mark.parametrize("shape", [("B", 3), ("B", 3, 4), ("B", 3, "T"), (5, 3, "T"), ("B", 3, "T", "U")])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_the_statistics_of_a_batch_whose_size_is_a_name(shape: tuple[int | str, ...], kind: str) -> None:
+    b, rng = Builder("net"), np.random.default_rng(0)
+    x = b.input("x", shape, kind)
+    rest = [b.input(n, (3,), kind) for n in ("mean", "var", "weight", "bias")]
+    for value, label in zip(b.op("batch_norm_train", x, *rest, name="norm"), ("y", "mean", "var"), strict=True):
+        b.output(value, f"new_{label}")
+    p = b.build()
+    sizes = {"B": 6, "T": 3, "U": 2}
+    feeds = {n: rng.normal(size=3).astype(kind) for n in ("mean", "var", "weight", "bias")}
+    feeds["x"] = rng.normal(size=[sizes.get(str(n), n) for n in shape]).astype(kind)
+    found = {label: p.run(feeds)[label].to_numpy().copy() for label in p.output_names()}
+    p.expand(p.nodes())
+    assert not {p.op(n) for n in p.nodes()} & set(FUSED)
+    now, planned = p.run(feeds), p.compile(**{n: x.shape for n, x in feeds.items()})(feeds)
+    for label, then in found.items():
+        for values in (now, planned):
+            np.testing.assert_allclose(values[label].to_numpy(), then, rtol=1e-5, atol=1e-6)

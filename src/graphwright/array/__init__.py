@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
-from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
+from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable, names_device
 from graphwright.array.dtype import (
     BY_TAG,
     DTYPES,
@@ -29,6 +29,7 @@ from graphwright.array.layout import Layout
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
 from graphwright.array.storage import Storage, StorageClosed, WriteCount
+from graphwright.array.upload import upload
 
 __all__ = [
     "BY_TAG",
@@ -66,8 +67,10 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "names_device",
     "promote",
     "random",
     "result_type",
     "uint8",
+    "upload",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self, TypeGuard, cast
 
 from graphwright.errors import UsageError
 
@@ -55,4 +55,11 @@ class Device:
 
 
 _DEVICES: dict[tuple[str, int], Device] = {}
+
+
+def names_device(value: object) -> TypeGuard[Device | str]:
+    """Whether this is a device or the name of one, as against a dtype."""
+    return isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in KINDS)
+
+
 CPU = Device("cpu")

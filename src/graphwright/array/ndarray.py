@@ -14,6 +14,7 @@ from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, is_row_major, row_major
+from graphwright.array.poison import poisoned, poisoning
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError
@@ -290,8 +291,11 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Uninitialised memory of a shape."""
-    return backend(device).empty(shape, dtype)
+    """Uninitialised memory of a shape; NaN under `array.poison`."""
+    made = backend(device).empty(shape, dtype)
+    if poisoning.get():
+        made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
+    return made
 
 
 def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy: bool | None = None) -> NDArray:

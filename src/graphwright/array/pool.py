@@ -10,6 +10,7 @@ Invariant: the pieces of a segment tile it, and no two free ones are neighbours.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ SMALLEST = 256
 SMALL = 2**20
 SLAB = 2**21
 DIRECT = 2**30
+LIMIT = "GRAPHWRIGHT_CUDA_LIMIT"
 _OWNERS = 5  # named in an error
 
 
@@ -87,15 +89,20 @@ class MemoryPool:
 
     Args:
         driver: where memory comes from.
-        limit: most bytes to take from it; None for all there are.
+        limit: most bytes to take from it, or a fraction of the device; by default what GRAPHWRIGHT_CUDA_LIMIT says, or
+            all there are.
+    Raises: UsageError for a limit that is none.
     """
 
-    def __init__(self, driver: Driver, limit: int | None = None) -> None:
-        self.driver, self.limit = driver, limit
+    def __init__(self, driver: Driver, limit: float | None = None) -> None:
+        self.driver, self.limit = driver, None
         self.epoch = 0
         self.failed = 0
         self._stale = self._allocs = self._frees = 0
         self._clear()
+        said = _environment_limit() if limit is None else limit
+        if said is not None:
+            self.set_limit(said)
 
     def _clear(self) -> None:
         self._free: dict[bool, list[tuple[int, int, _Piece]]] = {True: [], False: []}
@@ -157,7 +164,7 @@ class MemoryPool:
 
     def set_limit(self, limit: float) -> None:
         """The most to take from the driver: bytes, or a fraction of the device. Raises: UsageError if negative."""
-        if limit < 0:
+        if not limit >= 0:
             raise UsageError("a limit is a fraction or a number of bytes", got=limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
 
@@ -244,6 +251,17 @@ class MemoryPool:
             + ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners),
             fix="smaller batches, or free what is not needed",
         )
+
+
+def _environment_limit() -> float | None:
+    """GRAPHWRIGHT_CUDA_LIMIT as bytes (`8589934592`) or as a fraction (`0.5`); None if it is not set."""
+    text = os.environ.get(LIMIT)
+    if not text:
+        return None
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError as error:
+        raise UsageError("a limit is a fraction or a number of bytes", where=LIMIT, got=repr(text)) from error
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:

@@ -45,6 +45,17 @@ def speaks_dlpack(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
+def host_array(value: Any) -> np.ndarray:
+    """Numbers, nested lists or numpy's arrays as numpy's. Raises: UsageError for what is no array of numbers."""
+    try:
+        host = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        host = None
+    if host is None or host.dtype.kind not in "biuf":
+        raise UsageError("not an array of numbers", got=type(value).__name__ if host is None else host.dtype)
+    return host
+
+
 def as_tensor(value: Any) -> Tensor:
     """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
     if isinstance(value, Tensor):
@@ -53,9 +64,7 @@ def as_tensor(value: Any) -> Tensor:
         return Tensor(value)
     if speaks_dlpack(value):
         return Tensor(from_dlpack(value))
-    host = np.asarray(value)
-    if host.dtype == object:
-        raise UsageError("not an array of numbers", got=type(value).__name__)
+    host = host_array(value)
     if not isinstance(value, np.ndarray | np.generic) and host.dtype == np.float64:
         host = host.astype(np.float32)
     return Tensor(from_numpy(host))
@@ -155,6 +164,8 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
         data.append(t.data)
         wanted = wanted or t.requires_grad
     taped = wanted and (row.vjp is not None or row.traits.opaque) and grad_mode.get()
+    if taped and row.traits.opaque and row.expand is not None and outs is None:
+        return row.expand(inputs, attrs)  # in ops that have gradients
     if recorder is not None and any(t.symbolic or t.carried for t in (*inputs, *(outs or ()))):
         data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
         results: Sequence[Any] = recorder.record(row, data, attrs)

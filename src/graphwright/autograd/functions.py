@@ -209,7 +209,7 @@ def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = F
     return call("index_add" if accumulate else "index_put", x, like(values, x), *map(_places, index), axis=0)
 
 
-def one_hot(ids: Any, classes: int | None = None) -> Tensor:
+def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """1 at the place of each id along a new last axis, else 0; int64.
 
     Args:
@@ -217,7 +217,17 @@ def one_hot(ids: Any, classes: int | None = None) -> Tensor:
     Raises: IndexOutOfRange for an id outside.
     """
     ids = as_tensor(ids)
-    return call("one_hot", ids, classes=_count(ids) if classes is None else classes)
+    return call("one_hot", ids, classes=_count(ids) if classes is None else classes, out=out)
+
+
+def tril(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Entries (i, j) of the last two axes with j ≤ i + diagonal; the others are 0. Raises: ShapeError."""
+    return call("tril", as_tensor(x), diagonal=diagonal, out=out)
+
+
+def triu(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Entries (i, j) of the last two axes with j ≥ i + diagonal; the others are 0. Raises: ShapeError."""
+    return call("triu", as_tensor(x), diagonal=diagonal, out=out)
 
 
 def bincount(ids: Any, length: int | None = None) -> Tensor:
@@ -236,12 +246,47 @@ def _count(ids: Tensor) -> int:
     return int(host.max()) + 1 if host.size else 0
 
 
-def nonzero(x: Tensor) -> Tensor:
+def nonzero(x: Any, *, size: int | None = None, fill: int = -1) -> Tensor:
     """Places [count, ndim] int64 of the entries that are not 0, row by row.
 
-    Raises: TraceError in a trace: how many there are only a run knows.
+    Args:
+        size: give so many rows whatever the count: the first ones, or all and then rows of `fill`. In a trace, where
+            only a run knows the count, it must be said.
+    Raises: TraceError in a trace without `size`.
     """
-    return as_tensor(np.argwhere(x.numpy("float32" if x.dtype.name == "bfloat16" else None)).astype(np.int64))
+    x = as_tensor(x)
+    if size is not None:
+        return call("nonzero", x, size=size, fill=fill)
+    return as_tensor(np.argwhere(x.numpy("float32" if x.dtype.as_bits else None)).astype(np.int64))
+
+
+def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: int | None = None) -> Tensor:
+    """Each entry of an axis repeated in place: a b -> a a b b; of the flat array without an axis.
+
+    Args:
+        repeats: a number, or int64 [n], how often each entry (0 leaves it out); [1] for all alike.
+        total: sum of the counts, the size of the axis of the result. In a trace it must be said.
+    Raises: ShapeError for counts of another number than entries, or below 0; UsageError for another total;
+        TraceError in a trace without it, where another total than that of a run raises IndexOutOfRange there.
+    """
+    x = as_tensor(x)
+    x, axis = (x.flatten(), 0) if axis is None else (x, axis_of(axis, x.ndim))
+    if isinstance(repeats, int):
+        return call("repeat_interleave", x, repeats=repeats, axis=axis)
+    counts, n = _places(repeats), x.shape[axis]
+    if counts.shape not in ((n,), (1,)):
+        raise ShapeError("a count for each entry", where=f"axis {axis}", expected=(n,), got=counts.spec)
+    counts = counts.expand(n)
+    if total is None or not counts.symbolic:
+        host = counts.numpy()
+        if (host < 0).any():
+            raise ShapeError("an entry cannot be repeated less than 0 times", got=int(host.min()))
+        if total not in (None, int(host.sum())):
+            raise UsageError("the counts have another total", expected=total, got=int(host.sum()))
+        return index_select(x, axis, np.repeat(np.arange(n), host))
+    none, one = as_tensor(np.zeros(total + 1, np.int64)), call("full_like", counts, value=1.0)
+    ends = scatter_add(none, 0, counts.cumsum(0), one)  # how many entries end at each place
+    return index_select(x, axis, ends[:total].cumsum(0))
 
 
 def pad(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ from graphwright.array.layout import Shape
 from graphwright.autograd import functions
 from graphwright.autograd.apply import apply
 from graphwright.autograd.base import TensorBase
-from graphwright.errors import DTypeError
+from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import call, get
 from graphwright.ops.rules import axes_of, axis_of
 
@@ -63,6 +63,10 @@ class Operators(TensorBase):
         return call("remainder", other, self)
 
     def __pow__(self, other: Any) -> Tensor:
+        if isinstance(other, int) and other < 0 and not self.dtype.is_float:
+            raise UsageError(
+                "integers have no negative powers among them", got=f"{self.spec} ** {other}", fix="float()"
+            )
         return call("pow", self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
@@ -201,8 +205,8 @@ class Operators(TensorBase):
         return call("relu", self)
 
     def pow(self, exponent: Any) -> Tensor:
-        """xᵖ for a tensor or number p."""
-        return call("pow", self, exponent)
+        """xᵖ for a tensor or number p. Raises: UsageError for an integer tensor and a negative whole number."""
+        return self**exponent
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
         """Between two bounds, one of which may be None."""
@@ -299,13 +303,17 @@ class Operators(TensorBase):
         value = call("gather", self, column, axis=at)
         return (value, column) if keepdims else (call("reshape", value, shape=shape), place)
 
-    def argmax(self, axis: int = -1) -> Tensor:
-        """Index of the largest entry, int64, the lowest on ties."""
-        return call("argmax", self, axis=axis)
+    def _place(self, op: str, axis: int | None) -> Tensor:
+        flat = call("reshape", self, shape=(self.size,)) if axis is None else self
+        return call(op, flat, axis=0 if axis is None else axis)
 
-    def argmin(self, axis: int = -1) -> Tensor:
-        """Index of the smallest entry, int64, the lowest on ties."""
-        return call("argmin", self, axis=axis)
+    def argmax(self, axis: int | None = None) -> Tensor:
+        """Index of the largest entry along an axis, or in the flat array, int64; the lowest on ties."""
+        return self._place("argmax", axis)
+
+    def argmin(self, axis: int | None = None) -> Tensor:
+        """Index of the smallest entry along an axis, or in the flat array, int64; the lowest on ties."""
+        return self._place("argmin", axis)
 
     # -- along an axis -----------------------------------------------------------------------------------------------
     def cumsum(self, axis: int) -> Tensor:

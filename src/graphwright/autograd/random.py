@@ -6,16 +6,16 @@ gets its stream when it is recorded, the key is a state of the program, and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from graphwright.array import dtype as named
-from graphwright.array import float32, from_numpy
+from graphwright.array import CPU, Device, from_numpy, int64
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.create import lies, like, sizes, target
 from graphwright.autograd.recorder import Recorder, active, scoped
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import Variable
@@ -134,52 +134,98 @@ def fork_rng(seed: int | None = None) -> Iterator[Generator]:
         rng.set_state(state)
 
 
-def _noise(name: str, shape: Shape, dtype: object, requires_grad: bool, generator: Generator | None) -> Tensor:
+def _drawn(generator: Generator | None, device: Device) -> tuple[Tensor, int]:
+    """Key and stream of the next op, the key on the device that draws."""
     key, stream = (generator or rng).draw()
-    made = call(name, key, stream=stream, shape=shape, dtype=named(dtype))
-    made.requires_grad = requires_grad
+    return (key if device == CPU else key.to(device)), stream
+
+
+def _noise(name: str, shape: Shape, options: Mapping[str, Any]) -> Tensor:
+    out = options.get("out")
+    kind, there = target(shape, options.get("dtype"), options.get("device"), out)
+    key, stream = _drawn(options.get("generator"), there)
+    made = call(name, key, stream=stream, shape=shape, dtype=kind, out=out)
+    if options.get("requires_grad"):
+        made.requires_grad = True
     return made
 
 
-def rand(
-    *shape: int, dtype: object = float32, requires_grad: bool = False, generator: Generator | None = None
+class _Options(TypedDict, total=False):
+    """What functions that draw an array take: as the factories of `autograd.create`, and a generator."""
+
+    dtype: object
+    requires_grad: bool
+    generator: Generator | None
+    device: Device | str | None
+    out: Tensor | None
+
+
+def rand(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
+    """Uniform in [0, 1).
+
+    Args:
+        options: `dtype` (float32), `requires_grad`, `generator` (the running one), `device` (the CPU) and `out`.
+    """
+    return _noise("uniform", sizes(shape), options)
+
+
+def randn(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
+    """Standard normal; options as for `rand`."""
+    return _noise("normal", sizes(shape), options)
+
+
+def gumbel(*shape: int | Sequence[int], **options: Unpack[_Options]) -> Tensor:
+    """Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits). Options as for `rand`."""
+    return _noise("gumbel", sizes(shape), options)
+
+
+def randint(
+    low: int,
+    high: int,
+    shape: Shape,
+    *,
+    dtype: object = None,
+    generator: Generator | None = None,
+    device: Device | str | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Uniform in [0, 1)."""
-    return _noise("uniform", shape, dtype, requires_grad, generator)
+    """Integers in low .. high - 1, int64 unless another dtype is said.
+
+    Raises: UsageError unless low < high ≤ low + 2³¹.
+    """
+    kind, there = target(tuple(shape), int64 if dtype is None and out is None else dtype, device, out)
+    key, stream = _drawn(generator, there)
+    if out is not None and kind is int64:
+        return call("randint", key, stream=stream, shape=tuple(shape), low=low, high=high, out=out)
+    made = call("randint", key, stream=stream, shape=tuple(shape), low=low, high=high).to(kind)
+    return made if out is None else out.copy_(made)
 
 
-def randn(
-    *shape: int, dtype: object = float32, requires_grad: bool = False, generator: Generator | None = None
-) -> Tensor:
-    """Standard normal."""
-    return _noise("normal", shape, dtype, requires_grad, generator)
+def rand_like(x: Tensor, dtype: object = None, **options: Any) -> Tensor:
+    """Uniform in [0, 1), in the shape of another tensor, and in its dtype and on its device unless said."""
+    return rand(*x.shape, **like(x, dtype, options))
 
 
-def gumbel(*shape: int, dtype: object = float32, generator: Generator | None = None) -> Tensor:
-    """Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits)."""
-    return _noise("gumbel", shape, dtype, False, generator)
+def randn_like(x: Tensor, dtype: object = None, **options: Any) -> Tensor:
+    """Standard normal, in the shape of another tensor, and in its dtype and on its device unless said."""
+    return randn(*x.shape, **like(x, dtype, options))
 
 
-def randint(low: int, high: int, shape: Shape, *, generator: Generator | None = None) -> Tensor:
-    """Integers in low .. high - 1, int64. Raises: UsageError unless low < high ≤ low + 2³¹."""
-    key, stream = (generator or rng).draw()
-    return call("randint", key, stream=stream, shape=tuple(shape), low=low, high=high)
+def randint_like(x: Tensor, low: int, high: int, dtype: object = None, **options: Any) -> Tensor:
+    """Integers in low .. high - 1, in the shape of another tensor, and in its dtype and on its device unless said."""
+    return randint(low, high, x.shape, **like(x, dtype, options))
 
 
-def rand_like(x: Tensor, **options: Any) -> Tensor:
-    """Uniform in [0, 1), of the shape and dtype of another tensor."""
-    return rand(*x.shape, **{"dtype": x.dtype, **options})
-
-
-def randn_like(x: Tensor, **options: Any) -> Tensor:
-    """Standard normal, of the shape and dtype of another tensor."""
-    return randn(*x.shape, **{"dtype": x.dtype, **options})
-
-
-def bernoulli(p: Tensor, *, generator: Generator | None = None) -> Tensor:
+def bernoulli(p: Tensor, *, generator: Generator | None = None, out: Tensor | None = None) -> Tensor:
     """1 with probability p, else 0, elementwise; no gradient reaches p."""
-    key, stream = (generator or rng).draw()
-    return call("bernoulli", p, key, stream=stream)
+    key, stream = _drawn(generator, lies(p))
+    return call("bernoulli", p, key, stream=stream, out=out)
+
+
+def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor:
+    """float32 as bfloat16, up or down at random so that the mean is x. Raises: DTypeError for another dtype."""
+    key, stream = _drawn(generator, lies(x))
+    return call("stochastic_round", x, key, stream=stream)
 
 
 def multinomial(
@@ -189,7 +235,7 @@ def multinomial(
 
     Raises: ShapeError for more samples than places, unless they are put back.
     """
-    key, stream = (generator or rng).draw()
+    key, stream = _drawn(generator, lies(weights))
     return call("multinomial", weights, key, stream=stream, samples=samples, replacement=replacement)
 
 
@@ -198,5 +244,5 @@ def dropout(x: Tensor, p: float = 0.5, *, generator: Generator | None = None) ->
 
     Raises: UsageError for a p that is no probability.
     """
-    key, stream = (generator or rng).draw()
+    key, stream = _drawn(generator, lies(x))
     return call("dropout", x, key, p=float(p), stream=stream)[0]

@@ -87,14 +87,9 @@ class Rearranging(Operators):
         """As `tile`, with a count for each axis at least. Raises: ShapeError for fewer."""
         return call("tile", self, repeats=_ints(repeats))
 
-    def repeat_interleave(self, repeats: int, axis: int | None = None) -> Tensor:
-        """Each entry of an axis repeated in place: a b -> a a b b; of the flat array without an axis."""
-        return call(
-            "repeat_interleave",
-            self.flatten() if axis is None else self,
-            repeats=repeats,
-            axis=0 if axis is None else axis,
-        )
+    def repeat_interleave(self, repeats: int | Tensor, axis: int | None = None, *, total: int | None = None) -> Tensor:
+        """Each entry of an axis repeated in place: a b -> a a b b: see `functions.repeat_interleave`."""
+        return functions.repeat_interleave(self, repeats, axis, total=total)
 
     def tril(self, diagonal: int = 0) -> Tensor:
         """The lower triangle of the last two axes, zeros above."""
@@ -129,9 +124,9 @@ class Rearranging(Operators):
         """`value` where the bool mask, broadcast, holds; the gradient flows where it does not."""
         return call("where", mask, functions.like(value, cast("Tensor", self)), self)
 
-    def nonzero(self) -> Tensor:
-        """Places [count, ndim] int64 of the entries that are not 0, row by row; outside traces only."""
-        return functions.nonzero(cast("Tensor", self))
+    def nonzero(self, *, size: int | None = None, fill: int = -1) -> Tensor:
+        """Places [count, ndim] int64 of the entries that are not 0, row by row: see `functions.nonzero`."""
+        return functions.nonzero(self, size=size, fill=fill)
 
 
 def _tuple(value: int | Sequence[int]) -> Shape:

@@ -10,8 +10,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphwright.array import Device, NDArray, dtype, float32
-from graphwright.array.device import KINDS
+from graphwright.array import Device, NDArray, bfloat16, dtype, float16, float32, float64, int64, names_device
 from graphwright.autograd.apply import scalar
 from graphwright.autograd.indexing import assign, indexed
 from graphwright.autograd.rearrange import Rearranging
@@ -116,16 +115,32 @@ class Tensor(Rearranging):
 
         Raises: DTypeError, DeviceUnavailable.
         """
-        if isinstance(to, Device) or (isinstance(to, str) and to.partition(":")[0] in KINDS):
+        if names_device(to):
             from graphwright.autograd.transfer import moved
 
             return moved(self, Device.parse(to))
         kind = dtype(to)
         return self if kind is self.dtype else call("cast", self, dtype=kind)
 
+    def double(self) -> Tensor:
+        """As float64."""
+        return self.to(float64)
+
     def float(self) -> Tensor:
         """As float32."""
         return self.to(float32)
+
+    def half(self) -> Tensor:
+        """As float16."""
+        return self.to(float16)
+
+    def bfloat16(self) -> Tensor:
+        """As bfloat16."""
+        return self.to(bfloat16)
+
+    def long(self) -> Tensor:
+        """As int64."""
+        return self.to(int64)
 
     # -- writing over it: see `autograd.inplace` ---------------------------------------------------------------------
     def add_(self, other: Any) -> Tensor:

@@ -9,30 +9,39 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
+from graphwright.nn.attend import attention
 from graphwright.nn.linear import Linear
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
+from graphwright.ops.attention import ROPE_STYLES
 
 
 class RotaryEmbedding(Module):
-    """Cosines and sines of pos · theta^(-2i/dim) for pairs (i, i + dim/2) of a head (Su et al. 2021).
+    """Cosines and sines of pos · theta^(-2i/dim) for the pairs of a head (Su et al. 2021).
 
     The table of frequencies is a buffer that no state holds.
 
     Args:
         dim: entries of a head that are turned, even; those behind them stay.
         theta: base of the frequencies.
+        style: which entries make pair i: `half`: (i, i + dim/2); `interleaved`: (2i, 2i + 1).
     """
 
-    def __init__(self, dim: int, theta: float = 10000.0) -> None:
-        if dim % 2 or dim < 2:
-            raise UsageError("pairs of entries are turned", expected="an even dim", got=dim)
+    def __init__(self, dim: int, theta: float = 10000.0, style: str = "half") -> None:
+        if dim % 2 or dim < 2 or style not in ROPE_STYLES:
+            expected = f"an even dim; {' or '.join(ROPE_STYLES)}"
+            raise UsageError("pairs of entries are turned", expected=expected, got=f"{dim}, {style}")
+        self.style = style
         frequencies = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         self.inv_freq = Buffer(from_numpy(frequencies.astype(np.float32)), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [B or 1, T] to cos and sin, float32 [B or 1, T, dim / 2]."""
         return call("rope_table", positions, self.inv_freq, scale=1.0)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Heads [B, H, T, D] turned by what `forward` gave."""
+        return call("rope", x, cos, sin, style=self.style)
 
 
 class SinusoidalEmbedding(Module):
@@ -125,34 +134,12 @@ class MultiHeadAttention(Module):
             if positions is None:
                 positions = Tensor(from_numpy(np.arange(source.shape[1])[None]))
             cos, sin = self.rope(positions)
-            k, first = call("rope", k, cos, sin), source.shape[1] - x.shape[1]
+            k, first = self.rope.turn(k, cos, sin), source.shape[1] - x.shape[1]
             if first:
                 cos, sin = (call("slice", t, axis=1, start=first, size=x.shape[1]) for t in (cos, sin))
-            q = call("rope", q, cos, sin)
-        mixed = self._attend(q, k, v, key_mask)
+            q = self.rope.turn(q, cos, sin)
+        mixed = attention(q, k, v, key_mask=key_mask, causal=self.causal, window=self.window, softcap=self.softcap)
         return self.out(call("flatten", mixed.permute(0, 2, 1, 3), start=2, end=3))
 
     def _split(self, t: Tensor, heads: int) -> Tensor:
         return call("unflatten", t, axis=2, sizes=(heads, self.head_dim)).permute(0, 2, 1, 3)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        scale = self.head_dim**-0.5
-        if self.softcap is None:
-            extra = {} if key_mask is None else {"optional": ("key_mask",)}
-            operands = (q, k, v) if key_mask is None else (q, k, v, key_mask)
-            return call("sdpa", *operands, scale=scale, causal=self.causal, window=self.window, **extra)
-        if self.heads != self.kv_heads:
-            k, v = (call("repeat_interleave", t, axis=1, repeats=self.heads // self.kv_heads) for t in (k, v))
-        scores = (q @ k.transpose(2, 3)) * scale
-        capped = (scores / self.softcap).tanh() * self.softcap
-        seen = Tensor(from_numpy(visible(q.shape[2], k.shape[2], self.causal, self.window)))
-        if key_mask is not None:
-            seen = seen & key_mask.reshape(key_mask.shape[0], 1, 1, key_mask.shape[1])
-        return capped.softmax(-1, mask=seen) @ v
-
-
-def visible(queries: int, keys: int, causal: bool, window: int | None) -> np.ndarray:
-    """Bool [queries, keys]: which keys a query sees; the last query stands at the last key."""
-    ahead = np.arange(keys)[None] - (np.arange(queries)[:, None] + keys - queries)
-    seen = ahead <= 0 if causal else np.ones_like(ahead, bool)
-    return seen if window is None else seen & (ahead > -window)

@@ -1,4 +1,4 @@
-"""Functions without parameters: activations, normalisations, losses.
+"""Functions without parameters: attention, windows, activations, normalisations, losses.
 
 Losses give float32 or wider and are reduced by `reduction`: `mean`, `sum` or `none`.
 """
@@ -10,6 +10,49 @@ from typing import Any, Literal, overload
 from graphwright.array import float32
 from graphwright.autograd import Tensor, as_tensor, where
 from graphwright.errors import ShapeError, UsageError
+from graphwright.nn.attend import attention as attention
+from graphwright.nn.windows import (
+    adaptive_avg_pool1d as adaptive_avg_pool1d,
+)
+from graphwright.nn.windows import (
+    adaptive_avg_pool2d as adaptive_avg_pool2d,
+)
+from graphwright.nn.windows import (
+    avg_pool1d as avg_pool1d,
+)
+from graphwright.nn.windows import (
+    avg_pool2d as avg_pool2d,
+)
+from graphwright.nn.windows import (
+    conv1d as conv1d,
+)
+from graphwright.nn.windows import (
+    conv2d as conv2d,
+)
+from graphwright.nn.windows import (
+    conv_transpose1d as conv_transpose1d,
+)
+from graphwright.nn.windows import (
+    conv_transpose2d as conv_transpose2d,
+)
+from graphwright.nn.windows import (
+    dropout as dropout,
+)
+from graphwright.nn.windows import (
+    embedding as embedding,
+)
+from graphwright.nn.windows import (
+    interpolate as interpolate,
+)
+from graphwright.nn.windows import (
+    linear as linear,
+)
+from graphwright.nn.windows import (
+    max_pool1d as max_pool1d,
+)
+from graphwright.nn.windows import (
+    max_pool2d as max_pool2d,
+)
 from graphwright.ops import call
 
 Moments = tuple[Tensor, Tensor, Tensor]

@@ -7,7 +7,7 @@ from functools import partial
 from graphwright.autograd import Parameter, Tensor
 from graphwright.nn import init
 from graphwright.nn.module import Module
-from graphwright.ops import call
+from graphwright.nn.windows import embedding, linear
 
 
 class Linear(Module):
@@ -27,14 +27,14 @@ class Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map."""
-        return call("linear", x, self.weight) if self.bias is None else call("linear", x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(Module):
     """Rows of a table [num, dim] for integer ids of any shape, N(0, 1) at first.
 
     Args:
-        padding_idx: an id that gives 0 and whose row gets no gradient.
+        padding_idx: an id whose row is 0 at first and gets no gradient.
     """
 
     def __init__(
@@ -48,7 +48,4 @@ class Embedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] to [..., dim]."""
-        rows = call("embedding", self.weight, ids)
-        if self.padding_idx is None:
-            return rows
-        return call("where", (ids == self.padding_idx).reshape(*ids.shape, 1), 0.0, rows)
+        return embedding(ids, self.weight, self.padding_idx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from graphwright.array import NDArray, empty
+from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
 from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, as_tensor, changes, scoped, training
 from graphwright.errors import DTypeError, UsageError
@@ -167,12 +167,18 @@ class Module:
             p.requires_grad = wanted
         return self
 
-    def to(self, dtype: object) -> Self:
-        """Convert floating parameters and buffers in place: the objects stay, so do ties and the optimizers of them.
+    def to(self, to: object) -> Self:
+        """Convert floating parameters and buffers to a dtype, or bring all to a device (a Device or `"sim:1"`).
 
-        Raises: DTypeError for a dtype that is not floating.
+        In place: the objects stay, so do ties and the optimizers of them; optimizer state follows at the next step.
+        Raises: DTypeError for a dtype that is not floating; DeviceUnavailable.
         """
-        kind = named(dtype)
+        if names_device(to):
+            for _, variable in self._variables(""):
+                variable.data = variable.data.to(Device.parse(to))
+                variable.grad = None if variable.grad is None else variable.grad.to(to)
+            return self
+        kind = named(to)
         if not kind.is_float:
             raise DTypeError("modules are of floating dtypes", got=kind)
         for _, variable in self._variables(""):

@@ -103,7 +103,7 @@ class Mul:
 class Div:
     """a / b, of integers in float32; gradients g/b, -g·a/b²."""
 
-    arity, traits, saves = 2, _binary((1, 1.0)), Saves(inputs=(0, 1))
+    arity, traits, saves = 2, replace(_binary((1, 1.0)), divides=True), Saves(inputs=(0, 1))
 
     @staticmethod
     def infer(a, b):

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphwright.array.dtype import bool_, float32, float64, int64
 from graphwright.array.spec import Spec
-from graphwright.errors import DTypeError, ShapeError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import equal_dim, one_dtype
@@ -90,19 +90,25 @@ class RopeLonger:
         }
 
 
+ROPE_STYLES = ("half", "interleaved")
+
+
 @op("rope")
 class Rope:
-    """Turn the pairs (x[i], x[i + d/2]) of x [B, H, T, D] by the angle of their position: rotate-half.
+    """Turn pairs of entries of x [B, H, T, D] by the angle of their position.
 
-    (a, b) -> (a·cos - b·sin, b·cos + a·sin), cos and sin [B, T, d/2], d ≤ D; entries past d pass. The gradient is the
-    turn by the negative angle (Su et al. 2021, eq. 34).
+    (a, b) -> (a·cos - b·sin, b·cos + a·sin), cos and sin [B, T, d/2], d ≤ D; entries past d pass. Pair i is
+    (x[i], x[i + d/2]) in style `half`, (x[2i], x[2i + 1]) in style `interleaved`. The gradient is the turn by the
+    negative angle (Su et al. 2021, eq. 34).
     """
 
-    arity, saves, traits = 3, Saves(inputs=(1, 2)), Traits(amp="inner")
+    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="inner")
 
     @staticmethod
-    def infer(x, cos, sin):
+    def infer(x, cos, sin, style):
         one_dtype(x, cos, sin)
+        if style not in ROPE_STYLES:
+            raise UsageError("no such style", expected=", ".join(ROPE_STYLES), got=style)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
@@ -111,15 +117,19 @@ class Rope:
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return call("rope", g, ins[1], -ins[2]), None, None
+        return call("rope", g, ins[1], -ins[2], **attrs), None, None
 
     @staticmethod
     def expand(ins, attrs):
         x, half = ins[0], ins[1].shape[-1]
         cos, sin = (call("unsqueeze", t, axes=(1,)) for t in ins[1:])
-        a, b = (call("slice", x, axis=-1, start=start, size=half) for start in (0, half))
         rest = call("slice", x, axis=-1, start=2 * half, size=x.shape[-1] - 2 * half)
-        return call("concat", a * cos - b * sin, b * cos + a * sin, rest, axis=-1)
+        if attrs["style"] == "half":
+            a, b = (call("slice", x, axis=-1, start=start, size=half) for start in (0, half))
+            return call("concat", a * cos - b * sin, b * cos + a * sin, rest, axis=-1)
+        a, b = (call("slice", x, axis=-1, start=start, size=half, step=2) for start in (0, 1))
+        turned = (call("unsqueeze", t, axes=(-1,)) for t in (a * cos - b * sin, b * cos + a * sin))
+        return call("concat", call("flatten", call("concat", *turned, axis=-1), start=-2, end=-1), rest, axis=-1)
 
     @staticmethod
     def cost(ins, outs, attrs):
@@ -128,7 +138,8 @@ class Rope:
     @staticmethod
     def sample(rng):
         angle = rng.uniform(-3, 3, (2, 4, 2))
-        return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {}
+        style = ROPE_STYLES[rng.integers(2)]
+        return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {"style": style}
 
 
 def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
@@ -187,7 +198,7 @@ class Sdpa:
         groups, low = k.shape[1], q.dtype
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, call("permute", k, axes=(0, 1, 2, 4, 3))) * attrs["scale"]
+        scores = call("matmul", q, _turned(k)) * attrs["scale"]
         scores = call("cast", scores, dtype=float32) if low.is_low else scores
         mask = _visible(ins, attrs)
         weights = call("softmax", scores, *(() if mask is None else (mask,)))
@@ -202,6 +213,10 @@ class Sdpa:
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+
+
+def _turned(t):
+    return call("permute", t, axes=(0, 1, 2, 4, 3))
 
 
 def _visible(ins, attrs):
@@ -226,7 +241,7 @@ class SdpaBackward:
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
-    vjp, why = None, {"vjp": "second order through attention needs its expanded form"}
+    vjp, why = None, {"vjp": "a gradient of it is that of its expansion, by which it is replaced where one is wanted"}
 
     @staticmethod
     def infer(q, k, v, *rest, scale, causal, window, optional):
@@ -238,6 +253,21 @@ class SdpaBackward:
                 "result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
             )
         return q, k, v
+
+    @staticmethod
+    def expand(ins, attrs):
+        low, mask = ins[0].dtype, _visible(ins[:-2], attrs)
+        q, k, v, out, g = (call("cast", t, dtype=float32) if low.is_low else t for t in (*ins[:3], *ins[-2:]))
+        shared = (k.shape[1], q.shape[1] // k.shape[1])
+        q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
+        k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
+        scores = call("matmul", q, _turned(k)) * attrs["scale"]
+        p = call("softmax", scores, *(() if mask is None else (mask,)))
+        inner = call("sum", g * out, axes=(4,), keepdims=True)
+        ds = p * (call("matmul", g, _turned(v)) - inner) * attrs["scale"]
+        dq = call("flatten", call("matmul", ds, k), start=1, end=2)
+        dk, dv = (call("sum", call("matmul", _turned(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
+        return tuple(call("cast", t, dtype=low) if low.is_low else t for t in (dq, dk, dv))
 
     @staticmethod
     def cost(ins, outs, attrs):

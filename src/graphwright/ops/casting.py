@@ -28,7 +28,8 @@ def target_dtype(row: Op, kinds: Sequence[Kind], low: DType | None) -> DType | N
     if rule == "inner":
         return first
     if rule in ("promote", "f32") and len(free) > 1:
-        return result_type(free)
+        common = result_type(free)
+        return float32 if row.traits.divides and not common.is_float else common
     return None
 
 

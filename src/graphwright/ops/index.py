@@ -267,3 +267,27 @@ class Bincount:
     @staticmethod
     def sample(rng):
         return [rng.integers(0, 4, (2, 5))], {"length": 6}
+
+
+@op("nonzero")
+class Nonzero:
+    """Places [size, ndim] int64 of the first `size` entries that are not 0, row by row; then rows of `fill`.
+
+    How many there are only a run knows; how many are asked for is known when the program is made.
+    """
+
+    arity, attrs = 1, {"size": ..., "fill": -1}
+    vjp, why = None, {"vjp": "places are integers"}
+
+    @staticmethod
+    def infer(x, size, fill):
+        if size < 0 or any(isinstance(n, str) for n in x.shape):
+            raise ShapeError(
+                "a number of places in axes of known sizes", expected="size at least 0", got=f"{size}, {x}"
+            )
+        return Spec((size, len(x.shape)), int64)
+
+    @staticmethod
+    def sample(rng):
+        attrs = {"size": int(rng.integers(0, 9)), "fill": int(rng.integers(-1, 3))}
+        return [rng.integers(0, 2, (2, 4)) * rng.normal(size=(2, 4))], attrs

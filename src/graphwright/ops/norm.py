@@ -39,6 +39,18 @@ def _mean(x, axes):
     return call("mean", x, axes=axes, keepdims=True)
 
 
+def _count(x, axes, less):
+    """How many entries lie along axes, less a number: a number, or a value of the run where a size is a name."""
+    known = prod(n for a in axes if isinstance(n := x.shape[a], int))
+    named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
+    if not named:
+        return float(known - less)
+    count = named[0] * known
+    for size in named[1:]:
+        count = count * size
+    return call("cast", count - less, dtype=x.dtype)
+
+
 def _standard(x, axes, eps):
     """x̂ and r."""
     apart = x - _mean(x, axes)
@@ -327,12 +339,11 @@ class BatchNormTrain:
     def expand(ins, attrs):
         (x,), rank, momentum = _wide(ins[0]), len(ins[0].shape), attrs["momentum"]
         axes = (0, *range(2, rank))
-        count: int = prod(x.shape[a] for a in axes)
         unit, _ = _standard(x, axes, attrs["eps"])
         (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in _wide(*ins[3:])]),), ins[:1])
         mean = call("mean", x, axes=axes)
         apart = x - _by_channel(mean, rank)
-        var = _sum(apart * apart, axes) / float(count - 1)
+        var = _sum(apart * apart, axes) / _count(x, axes, less=1)
         moved = [
             old * (1.0 - momentum) + new * momentum for old, new in zip(_wide(*ins[1:3]), (mean, var), strict=True)
         ]

@@ -16,6 +16,7 @@ from graphwright.ops.registry import Cost, Traits, op
 
 WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
 _COUNT = Spec((), float32)
+MUON_ADJUST = ("original", "match_rms_adamw")
 
 
 def columns(ins, width: int, first: int = 2):
@@ -56,8 +57,8 @@ class _Step:
         return Cost(4 * sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
     @classmethod
-    def _draw(cls, rng, attrs):
-        shapes = [(3, 4), (5,), (1,)][: rng.integers(1, 4)]
+    def _draw(cls, rng, attrs, shapes=((3, 4), (5,), (1,))):
+        shapes = shapes[: rng.integers(1, 4)]
         grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
         moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs)) for s in shapes]
         steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
@@ -146,6 +147,60 @@ class RmspropStep(_Step):
             place = len(operands) - 2 * n
             operands[place : place + n] = [0.1 * a for a in operands[place : place + n]]
         return operands, attrs
+
+
+@op("lion_step")
+class LionStep(_Step):
+    """θ ← θ(1 - lr·λ) - lr·sign(β1·m + (1-β1)g); then m ← β2·m + (1-β2)g. Chen et al. 2023, algorithm 2."""
+
+    attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "maximize": False}
+
+    @staticmethod
+    def moments(attrs) -> int:
+        return 1
+
+    @classmethod
+    def sample(cls, rng):
+        decay, maximize = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
+        return cls._draw(rng, {**cls.attrs, "weight_decay": decay, "maximize": maximize})
+
+
+@op("muon_step")
+class MuonStep(_Step):
+    """b ← μ·b + (1-μ)g; θ ← θ(1 - lr·λ) - lr·s·O(b), with `nesterov` O(μ·b + (1-μ)g); θ are matrices [r, c].
+
+    O nearly orthogonalises: X ← b/|b|, then `iterations` times X ← 3.4445·X - 4.775·(XXᵀ)X + 2.0315·(XXᵀ)²X; that
+    draws all singular values towards 1. s = √max(1, r/c), or 0.2·√max(r, c) with `adjust="match_rms_adamw"`.
+    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, equation 4.
+    """
+
+    attrs = {
+        "momentum": 0.95,
+        "nesterov": True,
+        "iterations": 5,
+        "eps": 1e-7,
+        "weight_decay": 0.1,
+        "adjust": "original",
+        "maximize": False,
+    }
+
+    @staticmethod
+    def moments(attrs) -> int:
+        return 1
+
+    @classmethod
+    def infer(cls, lr, found, *members, **attrs):
+        results = super().infer(lr, found, *members, **attrs)
+        for spec in columns(members, 4, 0)[1]:
+            if len(spec.shape) != 2:
+                raise ShapeError("only matrices have singular values", expected="[r, c]", got=spec, fix="AdamW for it")
+        return results
+
+    @classmethod
+    def sample(cls, rng):
+        attrs = {name: bool(rng.integers(2)) for name in ("nesterov", "maximize")}
+        attrs |= {"weight_decay": float(rng.choice([0.0, 0.1])), "adjust": str(rng.choice(MUON_ADJUST))}
+        return cls._draw(rng, {**cls.attrs, **attrs}, [(3, 4), (5, 2), (1, 3)])
 
 
 @op("ema_step")

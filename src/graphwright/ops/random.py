@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.dtype import DType, float32, int64
+from graphwright.array.dtype import DType, bfloat16, float32, int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.call import call
@@ -115,6 +115,29 @@ class Dropout:
     def sample(rng):
         p = float(rng.choice((0.0, 0.3, 0.8, 1.0)))
         return [rng.normal(size=(4, 5)), key_sample(rng)], {"p": p, "stream": int(rng.integers(0, 2**32))}
+
+
+@op("stochastic_round")
+class StochasticRound:
+    """float32 as bfloat16: up or down at random, each in proportion to how near it is, so that the mean is x.
+
+    What bfloat16 can hold, infinities and NaN stay as they are (Gupta et al. 2015, section 3).
+    """
+
+    arity, attrs = 2, {"stream": ...}
+    vjp, why = None, {"vjp": "rounds updated weights, behind which no gradient is wanted"}
+    traits = Traits(contiguous=(0, 1), fixed=(0, 1))
+
+    @staticmethod
+    def infer(x, key, stream):
+        _keyed(key, stream)
+        if x.dtype is not float32:
+            raise DTypeError("rounds float32 at random", expected="float32", got=x)
+        return Spec(x.shape, bfloat16)
+
+    @staticmethod
+    def sample(rng):
+        return [rng.normal(size=(3, 4)).astype(np.float32), key_sample(rng)], {"stream": int(rng.integers(0, 2**32))}
 
 
 @op("multinomial")

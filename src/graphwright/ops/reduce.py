@@ -118,7 +118,7 @@ class Mean:
         n = 1
         for axis in axes_of(attrs["axes"], len(x.shape)):
             n *= x.shape[axis]
-        return (_restore(g * (1.0 / n), x, attrs),)
+        return (_restore(g * (1.0 / max(n, 1)), x, attrs),)  # of no entries, which receive nothing
 
 
 class _Extremum:

@@ -56,11 +56,13 @@ class Traits:
         update: carries state forward; never folded, merged or run twice.
         carried: the results are new values of the last operands, one for one, and may take their memory; there may be
             any number of them, and all operands must be row-major.
-        opaque: has a gradient that the row cannot give: asking for it raises instead of counting as zero.
+        opaque: has a gradient that the row cannot give: where one may be wanted the expansion is run instead; without
+            one, asking for it raises instead of counting as zero.
         convert: the result is the operand's values, in other memory or in the dtype of the result.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
+        divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
     """
 
@@ -76,6 +78,7 @@ class Traits:
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False
+    divides: bool = False
     addend: int | None = None
 
 
@@ -179,7 +182,7 @@ def op(name: str) -> Callable[[Row], Row]:
         cells.setdefault("cost", elementwise_cost)
         absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
         unexplained = [c for c in ("vjp", "sample") if c in cells and cells[c] is None and c not in why]
-        if absent or unexplained or not row.__doc__:
+        if absent or unexplained or not (row.__doc__ or "").strip():
             raise UsageError(
                 "a row needs every cell, or None with a reason in `why`, and a docstring",
                 where=name,

@@ -7,15 +7,20 @@ from graphwright.optim.adam import Adam, AdamW
 from graphwright.optim.average import accumulate, ema_update
 from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
 from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
+from graphwright.optim.lion import Lion
 from graphwright.optim.lr_scheduler import warmup_cosine
-from graphwright.optim.optimizer import Optimizer, ParamGroup, State
+from graphwright.optim.muon import Muon
+from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, State
 from graphwright.optim.rmsprop import RMSprop
 from graphwright.optim.sgd import SGD
 
 __all__ = [
+    "LOW",
     "SGD",
     "Adam",
     "AdamW",
+    "Lion",
+    "Muon",
     "NonFiniteGradient",
     "Optimizer",
     "ParamGroup",

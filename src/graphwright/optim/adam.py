@@ -30,7 +30,7 @@ class Adam(_Adam):
     """Adam (Kingma and Ba 2015, algorithm 1), weight decay added to the gradient; definition and defaults are torch's.
 
     Args:
-        params, lr, decay_matrices_only: see `Optimizer`.
+        params, lr, decay_matrices_only, low: see `Optimizer`.
         betas: of the moments, in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: λ of g + λ·θ.
@@ -51,11 +51,13 @@ class Adam(_Adam):
         amsgrad: bool = False,
         maximize: bool = False,
         decay_matrices_only: bool = False,
+        low: str = "master",
     ) -> None:
         super().__init__(
             params,
             lr,
             decay_matrices_only=decay_matrices_only,
+            low=low,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -68,11 +70,11 @@ class AdamW(_Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2); definition and defaults are torch's.
 
     Args:
-        params, lr, decay_matrices_only: see `Optimizer`.
+        params, lr, decay_matrices_only, low: see `Optimizer`.
         weight_decay: λ of θ(1 - lr·λ).
         betas, eps, amsgrad, maximize: see `Adam`.
-    A 16-bit parameter has float32 master weights; one that was changed from outside, by an edit or undo, is trained on
-    from its new value.
+    A 16-bit parameter has float32 master weights unless `low` says otherwise; one that was changed from outside, by an
+    edit or undo, is trained on from its new value.
     """
 
     op = "adamw_step"
@@ -88,11 +90,13 @@ class AdamW(_Adam):
         amsgrad: bool = False,
         maximize: bool = False,
         decay_matrices_only: bool = False,
+        low: str = "master",
     ) -> None:
         super().__init__(
             params,
             lr,
             decay_matrices_only=decay_matrices_only,
+            low=low,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,

@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from graphwright.array import DType, NDArray, Spec, float32, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, update
+from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, stochastic_round, update
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
+
+LOW = ("master", "stochastic", "nearest")
 
 
 @runtime_checkable
@@ -67,7 +69,7 @@ class State:
         spec: that of the parameter when the state was made.
         steps: updates made, 0-d float32.
         moments: by name, in float32 or wider.
-        master: float32 weights of a 16-bit parameter.
+        master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
     """
 
     name: str
@@ -92,6 +94,9 @@ class Optimizer:
             whose parameters are asked for at every step, so that those an edit adds are trained too.
         lr: learning rate, >= 0; a group's own stands in the same ratio to it when `opt.lr` is set.
         decay_matrices_only: no weight decay for parameters of fewer than two axes, in groups that name none themselves.
+        low: what becomes of digits that a 16-bit parameter has no room for: `master` keeps them in float32 weights of
+            the state; `stochastic` rounds bfloat16 at random, so that they are there on average, and keeps nothing;
+            `nearest` loses them.
         options: all there are, with the values of this optimizer; a group may have its own.
     Raises: UsageError for an option out of range or unknown, a parameter given twice, or none at all.
     """
@@ -99,8 +104,17 @@ class Optimizer:
     op: ClassVar[str]
 
     def __init__(
-        self, params: HasParameters | Iterable[Any], lr: float, *, decay_matrices_only: bool = False, **options: Any
+        self,
+        params: HasParameters | Iterable[Any],
+        lr: float,
+        *,
+        decay_matrices_only: bool = False,
+        low: str = "master",
+        **options: Any,
     ) -> None:
+        if low not in LOW:
+            raise UsageError("no such way to keep 16-bit parameters", expected=", ".join(LOW), got=low)
+        self.low = low
         self.name = type(self).__name__.lower()
         self.decay_matrices_only = decay_matrices_only
         self.state: dict[Parameter, State] = {}
@@ -194,14 +208,16 @@ class Optimizer:
         found = self._never if found_inf is None else found_inf
         with no_grad(), scoped(self.name):
             for group in self.param_groups:
-                batches: dict[tuple[DType, bool], list[Parameter]] = {}
+                batches: dict[tuple[DType, bool, bool], list[Parameter]] = {}
                 for p in group.parameters():
                     if p.grad is not None:
                         decays = p.ndim > 1 or not group.options["spares_vectors"]
-                        batches.setdefault((wide(p.dtype), decays), []).append(p)
-                for (_, decays), members in batches.items():
+                        rounds = p.dtype.is_low and self.low != "master"
+                        batches.setdefault((wide(p.dtype), decays, rounds), []).append(p)
+                for (_, decays, rounds), members in batches.items():
                     attrs = self.attrs(group.options)
-                    self._update(group, members, attrs if decays else {**attrs, "weight_decay": 0.0}, found)
+                    take = self._round if rounds else self._update
+                    take(group, members, attrs if decays else {**attrs, "weight_decay": 0.0}, found)
 
     def _update(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
         names = self.moments(group.options)
@@ -215,11 +231,23 @@ class Optimizer:
             if s.master is not None:
                 p.assign(s.master.to(p.dtype))
 
+    def _round(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
+        """The step of 16-bit parameters without masters: made in float32, rounded at once."""
+        names = self.moments(group.options)
+        states = [self.state_of(p, names) for p in members]
+        grads = [p.grad.to(float32) for p in members if p.grad is not None]
+        rest = [s.moments[name] for name in names for s in states] + [s.steps for s in states]
+        results = call(self.op, group.rate, found, *grads, *(p.to(float32) for p in members), *rest, **attrs)
+        for p, value in zip(members, results, strict=False):
+            p.assign(stochastic_round(value) if self.low == "stochastic" else value.to(p.dtype))
+        for variable, value in zip(rest, results[len(members) :], strict=True):
+            variable.assign(value)
+
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> State:
-        """State of a parameter: zero at first and after a change of its shape that `follow` was not told of."""
+        """State of a parameter: zero at first, and after a change of shape that `follow` was not told of."""
         found = self.state.get(p)
-        if found is not None and found.spec == p.spec:
+        if found is not None and found.spec == p.spec and found.steps.device == p.device:
             return found
         if names is None:
             names = next((self.moments(g.options) for g in self.param_groups if p in set(g.parameters())), ())
@@ -267,16 +295,17 @@ class Optimizer:
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
             keeps = before is not None and carry is not None
             host = carry(before.data.to_numpy().copy()) if keeps else otherwise  # pyright: ignore[reportOptionalCall,reportOptionalMemberAccess]
-            return Variable(from_numpy(np.array(host, kind.numpy, order="C")), name=f"{name}.{label}")
+            return Variable(from_numpy(np.array(host, kind.numpy, order="C")).to(p.device), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
         moments = {label: variable(label, held.get(label), np.zeros(p.shape)) for label in names}
         steps = 0.0 if old is None or carry is None else old.steps.data.item()
         master = None
-        if p.dtype.is_low:  # where it does not round to the parameter, the next step takes the parameter's value
+        if p.dtype.is_low and self.low == "master":  # where it does not round to it, a step takes the parameter's value
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
-        made = State(name, p.spec, Variable(_scalar(steps, "float32"), name=f"{name}.steps"), moments, master)
+        count = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
+        made = State(name, p.spec, count, moments, master)
         self.state[p] = made
         return made
 

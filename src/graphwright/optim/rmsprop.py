@@ -12,7 +12,7 @@ class RMSprop(Optimizer):
     """Gradients over the root of their running mean square (Graves 2013, eq. 38 to 45); as torch has it.
 
     Args:
-        params, lr, decay_matrices_only: see `Optimizer`.
+        params, lr, decay_matrices_only, low: see `Optimizer`.
         alpha: of the running mean square, in [0, 1).
         eps: added to the root.
         weight_decay: λ of g + λ·θ.
@@ -35,11 +35,13 @@ class RMSprop(Optimizer):
         *,
         maximize: bool = False,
         decay_matrices_only: bool = False,
+        low: str = "master",
     ) -> None:
         super().__init__(
             params,
             lr,
             decay_matrices_only=decay_matrices_only,
+            low=low,
             alpha=alpha,
             eps=eps,
             weight_decay=weight_decay,

@@ -12,7 +12,7 @@ class SGD(Optimizer):
     """Stochastic gradient descent; definition and defaults are torch's (see `ops/optimize.py` for the formula).
 
     Args:
-        params, lr, decay_matrices_only: see `Optimizer`.
+        params, lr, decay_matrices_only, low: see `Optimizer`.
         momentum: μ.
         dampening: δ; the first step takes the whole gradient.
         weight_decay: λ of g + λ·θ.
@@ -33,11 +33,13 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
         decay_matrices_only: bool = False,
+        low: str = "master",
     ) -> None:
         super().__init__(
             params,
             lr,
             decay_matrices_only=decay_matrices_only,
+            low=low,
             momentum=momentum,
             dampening=dampening,
             weight_decay=weight_decay,

@@ -13,7 +13,7 @@ from graphwright.array import Spec, UnboundDim
 from graphwright.autograd import Tensor, active_recorder, enable_grad, grad
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops import call
+from graphwright.ops import OPS, call
 from graphwright.program.gradient import Gradient
 from graphwright.program.interpret import tensors
 from graphwright.program.kinds import INPUT, SOURCES, STATE
@@ -71,9 +71,10 @@ def differentiate(
                 got=spec,
                 fix='program.grad(outputs, wrt, {"B": 4, ...})',
             )
-    if steps == 1:
+    if steps == 1 and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque):
         return _followed(p, roots, wanted, sizes, seeded)
-    specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
+    if steps > 1:
+        specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
     names = [p.path(n) for n in p.inputs()]
     if seeded:
         specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
@@ -89,7 +90,7 @@ def differentiate(
         with enable_grad():
             for t in range(steps - 1):
                 states |= _advance(p, {name: x[t] for name, x in given.items()}, sizes, states, mode)
-            last = {name: x[steps - 1] for name, x in given.items()}
+            last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             weights = list(feeds[len(given) :]) or [None] * len(roots)
             ends = [_total(values[r], weight) for r, weight in zip(roots, weights, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy
+from graphwright.array.poison import fill
 from graphwright.autograd import Tensor
 from graphwright.errors import GraphwrightError
 
@@ -98,6 +99,5 @@ def strided(host: np.ndarray, how: str) -> NDArray:
 
 def poisoned(array: NDArray) -> NDArray:
     """The array with all its bytes set so that each float reads NaN: an output that is not written shows."""
-    host = array.to_numpy(bits=True).reshape(-1).view(np.uint8)
-    host[0::2], host[1::2] = 0xF8, 0x7F  # little-endian 7FF8: NaN in float16, bfloat16, float32 and float64
+    fill(array.to_numpy(bits=True).reshape(-1).view(np.uint8))
     return array

@@ -57,12 +57,13 @@ def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Cal
 
 @kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
 def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Pairs (a, b), half an axis apart, turned by the angle: (a·cos - b·sin, b·cos + a·sin)."""
+    """Pairs (a, b), half an axis apart or neighbours, turned by the angle: (a·cos - b·sin, b·cos + a·sin)."""
     x, out, other = ins[0], outs[0], work[0]
     cos, sin = (t.unsqueeze(1) for t in ins[1:3])  # [B, 1, T, d/2], the same for all heads
     half = cos.shape[-1]
-    a, b = x[..., :half], x[..., half : 2 * half]
-    out_a, out_b = out[..., :half], out[..., half : 2 * half]
+    apart = attrs["style"] == "half"
+    first, second = (slice(half), slice(half, 2 * half)) if apart else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
     calls: list[Call] = [
         partial(torch.mul, a, cos, out=out_a),
         partial(torch.mul, b, sin, out=other),

@@ -11,7 +11,7 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, carry, host, kernel
-from graphwright.array.dtype import int64
+from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec, broadcast_shapes
 
 
@@ -176,3 +176,35 @@ def bincount(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     """One added at each id."""
     ids = ins[0].view(-1)
     return [outs[0].zero_, partial(outs[0].index_add_, 0, ids, torch.ones(1, dtype=torch.int64).expand(len(ids)))]
+
+
+def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    n, size = ins[0].size, attrs["size"]
+    return [Spec((n,), bool_), *[Spec((n,), int64)] * 2, Spec((size + 1,), int64), Spec((size,), bool_)]
+
+
+@kernel("nonzero", _ranks)
+def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Each entry that is not 0 writes its flat place at its rank; others, and those past `size`, at one spare end."""
+    (x,), (out,), (hit, rank, flat, found, absent) = ins, outs, work
+    size, places = attrs["size"], found[:-1] if attrs["size"] else found[:0]
+    calls: list[Call] = [
+        partial(torch.ne, x, torch.zeros((), dtype=x.dtype), out=hit.view(x.shape)),
+        partial(rank.copy_, hit),
+        partial(torch.cumsum, rank, 0, out=rank),
+        partial(rank.sub_, torch.tensor(1)),
+        partial(torch.clamp, rank, max=size, out=rank),
+        partial(torch.where, hit, rank, torch.tensor(size), out=rank),
+        partial(torch.arange, len(flat), out=flat),
+        partial(found.fill_, -1),
+        partial(found.scatter_, 0, rank, flat),
+        partial(torch.lt, places, torch.tensor(0), out=absent),
+    ]
+    for axis, n in enumerate(x.shape):
+        column, stride = out[:, axis], torch.tensor(max(prod(x.shape[axis + 1 :]), 1))
+        calls += [
+            partial(torch.div, places, stride, rounding_mode="floor", out=column),
+            partial(torch.remainder, column, torch.tensor(max(n, 1)), out=column),
+            partial(column.masked_fill_, absent, attrs["fill"]),
+        ]
+    return calls

@@ -115,6 +115,68 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
     return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
+@kernel("lion_step", work=_two_of_the_largest)
+def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Parameter by parameter; only the sign of what momentum and gradient say together is taken."""
+    params, moments, steps = _columns(outs, 3)
+    lr, grads = ins[0], ins[2 : 2 + len(params)]
+
+    def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
+        g, way = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
+        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        torch.lerp(m, g, 1 - attrs["beta1"], out=way).sign_()
+        param.add_(param, alpha=-lr.item() * attrs["weight_decay"]).add_(way, alpha=-lr.item())
+        m.lerp_(g, 1 - attrs["beta2"])
+
+    calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
+    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+
+
+def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    shapes = [s.sizes for s in outs if len(s.shape) == 2]
+    most, least = max(r * c for r, c in shapes), max(min(r, c) for r, c in shapes)
+    kind = outs[0].dtype
+    return [*[Spec((most,), kind)] * 3, *[Spec((least * least,), kind)] * 2, Spec((), kind)]
+
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the iteration, chosen for the steepest slope at 0 (Jordan et al. 2024)."""
+
+
+@kernel("muon_step", work=_matrices)
+def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Matrix by matrix, in scratch of the size of the largest; a high one is worked on lying down."""
+    params, moments, steps = _columns(outs, 3)
+    lr, grads, momentum = ins[0], ins[2 : 2 + len(params)], attrs["momentum"]
+    a, b, c = _QUINTIC
+    eps = params[0].new_tensor(attrs["eps"])
+
+    def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
+        (rows, columns), lies = param.shape, param.shape[0] <= param.shape[1]
+        wide = (rows, columns) if lies else (columns, rows)
+        g = work[0][: param.numel()].view(param.shape)
+        x, y = (w[: param.numel()].view(wide) for w in work[1:3])
+        square, fourth = (w[: wide[0] ** 2].view(wide[0], wide[0]) for w in work[3:5])
+        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        m.lerp_(g, 1 - momentum)
+        g.lerp_(m, momentum) if attrs["nesterov"] else g.copy_(m)
+        x.copy_(g if lies else g.T)
+        torch.linalg.vector_norm(x, out=work[5])
+        x.div_(torch.maximum(work[5], eps, out=work[5]))
+        for _ in range(attrs["iterations"]):
+            torch.mm(x, x.T, out=square)
+            torch.addmm(square, square, square, beta=b, alpha=c, out=fourth)
+            torch.addmm(x, fourth, x, beta=a, out=y)
+            x, y = y, x
+        most = max(rows, columns) if attrs["adjust"] != "original" else max(1.0, rows / columns)
+        scale = most**0.5 * (0.2 if attrs["adjust"] != "original" else 1.0)
+        param.add_(param, alpha=-lr.item() * attrs["weight_decay"])
+        param.add_(x if lies else x.T, alpha=-lr.item() * scale)
+
+    calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
+    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+
+
 @kernel("ema_step")
 def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Targets drawn towards sources by τ."""

@@ -124,6 +124,21 @@ def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
     return calls if p == 1 else [*calls, partial(out.div_, torch.tensor(1 - p, dtype=x.dtype))]
 
 
+@kernel("stochastic_round", lambda o, i, a: [Spec(o[0].shape, int32), i[0], Spec(o[0].shape, bool_)])
+def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """A number of 16 bits is added to the 16 that are then cut off: they carry in proportion to what they hold."""
+    (x, key), (drawn, kept, finite) = ins, work
+    return [
+        words(drawn, key, attrs["stream"], 16),
+        partial(drawn.add_, x.view(torch.int32)),
+        partial(drawn.bitwise_and_, torch.tensor(-(2**16), dtype=torch.int32)),
+        partial(torch.abs, x, out=kept),
+        partial(torch.lt, kept, torch.tensor(torch.inf), out=finite),
+        partial(torch.where, finite, drawn.view(torch.float32), x, out=kept),
+        partial(outs[0].copy_, kept),
+    ]
+
+
 def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     weights, places = ins[0], outs[0]
     if attrs["replacement"]:

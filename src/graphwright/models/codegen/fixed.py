@@ -35,6 +35,12 @@ HELPERS = {
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
+    "rope_pairs": '''def rope_pairs(x, cos, sin):
+    """Turn neighbouring pairs; entries past the rotated part pass."""
+    width = 2 * cos.shape[-1]
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
+    return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
     "attend": '''def attend(q, k, v, run, scale, window=None):
     """Causal attention with grouped heads; keys and values pass through the cache first."""
     k, v = run.cached(k, v)

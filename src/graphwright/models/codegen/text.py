@@ -24,7 +24,7 @@ WIDTH = 120
 MAX_CONST = 4096
 """Numbers of a const that are written into source; more belong into a weight."""
 
-HELPERS = ("attend", "rms_norm", "rope", "rope_table", "rope_dynamic")
+HELPERS = ("attend", "rms_norm", "rope", "rope_pairs", "rope_table", "rope_dynamic")
 _RESERVED = frozenset(
     {
         *dir(builtins),

@@ -1,0 +1,92 @@
+"""A training on a device: bits of the CPU, no wait from the first step on, state where the parameters are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import nn, optim
+from graphwright.array import CPU, Device
+from graphwright.array.backend import use
+from graphwright.array.sim import SimBackend
+from graphwright.array.sim.driver import SimDriver
+from graphwright.autograd import Tensor
+
+SIM = Device("sim")
+
+
+@pytest.fixture
+def sim() -> Iterator[SimBackend]:
+    made = SimBackend(SIM, SimDriver(SIM))
+    use(SIM, made)
+    yield made
+    use(SIM)
+
+
+KINDS: dict[str, Any] = {
+    "AdamW": lambda p: optim.AdamW(p, 0.01),
+    "SGD": lambda p: optim.SGD(p, 0.01, 0.9),
+    "RMSprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
+}
+rng = np.random.default_rng(0)
+X, TARGETS = rng.normal(size=(6, 5)).astype("f4"), rng.integers(0, 3, 6)
+
+
+def losses(device: Device, opt_of: Any, norm: float, sim: SimBackend) -> list[Tensor]:
+    with gw.fork_rng(3):
+        net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
+    opt = opt_of(net.parameters())
+    x, t = gw.tensor(X, device=device), gw.tensor(TARGETS, device=device)
+    seen: list[Tensor] = []
+    before = sim.driver.syncs
+    for _ in range(4):
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), t)
+        loss.backward()
+        seen += [loss, optim.clip_grad_norm_(net.parameters(), 0.1, norm)]
+        optim.clip_grad_value_(net.parameters(), 0.05)
+        opt.step()
+    assert sim.driver.syncs == before
+    assert all(v.device == device for s in opt.state.values() for v in s.variables())
+    return [*seen, *net.parameters()]
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_with_clipping_never_waits(kind: str, norm: float, sim: SimBackend) -> None:
+    for a, b in zip(*(losses(d, KINDS[kind], norm, sim) for d in (SIM, CPU)), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_looking_at_the_norm_waits_and_only_that(sim: SimBackend) -> None:
+    p = gw.Parameter(gw.ones(3))
+    p.data = p.data.to(SIM)
+    p.grad = gw.ones(3, device="sim")
+    norm = optim.clip_grad_norm_([p], 1.0)
+    assert sim.driver.syncs == 0
+    assert norm.item() == pytest.approx(3**0.5)
+    assert sim.driver.syncs == 1
+    optim.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+    assert sim.driver.syncs == 2
+
+
+def test_a_module_and_its_optimizer_move_on_the_way(sim: SimBackend) -> None:
+    ends = []
+    for moves in (False, True):
+        with gw.fork_rng(3):
+            net = nn.Linear(5, 3)
+        opt = optim.AdamW(net.parameters(), 0.1)
+        held = list(net.parameters())
+        for k in range(4):
+            if moves:
+                net.to(("sim", "cpu")[k % 2])
+            opt.zero_grad()
+            net(gw.tensor(X).to(net.weight.device)).abs().sum().backward()
+            opt.step()
+        assert all(a is b for a, b in zip(held, net.parameters(), strict=True))
+        ends.append(net.weight.numpy().copy())
+    np.testing.assert_array_equal(*ends)
