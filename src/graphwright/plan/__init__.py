@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
 from graphwright.plan.lease import StaleLease
+from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
@@ -15,11 +16,15 @@ Program.compiler = compile_program
 
 __all__ = [
     "Buffer",
+    "CancelToken",
+    "Cancelled",
     "CompiledFunction",
     "CompiledProgram",
+    "DeadlineExceeded",
     "Firing",
     "Instr",
     "Options",
+    "ParallelWorkspace",
     "Plan",
     "Schedule",
     "Segment",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import memmove
 from operator import length_hint
 from threading import Lock
@@ -259,18 +259,22 @@ class Workspace:
         at = next(i for i, end in enumerate(self._counts) if call < end)
         return self._failed(at + getattr(error, "op", 0), error)  # its place in a segment of the VM
 
-    def _failed(self, at: int, error: Exception) -> GraphwrightError:
+    def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
+        """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
-        failure: GraphwrightError = kernel_error(
-            instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node)
-        )
-        torn = [key for i, keys in plan.early.items() if i < at for key in keys]
-        done = [plan.buffers[plan.slots[s].buffer] for i in plan.instrs[plan.commit_start : at] for s in i.outs]
-        torn += [b.key for b in done if b.kind in (PARAM, STATE)]
-        if torn:
-            failure = StepTorn(failure, tuple(torn))
+        failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node))
+        failure = self._torn(failure, range(at) if ran is None else ran)
         failure.add_note(origin(plan.program, instr.node))
         return failure
+
+    def _torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
+        """The failure itself, or StepTorn if one of the instructions that ran wrote a state."""
+        plan = self.plan
+        torn = [key for i, keys in plan.early.items() if i in ran for key in keys]
+        done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
+        written = [plan.buffers[plan.slots[s].buffer] for instr in done for s in instr.outs]
+        torn += [b.key for b in written if b.kind in (PARAM, STATE)]
+        return StepTorn(failure, tuple(torn)) if torn else failure
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
