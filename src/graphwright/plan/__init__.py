@@ -9,7 +9,7 @@ from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, 
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
-from graphwright.plan.workspace import StepTorn, Workspace
+from graphwright.plan.workspace import DeviceFailed, StepTorn, Workspace
 from graphwright.program import Program
 
 Program.compiler = compile_program
@@ -21,6 +21,7 @@ __all__ = [
     "CompiledFunction",
     "CompiledProgram",
     "DeadlineExceeded",
+    "DeviceFailed",
     "Firing",
     "Instr",
     "Options",

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphwright.array import NDArray, Spec
+from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled, training
 from graphwright.plan.bound import Bound
 from graphwright.plan.collector import uncollected
@@ -58,6 +58,7 @@ def compile_program(
     watch: Sequence[str] = (),
     executor: str = "aten",
     patch: Sequence[Place] = (),
+    device: Device | str = CPU,
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -69,7 +70,8 @@ def compile_program(
         rewrites: "exact", "fast" or "none", see `Options`; `plan.rewrites` lists what was done.
         layout: "reuse" or "naive".
         watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
-        executor: "aten", "vm" or "auto", see `Options`.
+        executor: "aten", "vm", "auto" or "capture", see `Options`.
+        device: where it runs. Weights that it only reads are copied there once; those that it writes move there.
         patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
             value itself needed does not run.
     """
@@ -94,9 +96,8 @@ def compile_program(
     for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
-    return plan_for(
-        p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch), executor=executor
-    )
+    options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": tuple(watch), "executor": executor}
+    return plan_for(p, specs, outputs, **options, device=Device.parse(device))
 
 
 class CompiledProgram:
@@ -109,8 +110,10 @@ class CompiledProgram:
         outputs: Sequence[str] | None = None,
         freeze: bool = False,
         executor: str = "aten",
+        device: Device | str = CPU,
     ) -> None:
-        self.program, self.outputs, self.options = program, outputs, {"freeze": freeze, "executor": executor}
+        self.program, self.outputs = program, outputs
+        self.options = {"freeze": freeze, "executor": executor, "device": Device.parse(device)}
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """Outputs as tensors: one, or a dict by name."""
@@ -131,8 +134,8 @@ class CompiledFunction:
         traces: how often `fn` was traced.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, executor: str = "auto") -> None:
-        self.fn, self.executor = fn, executor
+    def __init__(self, fn: Callable[..., Any], *, executor: str = "auto", device: Device | str = CPU) -> None:
+        self.fn, self.options = fn, {"executor": executor, "device": Device.parse(device)}
         self.traces = 0
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
         self._latest: _Entry | None = None
@@ -175,7 +178,7 @@ class CompiledFunction:
         if entry is None or not entry.fresh:
             self.traces += 1
             with uncollected():
-                entry = self._entries[key] = _Entry(*record(self.fn, specs), self.executor)
+                entry = self._entries[key] = _Entry(*record(self.fn, specs), self.options)
             entry.mode = key[1]
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
@@ -192,11 +195,11 @@ def _mode() -> tuple[Any, ...]:
 class _Entry:
     """One traced signature."""
 
-    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, executor: str) -> None:
+    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, options: Mapping[str, Any]) -> None:
         self.program, self.dependencies = program, recorder.dependencies
         self.names = [program.path(n) for n in program.inputs()]
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
-        self.workspace = Workspace(plan_for(program, specs, executor=executor))
+        self.workspace = plan_for(program, specs, **options).new_workspace()
         self._expected = [(spec.shape, spec.dtype) for spec in specs.values()]
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
@@ -214,6 +217,8 @@ class _Entry:
         for array, (shape, kind) in zip(arrays, self._expected, strict=True):
             if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
                 return None
+            if array.storage.device is not CPU:
+                return None  # it may lie where the plan cannot read it
         return arrays  # pyright: ignore[reportReturnType]  # each was looked at
 
     @property
@@ -245,7 +250,7 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
     Args:
         target: a Program, or a function of tensors (a training step included).
         options: `executor` ("aten" computes the bits of a run; "auto", the default for a function, may use the VM,
-            whose functions lie within 2.5 units in the last place), for a Program also `outputs` and `freeze`.
+            whose functions lie within 2.5 units in the last place), `device`, and for a Program `outputs`, `freeze`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
     """
     if isinstance(target, Program):

@@ -23,6 +23,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     for slot in (s for s in plan.slots if s.value is not None and s.value.node == node):
         b = plan.buffers[slot.buffer]
         place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
+        place += " on the host" if b.on_host else ""
         life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
         lines.append(
             f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})"
@@ -50,12 +51,15 @@ def tables(plan: Plan) -> dict[str, Any]:
     number = {b: n for n, b in enumerate(sorted({s.buffer for s in plan.slots}))}
     return {
         "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
+        "device": str(plan.options.device),
         "segments": [list(s) for s in plan.segments],
         "inputs": {n: s.to_json() for n, s in plan.inputs.items()},
         "outputs": dict(plan.outputs),
         "watched": dict(plan.watched),
         "commit": plan.commit_start,
-        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in plan.buffers if b.index in number],
+        "buffers": [
+            [b.kind, b.nbytes, b.key, b.first, b.last, b.offset, b.on_host] for b in plan.buffers if b.index in number
+        ],
         "slots": [
             [number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
             for s in plan.slots

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.lower import Rows
 from graphwright.plan.table import Instr
 
-EXECUTORS = ("auto", "vm", "aten")
-VM, ATEN = "vm", "aten"
+EXECUTORS = ("auto", "vm", "aten", "capture")
+VM, ATEN, CAPTURE = "vm", "aten", "capture"
 FLOPS_LIMIT, BYTES_LIMIT = 300_000_000, 1 << 20
 """Of what computes much per byte, and of the rest; above them ATen's other cores gain more than the VM saves."""
 _DENSE = 16  # operations per byte from which on an op is bound by computing
@@ -29,11 +29,15 @@ class Choice(NamedTuple):
     why: str = ""
 
 
-def choose(rows: Rows, executor: str) -> tuple[Choice, ...]:
-    """An executor per instruction. Raises: UsageError for an unknown mode."""
+def choose(rows: Rows, executor: str, device: Device) -> tuple[Choice, ...]:
+    """An executor per instruction. Raises: UsageError for an unknown mode, or one that the device does not have."""
     if executor not in EXECUTORS:
         raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
-    if executor == ATEN:
+    if executor == VM and device != CPU:
+        raise UsageError("the VM runs on the CPU only", got=device, fix='executor="auto"')
+    if executor == CAPTURE and device == CPU:
+        return (Choice(ATEN, "the CPU has no graphs to capture"),) * len(rows.instrs)
+    if executor == ATEN or device != CPU:
         return (Choice(ATEN),) * len(rows.instrs)
     from graphwright.array.vm.machine import built
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graphwright.array import CPU, Layout, Spec, backend
+from graphwright.array import Device, Layout, Spec, backend
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import Op, get
@@ -33,7 +33,7 @@ class Rows:
         folds: node -> slots of values computed once from frozen weights.
     """
 
-    def __init__(self, draft: Draft, *, freeze: bool, fold: bool) -> None:
+    def __init__(self, draft: Draft, device: Device, *, freeze: bool, fold: bool) -> None:
         self.draft, self.freeze, self.fold = draft, freeze, fold
         self.values: list[Value | None] = []
         self.buffer_of: list[int] = []
@@ -47,7 +47,7 @@ class Rows:
         self.folds: dict[NodeId, tuple[int, ...]] = {}
         self._copies: dict[tuple[int, Layout], int] = {}
         self._frozen: set[int] = set()
-        self._workspace = backend(CPU).workspace
+        self._workspace = backend(device).workspace
         self._written = {row.operands[0].row for row in draft.rows if row.op == kinds.WRITE}
         for i, (row, wanted) in enumerate(zip(draft.rows, draft.needed(), strict=True)):
             if wanted:

@@ -9,17 +9,18 @@ from itertools import pairwise
 from json import dumps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import NDArray, Spec
+from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
 from graphwright.plan.draft import Firing
 from graphwright.plan.executor import VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
-from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.table import ARENA, CONST, HOST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
+    from graphwright.autograd import Variable
     from graphwright.plan.profile import Profile
 
 
@@ -37,7 +38,9 @@ class Options:
             `plan.rewrites`) or "none" (one row per node).
         layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
         watch: names of nodes whose values are kept readable.
-        executor: "aten" (the bits of a run), "vm" (all that it has a form for) or "auto" (what is small enough).
+        executor: "aten" (the bits of a run), "vm" (all that it has a form for), "auto" (what is small enough), or on a
+            device with graphs "capture" (which "auto" is there).
+        device: where it runs.
     """
 
     freeze: bool = False
@@ -45,6 +48,7 @@ class Options:
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
     executor: str = "aten"
+    device: Device = CPU
 
 
 class Part(NamedTuple):
@@ -105,10 +109,14 @@ class Plan:
     def workspace(self) -> Any:
         """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`."""
         if "workspace" not in self._lazy:
-            from graphwright.plan.workspace import Workspace
-
-            self._lazy["workspace"] = Workspace(self)
+            self._lazy["workspace"] = self.new_workspace()
         return self._lazy["workspace"]
+
+    def new_workspace(self, variables: Mapping[str, Variable] | None = None) -> Any:
+        """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
+        from graphwright.plan.workspace import Workspace
+
+        return Workspace(self, variables)
 
     @property
     def fresh(self) -> bool:
@@ -172,7 +180,7 @@ class Plan:
     @property
     def input_slots(self) -> tuple[int, ...]:
         """Slots of the inputs, in order of declaration."""
-        return self._of_kind(INPUT)
+        return self._of_kind(INPUT, HOST)
 
     @property
     def output_slots(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from graphwright.array import CPU, Spec, backend
+from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
@@ -15,6 +15,7 @@ from graphwright.plan.layout import place, place_naive
 from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
 from graphwright.plan.plan import Options, Plan
+from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import MODES, rewrite
 from graphwright.plan.table import Slot
 from graphwright.program import FeedError, Program
@@ -33,16 +34,17 @@ def make_plan(
     layout: str = "reuse",
     watch: Sequence[str] = (),
     executor: str = "aten",
+    device: Device = CPU,
 ) -> Plan:
     """Plan a program for input specs.
 
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor: see `Options`.
-    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
+        freeze, rewrites, layout, watch, executor, device: see `Options`.
+    Raises: InvalidProgram; DeviceUnavailable; FeedError listing every input that does not fit; UnknownNode; UsageError.
     """
-    backend(CPU)  # loads kernels at the first plan of a process: no part of planning
+    backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
     if rewrites not in MODES or layout not in _LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {tuple(_LAYOUTS)}", got=(rewrites, layout))
@@ -55,11 +57,13 @@ def make_plan(
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
         if rewrites != "none":
             rewrite(draft, fast=rewrites == "fast")
-        rows = Rows(draft, freeze=freeze, fold=rewrites != "none")
+        rows = Rows(draft, device, freeze=freeze, fold=rewrites != "none")
+        if device != CPU:
+            keep_on_host(rows, device)
         commit = Commit(rows)
         lifetimes(rows)
         in_place(rows)
-        choices = choose(rows, executor)
+        choices = choose(rows, executor, device)
         arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
@@ -81,7 +85,7 @@ def make_plan(
         guards=draft.guards,
         arena_bytes=arena,
         choices=choices,
-        options=Options(freeze, rewrites, layout, tuple(watch), executor),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
         ms=(perf_counter() - started) * 1e3,
     )
 

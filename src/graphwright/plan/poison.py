@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from graphwright.array import Storage
+from graphwright.array import CPU, NDArray, Storage, backend, from_numpy, uint8
 
-_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
+_PATTERN = np.array([0xF8, 0x7F], np.uint8)
+"""NaN in float16, bfloat16, float32 and float64 alike when repeated."""
 
 
 class PoisonCall:
     """A call that fills dead bytes with NaN."""
 
-    def __init__(self, arena: Storage | None, offset: int, nbytes: int) -> None:
-        assert arena is not None
-        self.bytes = arena.memory[offset : offset + nbytes]
+    def __init__(self, storage: Storage | None, offset: int, nbytes: int) -> None:
+        assert storage is not None
+        self.target = NDArray(storage, uint8, (nbytes,), offset=offset)
+        self.source = from_numpy(np.resize(_PATTERN, nbytes))
 
     def __call__(self) -> None:  # noqa: D102  # a bound call, as its class says
-        _fill_bytes(self.bytes)
+        device = self.target.device
+        if device == CPU:
+            np.copyto(self.target.to_numpy(), self.source.to_numpy())
+        else:
+            backend(device).copy(self.target, self.source)
 
 
 def fill(storage: Storage) -> None:
     """Fill a block with NaN."""
-    _fill_bytes(storage.memory)
-
-
-def _fill_bytes(memory: Any) -> None:
-    host = np.asarray(memory)
-    host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
+    PoisonCall(storage, 0, storage.nbytes)()

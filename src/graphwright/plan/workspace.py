@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ctypes import memmove
+from functools import partial
 from operator import length_hint
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary, finalize, ref
+from weakref import finalize
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
-from graphwright.array.layout import row_major
+from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.autograd import Tensor, Variable, changes
+from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
@@ -23,7 +22,8 @@ from graphwright.plan.executor import VM
 from graphwright.plan.lease import Lease
 from graphwright.plan.plan import Part, Plan
 from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, Instr
+from graphwright.plan.table import ARENA, CONST, FOLDED, HOST, PARAM, STATE, Instr
+from graphwright.plan.transfer import as_array, made_of, reader, writer
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
@@ -43,6 +43,10 @@ class StepTorn(ComputeError):
         self.keys = keys
 
 
+class DeviceFailed(ComputeError):
+    """An instruction failed on the device, which the host learns when it waits for it: in front of the commit."""
+
+
 class Workspace:
     """One arena and the calls bound to its addresses; used by one thread at a time.
 
@@ -54,13 +58,16 @@ class Workspace:
 
     def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
         self.plan, self.poison = plan, poison
-        self.variables = {
-            b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
-        }
+        self.device = plan.options.device
+        self._kernels = backend(self.device)
+        stored = [b for b in plan.buffers if b.kind in (PARAM, CONST, STATE)]
+        self.variables = {b.key: self._variable(b.key, variables) for b in stored}
+        self._homes = {b.key: CPU if b.on_host else self.device for b in stored}
         self._written_keys = self._keys_written()
         self._runs = WriteCount()
         finalize(self, self._runs.retire)
         self._bound: dict[str, NDArray] = {}
+        self._given: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
         self._counts: list[int] = []
@@ -73,6 +80,7 @@ class Workspace:
         self._seen = -1
         self._relied: list[tuple[NDArray, int]] = []
         self._memory: dict[int, Storage] = {}
+        self._placed: list[tuple[NDArray, int]] = []
         self._busy = Lock()
 
     def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
@@ -130,8 +138,8 @@ class Workspace:
             )
 
     def _leased(self, view: NDArray) -> NDArray:
-        if view.storage is not self._arena:
-            return view.copy()  # memory of a variable, which others write
+        if view.storage is not self._arena or self.device != CPU:
+            return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
         if self._lease is None:
             assert self._arena is not None
             self._lease = Lease(self._arena)
@@ -176,7 +184,7 @@ class Workspace:
             raise FeedError(
                 "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
             )
-        backend(CPU).copy(view, given.copy() if given.storage is self._arena else given)
+        backend(view.device).copy(view, given.copy() if given.storage is self._arena else given)
 
     def _known(self, slot: int) -> None:
         if not 0 <= slot < len(self.plan.slots):
@@ -209,8 +217,13 @@ class Workspace:
             raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
+        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits.
+
+        Raises: UsageError on another device than the CPU.
+        """
         plan = self.plan
+        if self.device != CPU:
+            raise UsageError("memory of a device cannot be written by hand", where=plan.program.name, got=self.device)
         inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s).to_numpy(bits=True) for s in plan.input_slots}
         return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
@@ -247,6 +260,8 @@ class Workspace:
                 continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
+            if data.device not in (CPU, self.device):
+                wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
             ready.append(data)
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
@@ -262,6 +277,8 @@ class Workspace:
     def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
         """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
+        if isinstance(error, DeviceFailed):
+            return self._torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
         failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node))
         failure = self._torn(failure, range(at) if ran is None else ran)
         failure.add_note(origin(plan.program, instr.node))
@@ -283,19 +300,31 @@ class Workspace:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            self._arena = backend(CPU).allocate(self.plan.arena_bytes)
-        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
+            self._arena = self._kernels.allocate(self.plan.arena_bytes)
+        changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
+        changed = changed or any(a.storage.version != version for a, version in self._placed)
         if changed:
-            self._bound = {key: self._array(v) for key, v in self.variables.items()}
+            self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
+            self._given = {key: self._value(v) for key, v in self.variables.items()}
+            placed = [a for key, a in self._given.items() if a is not self._bound[key]]
+            self._placed = [(a, a.storage.version) for a in placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
                 self._fold()
                 self._bind_calls()
 
     @staticmethod
-    def _array(variable: Variable) -> NDArray:
+    def _value(variable: Variable) -> NDArray:
         assert isinstance(variable.data, NDArray)
         return variable.data
+
+    def _array(self, key: str, variable: Variable) -> NDArray:
+        """Where a variable is read: its array, or a copy on the plan's device. One that is written moves there."""
+        home, data = self._homes[key], self._value(variable)
+        if data.device != home and key in self._written_keys:
+            variable.data = data.to(home)
+            return variable.data
+        return made_of(data, data.dtype, home)
 
     def _fold(self) -> None:
         """Compute what depends on frozen weights alone."""
@@ -304,15 +333,17 @@ class Workspace:
         if not plan.folds:
             return
         made: dict[Value, NDArray] = {}
+        stored: dict[Value, NDArray] = {}
         needed = p.reachable(list(plan.folds))
         for node in sorted(needed, key=p.order_labels.key):
             if p.op(node) in STORED:
-                array = made[Value(node)] = self._bound.get(p.key(node)) or p.weights.array(p.key(node))
+                array = stored[Value(node)] = self._given.get(p.key(node)) or p.weights.array(p.key(node))
+                made[Value(node)] = made_of(array, array.dtype, self.device)
                 self._folded.append((array, array.storage.version))
                 continue
             row, operands = get(p.op(node)), p.operands(node)
-            if row.traits.convert and p.op(operands[0].node) in STORED:
-                made[Value(node)] = _converted(made[operands[0]], p.specs(node)[0].dtype)
+            if row.traits.convert and operands[0] in stored:
+                made[Value(node)] = made_of(stored[operands[0]], p.specs(node)[0].dtype, self.device)
                 continue
             for port, result in enumerate(compute(row, [made[v] for v in operands], p.attrs(node))):
                 made[Value(node, port)] = result
@@ -328,10 +359,15 @@ class Workspace:
         plan = self.plan
         self._views = {}
         self._calls, self._counts, self._singles = [], [], {}
+        for b in plan.buffers:
+            if b.kind == HOST:
+                self._memory[b.index] = backend(CPU).allocate(b.nbytes)
         for segment in plan.segments:
             single = segment.kind != VM or self.poison  # what dies is filled after each
             step = 1 if single else segment.stop - segment.start
             for start in range(segment.start, segment.stop, step):
+                if start == plan.commit_start and self._kernels.driver is not None:
+                    self._calls.append(self._settle)  # what fails there fails before anything is written
                 self._calls += self._bound_calls(start, start + step)
                 self._counts += [len(self._calls)] * step
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
@@ -339,7 +375,17 @@ class Workspace:
         self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
         for key in self._written_keys:
             self._bound[key].storage.counted_by(self._runs)
-        self._relied = [*plan.guarded, *self._folded]
+        self._relied = [*plan.guarded, *self._folded, *self._placed]
+
+    def _settle(self) -> None:
+        """Wait for the device. Raises: DeviceFailed."""
+        assert self._kernels.driver is not None
+        try:
+            self._kernels.driver.synchronize()
+        except Exception as error:
+            raise DeviceFailed(
+                f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
+            ) from error
 
     def _bound_calls(self, start: int, stop: int) -> list[Any]:
         """Calls for a run of instructions of one executor; of ATen, for one."""
@@ -351,7 +397,10 @@ class Workspace:
         else:
             (instr,) = instrs
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            calls = list(backend(CPU).bind(instr.op, outs, ins, instr.attrs, work))
+            if instr.op == "copy" and ins[0].device != outs[0].device:
+                calls = [partial(self._kernels.copy, outs[0], ins[0])]
+            else:
+                calls = list(backend(outs[0].device).bind(instr.op, outs, ins, instr.attrs, work))
         if self.poison:
             dead = [self.plan.buffers[b] for b in self.plan.free_after(start)]
             calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
@@ -381,61 +430,9 @@ class Workspace:
             assert self._arena is not None
             offset = buffer.offset // row.dtype.itemsize + layout.offset
             return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
-        if buffer.kind == FOLDED:
+        if buffer.kind in (FOLDED, HOST):
             return NDArray(self._memory[row.buffer], row.dtype, layout.shape, layout.strides, layout.offset)
         base = self._bound[buffer.key]
         if not base.contiguous:
             raise ComputeError("a variable must lie row by row", where=buffer.key)
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
-
-
-_conversions: WeakKeyDictionary[NDArray, dict[DType, tuple[int, ref[Storage]]]] = WeakKeyDictionary()
-
-
-def _converted(source: NDArray, dtype: DType) -> NDArray:
-    """A frozen weight in another dtype, made once for all workspaces that need it at the same time."""
-    made = _conversions.setdefault(source, {})
-    version, known = made.get(dtype, (-1, None))
-    storage = known() if known is not None and version == source.storage.version else None
-    if storage is None:
-        result = empty(source.shape, dtype).copy_from(source)
-        made[dtype] = (source.storage.version, ref(result.storage))
-        return result
-    return NDArray(storage, dtype, source.shape)
-
-
-def writer(target: NDArray) -> Callable[[NDArray], object]:
-    """What copies an array of its spec into planned memory."""
-    kernels = backend(CPU)
-    size, address = target.nbytes, kernels.address(target)
-    last: NDArray | None = None
-    source = 0
-
-    def write(array: NDArray) -> None:
-        nonlocal last, source
-        if array is not last or array.storage.closed:
-            if not array.contiguous:
-                kernels.copy(target, array)
-                return
-            last, source = array, kernels.address(array)
-        memmove(address, source, size)
-
-    return write
-
-
-def reader(source: NDArray) -> Callable[[], NDArray]:
-    """What copies a value out of planned memory."""
-    host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
-    size = source.nbytes
-
-    def read() -> NDArray:
-        copy = host.copy()
-        return NDArray(Storage(copy.reshape(-1), size, CPU), kind, shape, strides)
-
-    return read
-
-
-def as_array(given: Any) -> NDArray:
-    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
-    data = given.data if isinstance(given, Tensor) else given
-    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.dtype import DTYPES, DType, float32
 from graphwright.array.spec import Spec
 
@@ -23,15 +23,22 @@ Bind = Callable[[Tensors, Tensors, Attrs, Tensors], "Call | list[Call]"]
 Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
 
 
+Asks = Callable[[Sequence[Spec], Attrs], Needs]
+
+
 class Kernel(NamedTuple):
-    """A row: `bind(outs, ins, attrs, work)`, `work(out specs, in specs, attrs) -> specs`, and where it is written."""
+    """A row: `bind(outs, ins, attrs, work)`, `work(out specs, in specs, attrs) -> specs`, where it is written, and
+    `needs(in specs, attrs)`, what it would ask of the host if its operands lay elsewhere.
+    """
 
     bind: Bind
     work: Work | None
     where: str
+    needs: Asks = lambda ins, attrs: Needs()
 
 
 KERNELS: dict[str, Kernel] = {}
+_NONE = Needs()
 TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in DTYPES.items()}
 _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 
@@ -54,10 +61,13 @@ def host(t: torch.Tensor) -> np.ndarray:
     return t.view(_BITS[t.element_size()]).numpy()
 
 
-def kernel(name: str, work: Work | None = None, *, widen: bool = False, where: str = "") -> Callable[[Bind], Bind]:
+def kernel(
+    name: str, work: Work | None = None, *, widen: bool = False, where: str = "", needs: Needs | Asks = _NONE
+) -> Callable[[Bind], Bind]:
     """Enter a function into the table.
 
     Args:
+        needs: what it asks of the host, or a function that tells it of a use.
         where: file and line; those of the function by default.
         widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
     """
@@ -67,7 +77,8 @@ def kernel(name: str, work: Work | None = None, *, widen: bool = False, where: s
             raise ValueError(f"kernel {name!r} is defined twice")
         code = inspect.unwrap(bind).__code__
         place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        KERNELS[name] = Kernel(*_widened(bind, work), place) if widen else Kernel(bind, work, place)
+        asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
+        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, asks)
         return bind
 
     return enter
