@@ -178,6 +178,7 @@ class NumpyBackend:
 
     device = CPU
     driver = None
+    stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
         return Storage(np.zeros(nbytes, np.uint8), nbytes, CPU, kind="owned")

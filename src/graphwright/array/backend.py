@@ -66,6 +66,11 @@ class Backend(Protocol):
         """What the device's memory and queue are driven by; None where calls run at once."""
         ...
 
+    @property
+    def stream(self) -> int:
+        """The stream of the driver that calls are queued on."""
+        ...
+
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""
         ...

@@ -23,6 +23,7 @@ class MetaBackend:
     """Every kernel is there and does nothing."""
 
     driver = None
+    stream = 0
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -72,7 +72,12 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Memory in use. `streams` are those it was used on; each must be named before the block is given back."""
+    """Memory in use.
+
+    Attributes:
+        streams: those it was used on; each must be named before the block is given back.
+        pins: captured graphs that hold its address; with one it is not given back.
+    """
 
     address: int
     nbytes: int
@@ -80,6 +85,7 @@ class Block:
     streams: set[int]
     epoch: int
     piece: _Piece | None
+    pins: int = 0
 
 
 class MemoryPool:
@@ -126,8 +132,13 @@ class MemoryPool:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; one that is no longer this pool's to take is counted and dropped."""
+        """Give a block back; one that is no longer this pool's to take is counted and dropped.
+
+        Raises: UsageError for one that a captured graph holds.
+        """
         piece = block.piece
+        if block.pins:
+            raise _pinned(block)
         if block.epoch != self.epoch or piece is None:
             self._stale += 1
             return
@@ -166,7 +177,13 @@ class MemoryPool:
         self._peak = self._live
 
     def reset(self) -> None:
-        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped."""
+        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped.
+
+        Raises: UsageError while a captured graph holds a block.
+        """
+        for block in self._blocks.values():
+            if block.pins:
+                raise _pinned(block)
         self.epoch += 1
         self._clear()
 
@@ -244,6 +261,15 @@ class MemoryPool:
             + ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners),
             fix="smaller batches, or free what is not needed",
         )
+
+
+def _pinned(block: Block) -> UsageError:
+    return UsageError(
+        "a captured graph holds this memory",
+        where=block.owner or None,
+        got=f"{block.nbytes:,} bytes",
+        fix="release() it",
+    )
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from graphwright.plan.capture import CaptureRefused, CaptureState, CaptureTimeout, CaptureWorkspace
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
 from graphwright.plan.lease import StaleLease
 from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
+from graphwright.plan.regions import Region
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
 from graphwright.plan.workspace import DeviceFailed, StepTorn, Workspace
 from graphwright.program import Program
@@ -18,6 +20,10 @@ __all__ = [
     "Buffer",
     "CancelToken",
     "Cancelled",
+    "CaptureRefused",
+    "CaptureState",
+    "CaptureTimeout",
+    "CaptureWorkspace",
     "CompiledFunction",
     "CompiledProgram",
     "DeadlineExceeded",
@@ -27,6 +33,7 @@ __all__ = [
     "Options",
     "ParallelWorkspace",
     "Plan",
+    "Region",
     "Schedule",
     "Segment",
     "Slot",

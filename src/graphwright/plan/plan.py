@@ -14,7 +14,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
 from graphwright.plan.draft import Firing
-from graphwright.plan.executor import VM, Choice
+from graphwright.plan.executor import CAPTURE, VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
 from graphwright.plan.table import ARENA, CONST, HOST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
@@ -22,6 +22,7 @@ from graphwright.program import Program, Value
 if TYPE_CHECKING:
     from graphwright.autograd import Variable
     from graphwright.plan.profile import Profile
+    from graphwright.plan.regions import Region
 
 
 class StalePlan(ComputeError):
@@ -114,9 +115,22 @@ class Plan:
 
     def new_workspace(self, variables: Mapping[str, Variable] | None = None) -> Any:
         """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
+        from graphwright.plan.capture import CaptureWorkspace
         from graphwright.plan.workspace import Workspace
 
-        return Workspace(self, variables)
+        return CaptureWorkspace(self, variables) if self._captures else Workspace(self, variables)
+
+    @property
+    def _captures(self) -> bool:
+        return self.options.device != CPU and self.options.executor in ("auto", CAPTURE)
+
+    def regions(self) -> tuple[Region, ...]:
+        """What graphs of the device would hold, and per other instruction why not; see `graphwright.plan.regions`."""
+        if "regions" not in self._lazy:
+            from graphwright.plan.regions import regions
+
+            self._lazy["regions"] = regions(self)
+        return self._lazy["regions"]
 
     @property
     def fresh(self) -> bool:
@@ -172,10 +186,12 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Instructions as dispatches: a run of the VM is one, each other instruction too."""
-        covered = sum(len(group) for group in self.groups)
-        total = len(self.instrs)
-        return Schedule(self.groups, covered / total if total else 0.0, total - covered + len(self.groups))
+        """Instructions as dispatches: a run of the VM is one, a captured region too, and each other instruction."""
+        groups, total = self.groups, len(self.instrs)
+        if self._captures:
+            groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURE)
+        covered = sum(len(group) for group in groups)
+        return Schedule(groups, covered / total if total else 0.0, total - covered + len(groups))
 
     @property
     def input_slots(self) -> tuple[int, ...]:

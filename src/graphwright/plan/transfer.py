@@ -19,15 +19,18 @@ _made: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Stor
 def made_of(source: NDArray, dtype: DType, device: Device) -> NDArray:
     """A weight in another dtype or on another device, made once per version for all workspaces that need it at a time.
 
-    It is contiguous; a weight that is so already is itself.
+    On another device a new version is written over the old one, since graphs there hold its address.
     """
     if dtype is source.dtype and device == source.device:
         return source
     known = _made.setdefault(source, {})
     version, found = known.get((dtype, device), (-1, None))
-    storage = found() if found is not None and version == source.storage.version else None
-    if storage is not None:
+    storage = found() if found is not None else None
+    if storage is not None and version == source.storage.version:
         return NDArray(storage, dtype, source.shape)
+    if storage is not None and device != source.device:
+        known[dtype, device] = (source.storage.version, ref(storage))
+        return NDArray(storage, dtype, source.shape).copy_from(source.to(device))
     result = source.to(device) if device != source.device else source
     if dtype is not source.dtype:
         result = empty(source.shape, dtype, device).copy_from(result)

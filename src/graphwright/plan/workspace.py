@@ -302,12 +302,14 @@ class Workspace:
         if first:
             self._arena = self._kernels.allocate(self.plan.arena_bytes)
         changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
-        changed = changed or any(a.storage.version != version for a, version in self._placed)
         if changed:
             self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
             self._given = {key: self._value(v) for key, v in self.variables.items()}
-            placed = [a for key, a in self._given.items() if a is not self._bound[key]]
-            self._placed = [(a, a.storage.version) for a in placed]
+        elif any(array.storage.version != version for array, version in self._placed):
+            for array, _ in self._placed:
+                made_of(array, array.dtype, self.device)  # the new value, at the old address
+        self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
                 self._fold()
@@ -366,9 +368,7 @@ class Workspace:
             single = segment.kind != VM or self.poison  # what dies is filled after each
             step = 1 if single else segment.stop - segment.start
             for start in range(segment.start, segment.stop, step):
-                if start == plan.commit_start and self._kernels.driver is not None:
-                    self._calls.append(self._settle)  # what fails there fails before anything is written
-                self._calls += self._bound_calls(start, start + step)
+                self._calls += self._gate(start) + self._bound_calls(start, start + step)
                 self._counts += [len(self._calls)] * step
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
@@ -376,6 +376,10 @@ class Workspace:
         for key in self._written_keys:
             self._bound[key].storage.counted_by(self._runs)
         self._relied = [*plan.guarded, *self._folded, *self._placed]
+
+    def _gate(self, i: int) -> list[Any]:
+        """What comes in front of an instruction: a device is waited for before the commit, so that it fails before."""
+        return [self._settle] if i == self.plan.commit_start and self._kernels.driver is not None else []
 
     def _settle(self) -> None:
         """Wait for the device. Raises: DeviceFailed."""
@@ -401,10 +405,12 @@ class Workspace:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
                 calls = list(backend(outs[0].device).bind(instr.op, outs, ins, instr.attrs, work))
-        if self.poison:
-            dead = [self.plan.buffers[b] for b in self.plan.free_after(start)]
-            calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
-        return calls
+        return calls + self._dead_fills(start)
+
+    def _dead_fills(self, i: int) -> list[Any]:
+        """What poisons the buffers that die with an instruction."""
+        dead = [self.plan.buffers[b] for b in self.plan.free_after(i)] if self.poison else []
+        return [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""

@@ -73,6 +73,7 @@ class CpuBackend:
 
     device = CPU
     driver = None
+    stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""

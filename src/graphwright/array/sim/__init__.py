@@ -39,10 +39,10 @@ class SimStorage(Storage):
         self.pool, self.block, self.written_on = pool, block, stream
 
     def close(self) -> None:
-        """Give the block back."""
+        """Give the block back. Raises: UsageError for one that a captured graph holds; it stays open."""
         if not self.closed:
-            super().close()
             self.pool.free(self.block)
+            super().close()
 
     def __del__(self) -> None:
         try:
