@@ -26,7 +26,7 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import CaptureRefused, CaptureState, CaptureWorkspace, Plan, Workspace
 from graphwright.plan.capture import _block
-from graphwright.plan.hazards import edges
+from graphwright.plan.hazards import DATA, Edge, edges
 from graphwright.plan.regions import CAPTURED, GAP, PLAIN, POST, PRE, SHORTEST, hoisted, runs
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -83,6 +83,14 @@ def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
         space.run(plan[i : i + 1])
     for name, slot in plan.outputs.items():
         assert_bits(space.value(slot), truth[name])
+
+
+def test_nothing_in_front_of_the_commit_moves_behind_it() -> None:
+    tied = [Edge(0, 1, DATA)]
+    assert hoisted(["", "host", ""], tied, 2) == [0, 1, 2]
+    assert hoisted(["", "host", ""], tied, 3) == [0, 2, 1]
+    assert hoisted(["", "host", "host"], tied, 2) == [0, 1, 2]
+    assert hoisted(["", "", "host"], [Edge(0, 1, DATA)], 2) == [0, 1, 2]
 
 
 def _reach(found: list[Any], i: int, side: str) -> set[int]:
