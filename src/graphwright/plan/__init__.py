@@ -6,6 +6,7 @@ from graphwright.plan.capture import CaptureRefused, CaptureState, CaptureTimeou
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
 from graphwright.plan.lease import StaleLease
+from graphwright.plan.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
@@ -31,6 +32,8 @@ __all__ = [
     "Firing",
     "Instr",
     "Options",
+    "OverrideFailed",
+    "OverrideMismatch",
     "ParallelWorkspace",
     "Plan",
     "Region",

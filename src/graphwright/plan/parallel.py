@@ -102,6 +102,9 @@ class ParallelWorkspace(Workspace):
 
     def execute(self) -> None:
         """Run the tasks on what lies in the inputs. Raises: as `run`."""
+        if self._override is not None:  # it is one call, for which nothing is known of what waits for what
+            super().execute()
+            return
         self._runs.count += 1
         run = _Run(self._tasks, self._task_calls(), self._cancel, self._until)
         if self._pool is None and self.threads > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -21,6 +22,7 @@ from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
     from graphwright.autograd import Variable
+    from graphwright.plan.override import Kernel, Override
     from graphwright.plan.profile import Profile
     from graphwright.plan.regions import Region
 
@@ -123,6 +125,26 @@ class Plan:
     @property
     def _captures(self) -> bool:
         return self.options.device != CPU and self.options.executor in ("auto", CAPTURE)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """What stands for instructions now, the innermost last."""
+        return self._lazy.setdefault("overrides", [])
+
+    def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
+        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.override`."""
+        from graphwright.plan.override import override
+
+        return override(self, fn, segment)
+
+    def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+        """Run with and without what is overridden, on copies of the variables, and compare outputs and states.
+
+        Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Workspace.run`.
+        """
+        from graphwright.plan.override import check
+
+        check(self, feeds, rtol, atol)
 
     def regions(self) -> tuple[Region, ...]:
         """What graphs of the device would hold, and per other instruction why not; see `graphwright.plan.regions`."""

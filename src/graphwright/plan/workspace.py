@@ -20,6 +20,7 @@ from graphwright.ops.call import kernel_error
 from graphwright.plan.collector import uncollected
 from graphwright.plan.executor import VM
 from graphwright.plan.lease import Lease
+from graphwright.plan.override import Override, OverrideCall, OverrideFailed
 from graphwright.plan.plan import Part, Plan
 from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, HOST, PARAM, STATE, Instr
@@ -54,6 +55,9 @@ class Workspace:
         plan: the tables.
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
+
+    Attributes:
+        overridden: whether it heeds `plan.override`.
     """
 
     def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
@@ -82,6 +86,8 @@ class Workspace:
         self._memory: dict[int, Storage] = {}
         self._placed: list[tuple[NDArray, int]] = []
         self._busy = Lock()
+        self.overridden = True
+        self._override: Override | None = None
 
     def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
         return variables[key] if variables is not None and key in variables else self.plan.program.weights[key]
@@ -203,7 +209,12 @@ class Workspace:
     def refresh(self) -> None:
         """Bind memory and calls anew where needed. Raises: StalePlan."""
         self.plan.check_fresh()
+        stack = self.plan.overrides
+        wanted = stack[-1] if stack and self.overridden else None
         self._bind()
+        if wanted is not self._override:
+            self._override = wanted
+            self._bind_calls()
         self._seen = changes.count
 
     def execute(self) -> None:
@@ -277,6 +288,8 @@ class Workspace:
     def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
         """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
+        if isinstance(error, OverrideFailed) and self._override is not None:
+            return self._torn(error, range(self._override.stop))
         if isinstance(error, DeviceFailed):
             return self._torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
         failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node))
@@ -368,6 +381,11 @@ class Workspace:
             single = segment.kind != VM or self.poison  # what dies is filled after each
             step = 1 if single else segment.stop - segment.start
             for start in range(segment.start, segment.stop, step):
+                if self._override is not None and self._override.start <= start < self._override.stop:
+                    if start == self._override.start:
+                        self._calls.append(OverrideCall(plan, self._override, self._view))
+                    self._counts += [len(self._calls)] * step
+                    continue
                 self._calls += self._gate(start) + self._bound_calls(start, start + step)
                 self._counts += [len(self._calls)] * step
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
