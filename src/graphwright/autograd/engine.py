@@ -18,7 +18,7 @@ from graphwright.autograd.errors import (
 from graphwright.autograd.hooks import hooked
 from graphwright.autograd.memory import nodes_behind
 from graphwright.autograd.modes import enable_grad, no_grad
-from graphwright.autograd.recorder import active, scoped
+from graphwright.autograd.recorder import active, vjp_of
 from graphwright.autograd.tape import TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
@@ -252,7 +252,7 @@ def _vjp(
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     ins, outs = _unpack(node, create_graph)
     upstream = grads[0] if len(grads) == 1 else tuple(grads)
-    with scoped("grad", node.path) if node.path else nullcontext():
+    with vjp_of(node.path) if node.path else nullcontext():
         result = op.vjp(upstream, ins, outs, node.attrs, needs)
     if len(result) != len(needs):
         raise ComputeError(

@@ -102,4 +102,19 @@ def scoped(*segments: str) -> Iterator[None]:
         scope.reset(token)
 
 
+differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", default=False)
+"""True while a vjp is recorded: what it reads of the forward may be computed again."""
+
+
+@contextmanager
+def vjp_of(path: str) -> Iterator[None]:
+    """Record a vjp under the path of its operation."""
+    token = differentiating.set(True)
+    try:
+        with scoped("grad", path):
+            yield
+    finally:
+        differentiating.reset(token)
+
+
 active: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)

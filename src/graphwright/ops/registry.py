@@ -61,6 +61,7 @@ class Traits:
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
+        barrier: what is computed from the result is never taken for what was computed from the operand.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
     """
 
@@ -77,6 +78,7 @@ class Traits:
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False
     addend: int | None = None
+    barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

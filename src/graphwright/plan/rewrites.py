@@ -61,7 +61,7 @@ def single_edge(state: _Pass, i: int, row: Row, op: Op) -> bool:
 
 def same_view(state: _Pass, i: int, row: Row, op: Op) -> bool:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
-    if op.view is None:
+    if op.view is None or op.traits.barrier:
         return False
     source = row.operands[0]
     shape = state.draft.spec(source).sizes
