@@ -11,6 +11,7 @@ from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, 
 from graphwright.plan.plan import Options, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.regions import Region
+from graphwright.plan.remat import BudgetImpossible
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
 from graphwright.plan.workspace import DeviceFailed, StepTorn, Workspace
 from graphwright.program import Program
@@ -18,6 +19,7 @@ from graphwright.program import Program
 Program.compiler = compile_program
 
 __all__ = [
+    "BudgetImpossible",
     "Buffer",
     "CancelToken",
     "Cancelled",

@@ -44,6 +44,7 @@ class Options:
         executor: "aten" (the bits of a run), "vm" (all that it has a form for), "auto" (what is small enough), or on a
             device with graphs "capture" (which "auto" is there).
         device: where it runs.
+        remat: most bytes of the arena: values are computed again instead of kept until it fits.
     """
 
     freeze: bool = False
@@ -52,6 +53,7 @@ class Options:
     watch: tuple[str, ...] = ()
     executor: str = "aten"
     device: Device = CPU
+    remat: int | None = None
 
 
 class Part(NamedTuple):

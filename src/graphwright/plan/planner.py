@@ -15,6 +15,7 @@ from graphwright.plan.layout import place, place_naive
 from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
 from graphwright.plan.plan import Options, Plan
+from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import MODES, rewrite
 from graphwright.plan.table import Slot
@@ -35,14 +36,16 @@ def make_plan(
     watch: Sequence[str] = (),
     executor: str = "aten",
     device: Device = CPU,
+    remat: int | None = None,
 ) -> Plan:
     """Plan a program for input specs.
 
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor, device: see `Options`.
-    Raises: InvalidProgram; DeviceUnavailable; FeedError listing every input that does not fit; UnknownNode; UsageError.
+        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
+        DeviceUnavailable.
     """
     backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
@@ -57,14 +60,20 @@ def make_plan(
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
         if rewrites != "none":
             rewrite(draft, fast=rewrites == "fast")
-        rows = Rows(draft, device, freeze=freeze, fold=rewrites != "none")
-        if device != CPU:
-            keep_on_host(rows, device)
-        commit = Commit(rows)
-        lifetimes(rows)
-        in_place(rows)
+
+        def tables(draft: Draft) -> tuple[Rows, Commit, int]:
+            rows = Rows(draft, device, freeze=freeze, fold=rewrites != "none")
+            if device != CPU:
+                keep_on_host(rows, device)
+            commit = Commit(rows)
+            lifetimes(rows)
+            in_place(rows)
+            return rows, commit, _LAYOUTS[layout](rows.buffers, len(rows.instrs))
+
+        if remat is not None:
+            draft = within(draft, remat, tables)
+        rows, commit, arena = tables(draft)
         choices = choose(rows, executor, device)
-        arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
     return Plan(
@@ -85,7 +94,7 @@ def make_plan(
         guards=draft.guards,
         arena_bytes=arena,
         choices=choices,
-        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device, remat),
         ms=(perf_counter() - started) * 1e3,
     )
 
