@@ -59,8 +59,8 @@ def tower() -> gw.Program:
     return b.build()
 
 
-def planned(p: gw.Program, **options: int) -> gw.Plan:
-    return p.grad("loss", ["x"], {"B": BATCH}).compile(x=(BATCH, WIDTH), **options)
+def planned(p: gw.Program, remat: int | None = None) -> gw.Plan:
+    return p.grad("loss", ["x"], {"B": BATCH}).compile(x=(BATCH, WIDTH), remat=remat)
 
 
 def marked(p: gw.Program, cuts: list[int] | tuple[int, ...]) -> gw.Plan:
@@ -75,5 +75,5 @@ def marked(p: gw.Program, cuts: list[int] | tuple[int, ...]) -> gw.Plan:
 
 
 def operations(plan: gw.Plan) -> int:
-    specs = [([plan.slots[s].spec for s in side] for side in (i.ins, i.outs)) for i in plan.instrs]
-    return sum(get(i.op).cost(*pair, i.attrs).flops for i, pair in zip(plan.instrs, specs, strict=True))
+    specs = [tuple([plan.slots[s].spec for s in side] for side in (i.ins, i.outs)) for i in plan.instrs]
+    return sum(get(i.op).cost(ins, outs, i.attrs).flops for i, (ins, outs) in zip(plan.instrs, specs, strict=True))

@@ -30,8 +30,8 @@ def tower(layers: int = 12, width: int = 64) -> Program:
 
 
 def flops(plan: Plan) -> int:
-    specs = [([plan.slots[s].spec for s in side] for side in (i.ins, i.outs)) for i in plan.instrs]
-    return sum(get(i.op).cost(*pair, i.attrs).flops for i, pair in zip(plan.instrs, specs, strict=True))
+    specs = [tuple([plan.slots[s].spec for s in side] for side in (i.ins, i.outs)) for i in plan.instrs]
+    return sum(get(i.op).cost(ins, outs, i.attrs).flops for i, (ins, outs) in zip(plan.instrs, specs, strict=True))
 
 
 @given(programs(most=30), st.floats(0.3, 1.0))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from graphwright.plan.capture import CaptureRefused, CaptureState, CaptureTimeout, CaptureWorkspace
+from graphwright.plan.compare import PlanDiff
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
 from graphwright.plan.lease import StaleLease
 from graphwright.plan.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
-from graphwright.plan.plan import Options, Plan, StalePlan
+from graphwright.plan.plan import Options, Placed, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.regions import Region
 from graphwright.plan.remat import BudgetImpossible
@@ -37,7 +38,9 @@ __all__ = [
     "OverrideFailed",
     "OverrideMismatch",
     "ParallelWorkspace",
+    "Placed",
     "Plan",
+    "PlanDiff",
     "Region",
     "Schedule",
     "Segment",

@@ -43,7 +43,37 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
             if fired is not None
             else "  no instruction: a view"
         )
+    edit = last_edit(plan, path)
+    if edit:
+        lines.append(f"  edited: {edit}")
     return "\n".join(lines)
+
+
+def last_edit(plan: Plan, path: str) -> str:
+    """Why the node was last edited, or nothing."""
+    p = plan.program
+    entries = sorted([*p.blame(p.node(path)), *p.blame(path)], key=lambda entry: entry.seq)
+    return entries[-1].why if entries else ""
+
+
+def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What became of each node: its instructions, and per result buffer, bytes and segment."""
+    path = plan.program.path
+    segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
+    found: dict[str, dict[str, Any]] = {}
+
+    def entry(name: str) -> dict[str, Any]:
+        return found.setdefault(name, {"instrs": [], "segments": [], "results": [], "edit": last_edit(plan, name)})
+
+    for slot in plan.slots:
+        if slot.value is not None:
+            row = {"port": slot.value.port, "slot": slot.index, "buffer": slot.buffer, "bytes": slot.spec.nbytes}
+            entry(path(slot.value.node))["results"].append(row)
+    for i, instr in enumerate(plan.instrs):
+        one = entry(path(instr.node))
+        one["instrs"].append(i)
+        one["segments"] = sorted({*one["segments"], segment[i]})
+    return found
 
 
 def tables(plan: Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
-from graphwright.plan.describe import explain, tables
+from graphwright.plan.describe import explain, nodes, tables
 from graphwright.plan.draft import Firing
 from graphwright.plan.executor import CAPTURE, VM, Choice
 from graphwright.plan.layout import aligned, lower_bound
@@ -22,6 +22,7 @@ from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
     from graphwright.autograd import Variable
+    from graphwright.plan.compare import PlanDiff
     from graphwright.plan.override import Kernel, Override
     from graphwright.plan.profile import Profile
     from graphwright.plan.regions import Region
@@ -54,6 +55,16 @@ class Options:
     executor: str = "aten"
     device: Device = CPU
     remat: int | None = None
+
+
+class Placed(NamedTuple):
+    """Bytes of the arena: whose they are, and between which instructions, both included."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+    first: int
+    last: int
 
 
 class Part(NamedTuple):
@@ -197,6 +208,12 @@ class Plan:
         return Part(self, start, stop)
 
     @property
+    def layout(self) -> tuple[Placed, ...]:
+        """The arena: where each buffer lies, by offset."""
+        found = [Placed(b.index, b.offset, b.nbytes, b.first, b.last) for b in self.buffers if b.kind in ARENA]
+        return tuple(sorted(found, key=lambda p: (p.offset, p.first)))
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """Runs of instructions of one executor; one of the VM is one call."""
         ends = [i for i in range(1, len(self.choices)) if self.choices[i].executor != self.choices[i - 1].executor]
@@ -304,7 +321,7 @@ class Plan:
     def hash(self) -> str:
         """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
         if "hash" not in self._lazy:
-            self._lazy["hash"] = blake2b(dumps(self.to_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
+            self._lazy["hash"] = blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
         return self._lazy["hash"]
 
     def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
@@ -322,9 +339,15 @@ class Plan:
 
         return profile(self, feeds, n)
 
+    def diff(self, old: Plan) -> PlanDiff:
+        """What changed from another plan to this one; see `graphwright.plan.compare`."""
+        from graphwright.plan.compare import compare
+
+        return compare(old, self)
+
     def to_json(self) -> dict[str, Any]:
-        """The tables by position; no handle, address or time enters."""
-        return tables(self)
+        """The tables by position, and by path what became of each node; as JSON can have it."""
+        return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:
         copies = sum(1 for i in self.instrs if i.why)

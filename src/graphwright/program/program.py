@@ -144,6 +144,18 @@ class Program(Structure):
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
+    def save_parameters(self, path: StrPath) -> None:
+        """Write the params to a safetensors file; see `program.parameters`."""
+        from graphwright.program.parameters import save_parameters
+
+        save_parameters(self, path)
+
+    def load_parameters(self, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
+        """Take the values of params from a safetensors file, all or none; see `program.parameters`."""
+        from graphwright.program.parameters import load_parameters
+
+        return load_parameters(self, path, strict)
+
     # -- drawing -----------------------------------------------------------------------------------------------------
     def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
         """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
