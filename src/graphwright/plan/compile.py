@@ -175,7 +175,7 @@ class CompiledFunction:
         >>> square.outputs["out"].tolist()
         [1.0, 4.0, 9.0]
         """
-        return Bound(self.workspace(*args))
+        return Bound(self.workspace(*args).plan.new_workspace())
 
     def workspace(self, *args: Any) -> Workspace:
         """The memory in which arguments of these shapes are run."""
@@ -208,7 +208,7 @@ class _Entry:
         self.program, self.dependencies = program, recorder.dependencies
         self.names = [program.path(n) for n in program.inputs()]
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
-        self.workspace = plan_for(program, specs, **options).new_workspace()
+        self.workspace = plan_for(program, specs, **options).new_workspace(shared=True)
         self._expected = [(spec.shape, spec.dtype) for spec in specs.values()]
         self.mode: tuple[Any, ...] = ()
         self.seen = -1

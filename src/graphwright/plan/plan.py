@@ -123,17 +123,22 @@ class Plan:
         return self.workspace().run({**(feeds or {}), **named}, lease=lease)
 
     def workspace(self) -> Any:
-        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`."""
+        """Memory to run in, made at the first call, with an arena that plans share which do not run at the same time.
+
+        Others for other threads are made with `Workspace(plan)`.
+        """
         if "workspace" not in self._lazy:
-            self._lazy["workspace"] = self.new_workspace()
+            self._lazy["workspace"] = self.new_workspace(shared=True)
         return self._lazy["workspace"]
 
-    def new_workspace(self, variables: Mapping[str, Variable] | None = None) -> Any:
+    def new_workspace(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
         """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
         from graphwright.plan.capture import CaptureWorkspace
         from graphwright.plan.workspace import Workspace
 
-        return CaptureWorkspace(self, variables) if self._captures else Workspace(self, variables)
+        if self._captures:
+            return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
+        return Workspace(self, variables, shared=shared)
 
     @property
     def _captures(self) -> bool:

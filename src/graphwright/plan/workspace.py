@@ -15,19 +15,19 @@ from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.vm.encode import Row, View, encode
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
-from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
+from graphwright.plan.arenas import shared_arena
 from graphwright.plan.collector import uncollected
 from graphwright.plan.executor import VM
+from graphwright.plan.folding import fold
 from graphwright.plan.lease import Lease
 from graphwright.plan.override import Override, OverrideCall, OverrideFailed
 from graphwright.plan.plan import Part, Plan
 from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, CONST, FOLDED, HOST, PARAM, STATE, Instr
 from graphwright.plan.transfer import as_array, made_of, reader, writer
-from graphwright.program import FeedError, Value
+from graphwright.program import FeedError
 from graphwright.program.interpret import origin
-from graphwright.program.kinds import STORED
 
 
 class StepTorn(ComputeError):
@@ -55,12 +55,20 @@ class Workspace:
         plan: the tables.
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
+        shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
 
     Attributes:
         overridden: whether it heeds `plan.override`.
     """
 
-    def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        variables: Mapping[str, Variable] | None = None,
+        *,
+        poison: bool = False,
+        shared: bool = False,
+    ) -> None:
         self.plan, self.poison = plan, poison
         self.device = plan.options.device
         self._kernels = backend(self.device)
@@ -86,6 +94,7 @@ class Workspace:
         self._memory: dict[int, Storage] = {}
         self._placed: list[tuple[NDArray, int]] = []
         self._busy = Lock()
+        self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
         self._override: Override | None = None
 
@@ -122,9 +131,7 @@ class Workspace:
             if self.stale:
                 self.refresh()
             arrays = feeds()
-            if self._lease is not None:  # what was leased is read by now
-                self._lease.close()
-                self._lease = None
+            self.end_lease()  # what was leased is read by now
             if self.poison and self._arena is not None:
                 fill(self._arena)
             for feed, array in zip(self._feeds, arrays, strict=True):
@@ -135,13 +142,34 @@ class Workspace:
                 return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
             return {name: take() for name, take in self._takes.items()}
         finally:
-            self._busy.release()
+            self._end()
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise UsageError(
                 "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )
+        if self._shared is not None and not self._shared.enter(self):
+            self._shared = None  # another plan runs right now: memory of its own, for good
+            self.forget_arena()
+
+    def _end(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+        self._busy.release()
+
+    def end_lease(self) -> None:
+        """Make leased results of the last run stale."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+    def forget_arena(self) -> None:
+        """Let go of the arena; the next run binds anew."""
+        self.end_lease()
+        self._arena, self._seen = None, -1
+        self._calls, self._counts, self._singles, self._views = [], [], {}, {}
+        self._feeds, self._takes = [], {}
 
     def _leased(self, view: NDArray) -> NDArray:
         if view.storage is not self._arena or self.device != CPU:
@@ -155,6 +183,8 @@ class Workspace:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
         if part.plan is not self.plan:
             raise UsageError("a part of another plan", where=self.plan.program.name)
+        if part.start:
+            self._check_kept()
         self._begin()
         try:
             if self.stale:
@@ -170,19 +200,30 @@ class Workspace:
                 except Exception as error:
                     raise self._failed(i, error) from error
         finally:
-            self._busy.release()
+            self._end()
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Give the inputs values, for the parts of a plan. Raises: as `run`."""
-        if self.stale:
-            self.refresh()
-        for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
-            if feed is not None:
-                feed(array)
+        self._begin()
+        try:
+            if self.stale:
+                self.refresh()
+            for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
+                if feed is not None:
+                    feed(array)
+        finally:
+            self._end()
 
     def set(self, slot: int, array: Any) -> None:
         """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
         self._known(slot)
+        self._begin()
+        try:
+            self._set(slot, array)
+        finally:
+            self._end()
+
+    def _set(self, slot: int, array: Any) -> None:
         if self.stale:
             self.refresh()
         view, given = self._view(slot), as_array(array)
@@ -239,10 +280,22 @@ class Workspace:
         return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
     def value(self, slot: int) -> NDArray:
-        """A copy of what a slot holds; meaningful while its buffer is live."""
+        """A copy of what a slot holds; meaningful while its buffer is live.
+
+        Raises: UsageError for no such slot, or if another plan has used a shared arena since.
+        """
         self._known(slot)
+        self._check_kept()
         self._bind()
         return self._view(slot).copy()
+
+    def _check_kept(self) -> None:
+        if self._shared is not None and not self._shared.used_by(self):
+            raise UsageError(
+                "another plan has used this memory since, or nothing has run",
+                where=self.plan.program.name,
+                fix="Workspace(plan), which has memory of its own",
+            )
 
     def watched(self, name: str) -> NDArray:
         """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
@@ -313,7 +366,8 @@ class Workspace:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            self._arena = self._kernels.allocate(self.plan.arena_bytes)
+            size, shared = self.plan.arena_bytes, self._shared
+            self._arena = self._kernels.allocate(size) if shared is None else shared.block(self, size)
         changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
@@ -325,7 +379,8 @@ class Workspace:
         self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
-                self._fold()
+                folded, self._folded = fold(self.plan, self._given)
+                self._memory |= folded
                 self._bind_calls()
 
     @staticmethod
@@ -340,35 +395,6 @@ class Workspace:
             variable.data = data.to(home)
             return variable.data
         return made_of(data, data.dtype, home)
-
-    def _fold(self) -> None:
-        """Compute what depends on frozen weights alone."""
-        plan, p = self.plan, self.plan.program
-        self._folded = []
-        if not plan.folds:
-            return
-        made: dict[Value, NDArray] = {}
-        stored: dict[Value, NDArray] = {}
-        needed = p.reachable(list(plan.folds))
-        for node in sorted(needed, key=p.order_labels.key):
-            if p.op(node) in STORED:
-                array = stored[Value(node)] = self._given.get(p.key(node)) or p.weights.array(p.key(node))
-                made[Value(node)] = made_of(array, array.dtype, self.device)
-                self._folded.append((array, array.storage.version))
-                continue
-            row, operands = get(p.op(node)), p.operands(node)
-            if row.traits.convert and operands[0] in stored:
-                made[Value(node)] = made_of(stored[operands[0]], p.specs(node)[0].dtype, self.device)
-                continue
-            for port, result in enumerate(compute(row, [made[v] for v in operands], p.attrs(node))):
-                made[Value(node, port)] = result
-        for slots in plan.folds.values():
-            for slot in slots:
-                row = plan.slots[slot]
-                assert row.value is not None
-                result = made[row.value]
-                whole = result.contiguous and result.offset == 0
-                self._memory[row.buffer] = (result if whole else result.copy()).storage
 
     def _bind_calls(self) -> None:
         plan = self.plan

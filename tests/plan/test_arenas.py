@@ -1,0 +1,121 @@
+"""An arena for all plans that run one after another: as large as the largest, never two runs at once in it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphwright.array import CPU, backend
+from graphwright.errors import UsageError
+from graphwright.plan import StaleLease, Workspace
+from graphwright.plan.arenas import shared_arena
+from graphwright.program import Builder, Program
+
+
+def net() -> Program:
+    b = Builder("net")
+    h = b.input("x", ("T", 8))
+    for _ in range(3):
+        h = b.softmax(b.tanh(h))
+    b.output(h, "y")
+    return b.build()
+
+
+def feed(n: int) -> np.ndarray:
+    return np.random.default_rng(n).normal(size=(n, 8)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    gc.collect()
+
+
+def held(plans: list) -> int:
+    """Bytes of all arenas that the plans' own workspaces hold, each once."""
+    blocks = {id(s._arena): s._arena for s in (p.workspace() for p in plans) if s._arena is not None}
+    return sum(block.nbytes for block in blocks.values())
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_twenty_shapes_hold_the_largest_arena(lengths: list[int]) -> None:
+    p = net()
+    plans = []
+    for n in lengths:
+        plans.append(p.compile(x=(n, 8)))
+        assert plans[-1](x=feed(n))["y"].tobytes() == p.run(x=feed(n))["y"].tobytes()
+    largest = max(plan.arena_bytes for plan in plans)
+    whole = shared_arena(backend(CPU)).nbytes  # plans of other tests may be alive
+    assert held(plans) == whole >= largest
+    for n, plan in zip(lengths[::-1], plans[::-1], strict=True):
+        assert plan(x=feed(n))["y"].tobytes() == p.run(x=feed(n))["y"].tobytes()
+    assert held(plans) == whole
+
+
+def test_own_workspaces_hold_their_sum() -> None:
+    """What the shared one is compared with."""
+    p = net()
+    spaces = [Workspace(p.compile(x=(n, 8))) for n in (5, 10, 20)]
+    for n, space in zip((5, 10, 20), spaces, strict=True):
+        space.run({"x": feed(n)})
+    assert len({id(s._arena) for s in spaces}) == 3
+
+
+def test_what_another_plan_overwrote_is_refused() -> None:
+    p = net()
+    small, large = p.compile(x=(2, 8), watch=("tanh",)), p.compile(x=(9, 8))
+    small(x=feed(2))
+    kept = small.workspace().watched("tanh").tobytes()
+    lease = small(x=feed(2), lease=True)["y"]
+    assert lease.to_numpy().shape == (2, 8)
+    large(x=feed(9))
+    for ask in (lambda: small.workspace().watched("tanh"), lambda: small.workspace().run(small[1:2])):
+        with pytest.raises(UsageError, match="another plan"):
+            ask()
+    with pytest.raises(StaleLease):
+        lease.to_numpy()
+    small(x=feed(2))
+    assert small.workspace().watched("tanh").tobytes() == kept
+
+
+def test_two_plans_at_once_have_two_arenas() -> None:
+    p = net()
+    plans = [p.compile(x=(n, 8)) for n in (64, 65)]
+    truth = [p.run(x=feed(n))["y"].tobytes() for n in (64, 65)]
+    wrong: list[int] = []
+    start = threading.Barrier(2)
+
+    def work(k: int) -> None:
+        start.wait(5)
+        wrong.extend(k for _ in range(200) if plans[k](x=feed(64 + k))["y"].tobytes() != truth[k])
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
+    p = net()
+    outer, inner = p.compile(x=(4, 8)), p.compile(x=(3, 8))
+    found = []
+    (y,) = outer.output_slots
+    with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
+        outer(x=feed(4))
+    assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
+    assert inner.workspace()._arena is not outer.workspace()._arena
+
+
+def test_the_arena_goes_with_the_last_plan() -> None:
+    p = net()
+    p.compile(x=(5000, 8))(x=feed(5000))
+    assert shared_arena(backend(CPU)).nbytes >= 5000 * 8 * 4
+    del p
+    gc.collect()
+    assert shared_arena(backend(CPU)).nbytes < 5000 * 8 * 4
