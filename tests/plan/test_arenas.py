@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.array import CPU, backend
+from graphwright.array import CPU, Device, backend
+from graphwright.array.backend import use
+from graphwright.array.sim import SimBackend
+from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import UsageError
-from graphwright.plan import StaleLease, Workspace
+from graphwright.plan import OutOfMemory, StaleLease, Workspace
 from graphwright.plan.arenas import shared_arena
 from graphwright.program import Builder, Program
 
@@ -110,6 +113,27 @@ def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
     assert inner.workspace()._arena is not outer.workspace()._arena
+
+
+def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:
+    p = net()
+    fits, huge = p.compile(x=(4, 8)), p.compile(x=(1 << 44, 8))
+    truth = fits(x=feed(4))["y"].tobytes()
+    for space in (huge.workspace(), Workspace(huge)):
+        with pytest.raises(OutOfMemory, match="arena on cpu") as caught:
+            space.refresh()
+        assert (
+            caught.value.needed == huge.arena_bytes >= caught.value.lower_bound >= caught.value.largest[0][0] > 1 << 48
+        )
+        assert {path for _, path in caught.value.largest} <= {p.path(n) for n in p.nodes()}
+    assert fits(x=feed(4))["y"].tobytes() == truth
+    small = SimBackend(Device("sim:3"), SimDriver(Device("sim:3"), capacity=1 << 22))
+    use(Device("sim:3"), small)
+    fits, large = (p.compile(x=(n, 8), device="sim:3") for n in (4, 1 << 18))
+    assert fits(x=feed(4))["y"].tobytes() == truth
+    with pytest.raises(OutOfMemory, match="sim:3"):
+        large.workspace().refresh()
+    assert fits(x=feed(4))["y"].tobytes() == truth
 
 
 def test_the_arena_goes_with_the_last_plan() -> None:

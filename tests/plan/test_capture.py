@@ -242,6 +242,22 @@ def test_twenty_captured_tokens_are_those_of_the_cpu(sim: SimBackend) -> None:
     assert decode("sim", 20, executor="capture") == decode("cpu", 20)
 
 
+def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
+    b = Builder("lengths")
+    x, n = b.input("x", ("T", 3)), b.state("n", np.zeros((), np.float32))
+    b.carry(b.add(n, b.sum(x, axes=(0, 1))), n)
+    b.output(b.mul(b.tanh(x), n), "y")
+    p = b.build()
+    oracle, run = p.fork(), gw.compile(p, device="sim", executor="capture")
+    rng = np.random.default_rng(0)
+    for length in (5, 1, 1, 5) * 4:
+        fed = rng.normal(size=(length, 3)).astype("f4")
+        assert run(x=fed).to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
+        assert p.weights["n"].data.tobytes() == oracle.weights["n"].data.tobytes()
+    plans = list(p.derived["plans"].values())
+    assert [plan.workspace().captures for plan in plans] == [1, 1]
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 def counter() -> Program:
     b = Builder("counter")

@@ -6,6 +6,7 @@ from graphwright.plan.capture import CaptureRefused, CaptureState, CaptureTimeou
 from graphwright.plan.compare import PlanDiff
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
 from graphwright.plan.draft import Firing
+from graphwright.plan.errors import DeviceFailed, OutOfMemory, StepTorn
 from graphwright.plan.lease import StaleLease
 from graphwright.plan.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
@@ -14,7 +15,7 @@ from graphwright.plan.planner import make_plan
 from graphwright.plan.regions import Region
 from graphwright.plan.remat import BudgetImpossible
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
-from graphwright.plan.workspace import DeviceFailed, StepTorn, Workspace
+from graphwright.plan.workspace import Workspace
 from graphwright.program import Program
 
 Program.compiler = compile_program
@@ -35,6 +36,7 @@ __all__ = [
     "Firing",
     "Instr",
     "Options",
+    "OutOfMemory",
     "OverrideFailed",
     "OverrideMismatch",
     "ParallelWorkspace",

@@ -39,11 +39,11 @@ class SharedArena:
         """Hold it for a run, until `leave`; False if somebody else's run has it."""
         if not self._held.acquire(blocking=False):
             return False
-        if not self.used_by(space):
+        if self._user is not space.handle:
             last = self._user() if self._user is not None else None
             if last is not None:
                 last.end_lease()
-            self._user = ref(space)
+            self._user = space.handle
         return True
 
     def leave(self) -> None:
@@ -52,7 +52,7 @@ class SharedArena:
 
     def used_by(self, space: Workspace) -> bool:
         """True if nobody used it since this workspace did."""
-        return self._user is not None and self._user() is space
+        return self._user is space.handle
 
     def block(self, space: Workspace, nbytes: int) -> Storage:
         """The block, at least so large; to be asked for by who holds it. For a larger one the others bind again."""

@@ -7,7 +7,7 @@ from functools import partial
 from operator import length_hint
 from threading import Lock
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.arenas import shared_arena
 from graphwright.plan.collector import uncollected
+from graphwright.plan.errors import DeviceFailed, OutOfMemory, StepTorn
 from graphwright.plan.executor import VM
 from graphwright.plan.folding import fold
 from graphwright.plan.lease import Lease
@@ -28,24 +29,6 @@ from graphwright.plan.table import ARENA, CONST, FOLDED, HOST, PARAM, STATE, Ins
 from graphwright.plan.transfer import as_array, made_of, reader, writer
 from graphwright.program import FeedError
 from graphwright.program.interpret import origin
-
-
-class StepTorn(ComputeError):
-    """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
-
-    def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(
-            cause.what,
-            where=cause.where,
-            got=cause.got,
-            expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy",
-        )
-        self.keys = keys
-
-
-class DeviceFailed(ComputeError):
-    """An instruction failed on the device, which the host learns when it waits for it: in front of the commit."""
 
 
 class Workspace:
@@ -59,6 +42,7 @@ class Workspace:
 
     Attributes:
         overridden: whether it heeds `plan.override`.
+        handle: a weak reference to itself, by which a shared arena knows it.
     """
 
     def __init__(
@@ -78,6 +62,7 @@ class Workspace:
         self._written_keys = self._keys_written()
         self._runs = WriteCount()
         finalize(self, self._runs.retire)
+        self.handle = ref(self)
         self._bound: dict[str, NDArray] = {}
         self._given: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
@@ -366,8 +351,7 @@ class Workspace:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            size, shared = self.plan.arena_bytes, self._shared
-            self._arena = self._kernels.allocate(size) if shared is None else shared.block(self, size)
+            self._arena = self._room()
         changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
         if changed:
             self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
@@ -382,6 +366,14 @@ class Workspace:
                 folded, self._folded = fold(self.plan, self._given)
                 self._memory |= folded
                 self._bind_calls()
+
+    def _room(self) -> Storage:
+        """The arena. Raises: OutOfMemory."""
+        size, shared = self.plan.arena_bytes, self._shared
+        try:
+            return self._kernels.allocate(size) if shared is None else shared.block(self, size)
+        except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+            raise OutOfMemory(self.plan, self.device) from error
 
     @staticmethod
     def _value(variable: Variable) -> NDArray:
