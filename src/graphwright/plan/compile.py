@@ -12,6 +12,7 @@ from typing import Any
 from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled, training
 from graphwright.plan.bound import Bound
+from graphwright.plan.buckets import Buckets
 from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
@@ -113,16 +114,26 @@ class CompiledProgram:
         freeze: bool = False,
         executor: str = "aten",
         device: Device | str = CPU,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        mask: str | None = None,
     ) -> None:
         self.program, self.outputs = program, outputs
+        self.buckets = None if buckets is None else Buckets(program, buckets, mask)
         self.options = {"freeze": freeze, "executor": executor, "device": Device.parse(device)}
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """Outputs as tensors: one, or a dict by name."""
-        checked, _ = check_feeds(self.program, {**(feeds or {}), **named})
-        plan = plan_for(self.program, {n: t.spec for n, t in checked.items()}, self.outputs, **self.options)
-        results = {name: Tensor(array) for name, array in plan(checked).items()}
+        given = {**(feeds or {}), **named}
+        if self.buckets is None:
+            checked, _ = check_feeds(self.program, given)
+            found = self._run(checked)
+        else:
+            found = self.buckets.run(*self.buckets.checked(given), self._run)
+        results = {name: Tensor(array) for name, array in found.items()}
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def _run(self, feeds: Mapping[str, Any]) -> dict[str, NDArray]:
+        return plan_for(self.program, {n: t.spec for n, t in feeds.items()}, self.outputs, **self.options)(feeds)
 
 
 class CompiledFunction:
@@ -260,7 +271,7 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
         target: a Program, or a function of tensors (a training step included).
         options: `executor` ("aten" computes the bits of a run; "auto", the default for a function, may use the VM,
             whose functions lie within 2.5 units in the last place), `device`; `remat` for a function; for a Program
-            `outputs` and `freeze`.
+            `outputs`, `freeze`, and `buckets={"T": [16, 128]}` with `mask`, see `Buckets`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
     """
     if isinstance(target, Program):
