@@ -52,7 +52,8 @@ def test_masked_padding_gives_the_valid_part() -> None:
 def test_few_plans_serve_all_lengths() -> None:
     p = attention(True)
     run = gw.compile(p, buckets=SIZES, mask="seen")
-    run(x=feed(2)), run(x=feed(9))
+    for n in (2, 9):
+        run(x=feed(n))
     made = len(p.derived["plans"])
     for n in range(1, 17):
         run(x=feed(n))

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import programs
+from test_plan_devices import decode, training
 from test_plan_state import CASES, FEEDS, two_states
 
+import graphwright as gw
+from graphwright import optim
 from graphwright.array.cpu.kernel import KERNELS, Kernel
 from graphwright.array.ndarray import from_numpy
 from graphwright.errors import ComputeError, UsageError
@@ -172,6 +175,31 @@ def test_heavy_reuse_over_many_runs() -> None:
             for name, value in space.run(feeds).items():
                 assert_bits(value, truth[name])
         space.close()
+
+
+def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
+    found = []
+    for threads in (0, 3):
+        step, feeds, (model, opt) = training(optim.AdamW)
+        plan = gw.compile(step, executor="aten").plan(*feeds.values())
+        space = ParallelWorkspace(plan, threads=threads) if threads else Workspace(plan)
+        losses = []
+        for k in range(5):
+            opt.lr = 0.1 / (k + 1)
+            losses += [a.tobytes() for a in space.run(feeds).values()]
+        found.append([*losses, *(v.data.tobytes() for v in (*model.variables().values(), *opt.variables().values()))])
+        if threads:
+            space.close()
+    assert found[0] == found[1]
+
+
+def test_twenty_tokens_are_the_same_on_every_executor() -> None:
+    """In order, on threads, captured in graphs; the VM rounds otherwise and gives the same tokens."""
+    truth = decode("cpu", 20)
+    assert decode("cpu", 20, make=lambda plan, states: ParallelWorkspace(plan, states, threads=2)) == truth
+    vm = decode("cpu", 20, executor="vm")
+    tokens = [[int(np.frombuffer(logits, np.float32).argmax()) for logits in found[:20]] for found in (truth, vm)]
+    assert tokens[0] == tokens[1]
 
 
 def two(hook: str, other: str) -> tuple[Program, dict[str, np.ndarray]]:

@@ -105,7 +105,7 @@ def test_a_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make: Any, exe
     assert found["sim"] == found["cpu"]
 
 
-def decode(device: str, tokens: int = 6, **options: Any) -> list[bytes]:
+def decode(device: str, tokens: int = 6, make: Any = None, **options: Any) -> list[bytes]:
     """Logits of greedy tokens after a prompt, and the cache that is left."""
     derived = derive(gw.open("bundled").program, 24, True)
     states = {
@@ -115,7 +115,7 @@ def decode(device: str, tokens: int = 6, **options: Any) -> list[bytes]:
     spaces, found = {}, []
     for n in (3, 1):
         plan = derived.program.compile(ids=(1, n), positions=(1, n), device=device, freeze=True, **options)
-        spaces[n] = plan.new_workspace(states)
+        spaces[n] = plan.new_workspace(states) if make is None else make(plan, states)
     ids, at = np.array([[84, 104, 101]]), 0
     for _ in range(tokens):
         n = ids.shape[1]
