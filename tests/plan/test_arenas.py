@@ -17,6 +17,7 @@ from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import UsageError
 from graphwright.plan import OutOfMemory, StaleLease, Workspace
 from graphwright.plan.arenas import shared_arena
+from graphwright.plan.bound import Bound
 from graphwright.program import Builder, Program
 
 
@@ -83,6 +84,17 @@ def test_what_another_plan_overwrote_is_refused() -> None:
         lease.to_numpy()
     small(x=feed(2))
     assert small.workspace().watched("tanh").tobytes() == kept
+
+
+def test_bound_memory_stays_the_callers() -> None:
+    p = net()
+    small, large = p.compile(x=(2, 8)), p.compile(x=(9, 8))
+    small(x=feed(2))
+    bound = Bound(small.workspace())
+    bound.inputs["x"][:] = feed(2)
+    large(x=feed(9))
+    bound()
+    assert bound.outputs["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
 
 
 def test_two_plans_at_once_have_two_arenas() -> None:

@@ -188,9 +188,33 @@ def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
             opt.lr = 0.1 / (k + 1)
             losses += [a.tobytes() for a in space.run(feeds).values()]
         found.append([*losses, *(v.data.tobytes() for v in (*model.variables().values(), *opt.variables().values()))])
-        if threads:
+        if isinstance(space, ParallelWorkspace):
             space.close()
     assert found[0] == found[1]
+
+
+def test_a_fault_at_any_instruction_is_all_or_torn() -> None:
+    step, feeds, (model, opt) = training(optim.AdamW)
+    plan = gw.compile(step, executor="aten").plan(*feeds.values())
+    space = ParallelWorkspace(plan, threads=2)
+    space.run(feeds)
+    variables = [*model.variables().values(), *opt.variables().values()]
+    assert len(plan.instrs) - plan.commit_start >= 1
+    for at in range(len(plan.instrs)):
+        before = [v.data.tobytes() for v in variables]
+        calls = space._task_calls()
+        calls[at] = [fails]
+        space._task_calls = lambda calls=calls: calls  # type: ignore[method-assign]
+        with pytest.raises(ComputeError) as caught:
+            space.run(feeds)
+        del space._task_calls
+        if at < plan.commit_start:
+            assert [v.data.tobytes() for v in variables] == before
+            assert not isinstance(caught.value, StepTorn)
+        elif [v.data.tobytes() for v in variables] != before:
+            assert isinstance(caught.value, StepTorn)
+    space.run(feeds)
+    space.close()
 
 
 def test_twenty_tokens_are_the_same_on_every_executor() -> None:

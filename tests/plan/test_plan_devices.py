@@ -18,6 +18,7 @@ from graphwright.array.backend import use
 from graphwright.array.sim import SimBackend
 from graphwright.array.sim.driver import SimDriver
 from graphwright.autograd import Parameter, Variable, tensor
+from graphwright.autograd.random import rng
 from graphwright.errors import UsageError
 from graphwright.models.generation.cached_program import derive
 from graphwright.ops import call
@@ -95,7 +96,8 @@ def test_a_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make: Any, exe
             opt.lr = 0.01 / (k + 1)
             losses.append(run(*feeds.values()).to(CPU).numpy().tobytes())
         assert run.traces == 1
-        found[device] = losses + [v.data.tobytes() for v in model.variables().values()]
+        found[device] = [*losses, str(rng.get_state()), *(v.data.tobytes() for v in model.variables().values())]
+        assert rng.get_state()["step"] == 6  # one a step, and on the host
         if device == "sim":
             plan = run.plan(*feeds.values())
             rate = next(b for b in plan.buffers if b.key.endswith(".lr"))

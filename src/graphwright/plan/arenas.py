@@ -50,6 +50,10 @@ class SharedArena:
         """Let others use it."""
         self._held.release()
 
+    def forget(self, space: Workspace) -> None:
+        """It has an arena of its own from now on."""
+        self._spaces.discard(space)
+
     def used_by(self, space: Workspace) -> bool:
         """True if nobody used it since this workspace did."""
         return self._user is space.handle

@@ -21,6 +21,7 @@ class Bound:
     """
 
     def __init__(self, space: Workspace) -> None:
+        space.leave_shared()  # what the caller wrote must stay there
         self._space = space
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}

@@ -135,13 +135,19 @@ class Workspace:
                 "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )
         if self._shared is not None and not self._shared.enter(self):
-            self._shared = None  # another plan runs right now: memory of its own, for good
-            self.forget_arena()
+            self.leave_shared()  # another plan runs right now
 
     def _end(self) -> None:
         if self._shared is not None:
             self._shared.leave()
         self._busy.release()
+
+    def leave_shared(self) -> None:
+        """From now on use an arena of its own."""
+        if self._shared is not None:
+            self._shared.forget(self)
+            self._shared = None
+            self.forget_arena()
 
     def end_lease(self) -> None:
         """Make leased results of the last run stale."""
