@@ -28,6 +28,7 @@ class SharedArena:
         self._spaces: WeakSet[Workspace] = WeakSet()
         self._user: ref[Workspace] | None = None
         self._held = Lock()
+        self._members = Lock()  # nobody leaves while others are told to let go
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +53,10 @@ class SharedArena:
 
     def forget(self, space: Workspace) -> None:
         """It has an arena of its own from now on."""
-        self._spaces.discard(space)
+        with self._members:
+            self._spaces.discard(space)
+            if self._user is space.handle:
+                self._user = None
 
     def used_by(self, space: Workspace) -> bool:
         """True if nobody used it since this workspace did."""
@@ -60,12 +64,14 @@ class SharedArena:
 
     def block(self, space: Workspace, nbytes: int) -> Storage:
         """The block, at least so large; to be asked for by who holds it. For a larger one the others bind again."""
-        self._spaces.add(space)
-        found = self._block() if self._block is not None else None
+        with self._members:
+            self._spaces.add(space)
+            found = self._block() if self._block is not None else None
+            if found is not None and found.nbytes < nbytes:
+                for other in self._spaces:
+                    if other is not space:
+                        other.forget_arena()
         if found is None or found.nbytes < nbytes:
-            for other in self._spaces:
-                if other is not space:
-                    other.forget_arena()
             found = None  # given back before the larger one is asked for
             made = self._allocate(nbytes)
             self._block = ref(made)
