@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot
 
-EXECUTORS = ("auto", "vm", "aten")
-VM, ATEN = "vm", "aten"
+EXECUTORS = ("auto", "vm", "aten", "capture")
+VM, ATEN, CAPTURE = "vm", "aten", "capture"
 FLOPS_LIMIT, BYTES_LIMIT = 300_000_000, 1 << 20
 """Of what computes much per byte, and of the rest; above them ATen's other cores gain more than the VM saves."""
 _DENSE = 16  # operations per byte from which on an op is bound by computing
@@ -32,12 +32,17 @@ Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], Choice]
 """(instruction, slots of its results, slots of its operands) -> what runs it."""
 
 
-def chooser(executor: str) -> Chooser:
-    """What chooses the executor of an instruction. Raises: UsageError for an unknown mode."""
+def chooser(executor: str, device: Device) -> Chooser:
+    """What chooses the executor of an instruction.
+
+    Raises: UsageError for an unknown mode, or one that the device does not have.
+    """
     if executor not in EXECUTORS:
         raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
-    plain = Choice(ATEN)
-    if executor == ATEN:
+    if executor == VM and device != CPU:
+        raise UsageError("the VM runs on the CPU only", got=device, fix='executor="auto"')
+    if executor in (ATEN, CAPTURE) or device != CPU:
+        plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
         return lambda instr, outs, ins: plain
     from graphwright.array.vm.machine import built
 

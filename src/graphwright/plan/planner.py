@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from graphwright.array import CPU, Spec, backend
+from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.collector import uncollected
@@ -20,6 +20,7 @@ from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
 from graphwright.plan.plan import Arranged, Options, Patched, Plan
+from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, RULES
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
@@ -42,6 +43,7 @@ def make_plan(
     layout: str = "reuse",
     watch: Sequence[str] = (),
     executor: str = "aten",
+    device: Device = CPU,
     before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
@@ -49,11 +51,12 @@ def make_plan(
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor: see `Options`.
+        freeze, rewrites, layout, watch, executor, device: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
-    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError;
+        DeviceUnavailable.
     """
-    backend(CPU)  # loads kernels at the first plan of a process: no part of planning
+    backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
     if rewrites not in MODES or layout not in LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
@@ -63,11 +66,11 @@ def make_plan(
     watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
-    why = _full(before, rewrites)
+    why = _full(before, rewrites, device)
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
-            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor)
+            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))
         else:
             ledger = before.arranged.ledger
@@ -89,17 +92,19 @@ def make_plan(
         commit_start=commit.start,
         early=commit.early,
         guards=dict(ledger.guards),
-        options=Options(freeze, rewrites, layout, tuple(watch), executor),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
         arranged=arranged,
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
     )
 
 
-def _full(before: Plan | None, rewrites: str) -> str:
+def _full(before: Plan | None, rewrites: str, device: Device) -> str:
     """Why nothing of the plan before can be taken on, if so."""
     if before is None:
         return "the first plan"
+    if device != CPU:
+        return "what lies on the host is chosen anew for another device"
     if rewrites == "fast":
         return "fast rewrites look at all readers of a value"
     if not before.latest:
@@ -131,6 +136,8 @@ def _arrange(
     need = np.zeros(len(ledger.buffers), np.bool_)
     need[roots] = True
     order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
+    if ledger.device != CPU:
+        order = keep_on_host(ledger, order)
     commit = Commit(ledger, order, outputs, watched, run)
     order, count = commit.order, len(ledger.buffers)
     reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()

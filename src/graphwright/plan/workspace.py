@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import memmove
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from operator import length_hint
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary, finalize, ref
+from weakref import finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
-from graphwright.array.layout import row_major
+from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.autograd import Tensor, Variable, changes
+from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
-from graphwright.ops import compute, get
 from graphwright.ops.call import kernel_error
+from graphwright.plan.arenas import shared_arena
 from graphwright.plan.collector import uncollected
+from graphwright.plan.errors import DeviceFailed, OutOfMemory, StepTorn
 from graphwright.plan.executor import VM
+from graphwright.plan.folding import fold
 from graphwright.plan.lease import Lease
 from graphwright.plan.native import loops
+from graphwright.plan.override import Override, OverrideCall, OverrideFailed
 from graphwright.plan.plan import Part, Plan, StalePlan
 from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, FOLDED, INPUT, PARAM, STATE, Instr
-from graphwright.program import FeedError, Value
+from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, PARAM, STATE, Instr
+from graphwright.plan.transfer import as_array, made_of, reader, writer
+from graphwright.program import FeedError
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
-
-
-class StepTorn(ComputeError):
-    """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
-
-    def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(
-            cause.what,
-            where=cause.where,
-            got=cause.got,
-            expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy",
-        )
-        self.keys = keys
 
 
 class Workspace:
@@ -52,16 +41,35 @@ class Workspace:
         plan: the tables.
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
+        shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
+
+    Attributes:
+        overridden: whether it heeds `plan.override`.
+        pinned: True if its calls and memory are in others' hands, so that it stays with its plan.
+        handle: a weak reference to itself, by which a shared arena knows it.
     """
 
-    def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        variables: Mapping[str, Variable] | None = None,
+        *,
+        poison: bool = False,
+        shared: bool = False,
+    ) -> None:
         self.plan, self.poison = plan, poison
-        self._given = variables or {}
+        self.device = plan.options.device
+        self._kernels = backend(self.device)
+        self._own = variables or {}
         self.variables = self._variables(plan)
+        ledger = plan.arranged.ledger
+        self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
+        self.handle = ref(self)
         self.pinned = False
         self._runs = WriteCount()
         finalize(self, self._runs.retire)
         self._bound: dict[str, NDArray] = {}
+        self._given: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
         self._folds: Mapping[Any, tuple[int, ...]] = {}
         self._calls: list[Any] = []
@@ -79,15 +87,19 @@ class Workspace:
         self._code: dict[tuple[int, ...], Any] = {}
         self._readers: dict[int, Callable[[], NDArray]] = {}
         self._writers: dict[int, Callable[[NDArray], object]] = {}
+        self._placed: list[tuple[NDArray, int]] = []
         self._busy = Lock()
+        self._shared = shared_arena(self._kernels) if shared else None
+        self.overridden = True
+        self._override: Override | None = None
 
     def _variables(self, plan: Plan) -> dict[str, Variable]:
         """What the plan reads and writes, by key."""
         ledger, own = plan.arranged.ledger, plan.arranged.variables
         buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
-        keys = [key for kind, _, key in buffers if kind != INPUT]
+        keys = [key for kind, _, key in buffers if kind not in (INPUT, HOST)]
         keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
-        return {key: self._given.get(key, own[key]) for key in keys}
+        return {key: self._own.get(key, own[key]) for key in keys}
 
     def adopt(self, plan: Plan) -> bool:
         """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
@@ -97,10 +109,14 @@ class Workspace:
         before, after = self.plan.arranged, plan.arranged
         if self.pinned or before.ledger is not after.ledger or not self._busy.acquire(blocking=False):
             return False
+        shared = self._shared
+        if shared is not None and not shared.hold():  # another plan runs, and may take the arena away
+            self._busy.release()
+            return False
         try:
             self.plan = plan
             self.variables = self._variables(plan)
-            self._seen = -1
+            self._seen, self._override = -1, None
             if self._arena is None or after.total > self._arena.nbytes:
                 self._arena = None  # bound anew at the next run
                 return True
@@ -117,9 +133,11 @@ class Workspace:
                 del self._views[slot]
                 self._readers.pop(slot, None)
                 self._writers.pop(slot, None)
-            self._calls = []  # put together at the next run
+            self._calls, self._singles = [], {}  # put together at the next run
             return True
         finally:
+            if shared is not None:
+                shared.leave()
             self._busy.release()
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -148,9 +166,7 @@ class Workspace:
             if self.stale:
                 self.refresh()
             arrays = feeds()
-            if self._lease is not None:  # what was leased is read by now
-                self._lease.close()
-                self._lease = None
+            self.end_lease()  # what was leased is read by now
             if self.poison and self._arena is not None:
                 fill(self._arena)
             for feed, array in zip(self._feeds, arrays, strict=True):
@@ -161,17 +177,45 @@ class Workspace:
                 return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
             return {name: take() for name, take in self._takes.items()}
         finally:
-            self._busy.release()
+            self._end()
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise UsageError(
                 "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )
+        if self._shared is not None and not self._shared.enter(self):
+            self.leave_shared()  # another plan runs right now
+
+    def _end(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+        self._busy.release()
+
+    def leave_shared(self) -> None:
+        """From now on use an arena of its own."""
+        if self._shared is not None:
+            self._shared.forget(self)
+            self._shared = None
+            self.forget_arena()
+
+    def end_lease(self) -> None:
+        """Make leased results of the last run stale."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+    def forget_arena(self) -> None:
+        """Let go of the arena; the next run binds anew."""
+        self.end_lease()
+        self._arena, self._seen = None, -1
+        self._calls, self._counts, self._singles, self._feeds, self._takes = [], [], {}, [], {}
+        for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
+            kept.clear()
 
     def _leased(self, view: NDArray) -> NDArray:
-        if view.storage is not self._arena:
-            return view.copy()  # memory of a variable, which others write
+        if view.storage is not self._arena or self.device != CPU:
+            return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
         if self._lease is None:
             assert self._arena is not None
             self._lease = Lease(self._arena)
@@ -181,6 +225,8 @@ class Workspace:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
         if part.plan is not self.plan:
             raise UsageError("a part of another plan", where=self.plan.program.name)
+        if part.start:
+            self._check_kept()
         self._begin()
         try:
             if self.stale:
@@ -196,19 +242,30 @@ class Workspace:
                 except Exception as error:
                     raise self._failed(i, error) from error
         finally:
-            self._busy.release()
+            self._end()
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Give the inputs values, for the parts of a plan. Raises: as `run`."""
-        if self.stale:
-            self.refresh()
-        for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
-            if feed is not None:
-                feed(array)
+        self._begin()
+        try:
+            if self.stale:
+                self.refresh()
+            for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
+                if feed is not None:
+                    feed(array)
+        finally:
+            self._end()
 
     def set(self, slot: int, array: Any) -> None:
         """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
         self._known(slot)
+        self._begin()
+        try:
+            self._set(slot, array)
+        finally:
+            self._end()
+
+    def _set(self, slot: int, array: Any) -> None:
         if self.stale:
             self.refresh()
         view, given = self._view(slot), as_array(array)
@@ -216,7 +273,7 @@ class Workspace:
             raise FeedError(
                 "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
             )
-        backend(CPU).copy(view, given.copy() if given.storage is self._arena else given)
+        backend(view.device).copy(view, given.copy() if given.storage is self._arena else given)
 
     def _known(self, slot: int) -> None:
         if not 0 <= slot < self.plan.arranged.slots:
@@ -235,6 +292,10 @@ class Workspace:
     def refresh(self) -> None:
         """Bind memory and calls anew where needed. Raises: StalePlan."""
         self.plan.check_fresh()
+        stack = self.plan.overrides
+        wanted = stack[-1] if stack and self.overridden else None
+        if wanted is not self._override:
+            self._override, self._calls = wanted, []
         self._bind()
         self._seen = changes.count
 
@@ -249,8 +310,13 @@ class Workspace:
             raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
+        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits.
+
+        Raises: UsageError on another device than the CPU.
+        """
         plan = self.plan
+        if self.device != CPU:
+            raise UsageError("memory of a device cannot be written by hand", where=plan.program.name, got=self.device)
         ledger = plan.arranged.ledger
         inputs = {
             ledger.buffers[ledger.slots[s].buffer][2]: self._view(s).to_numpy(bits=True) for s in plan.input_slots
@@ -258,10 +324,22 @@ class Workspace:
         return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
     def value(self, slot: int) -> NDArray:
-        """A copy of what a slot holds; meaningful while its buffer is live."""
+        """A copy of what a slot holds; meaningful while its buffer is live.
+
+        Raises: UsageError for no such slot, or if another plan has used a shared arena since.
+        """
         self._known(slot)
+        self._check_kept()
         self._bind()
         return self._view(slot).copy()
+
+    def _check_kept(self) -> None:
+        if self._shared is not None and not self._shared.used_by(self):
+            raise UsageError(
+                "another plan has used this memory since, or nothing has run",
+                where=self.plan.program.name,
+                fix="Workspace(plan), which has memory of its own",
+            )
 
     def watched(self, name: str) -> NDArray:
         """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
@@ -290,6 +368,8 @@ class Workspace:
                 continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
+            if data.device not in (CPU, self.device):
+                wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
             ready.append(data)
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
@@ -302,37 +382,48 @@ class Workspace:
         at = next(i for i, end in enumerate(self._counts) if call < end)
         return self._failed(at + getattr(error, "op", 0), error)  # its place in a segment of the VM
 
-    def _failed(self, at: int, error: Exception) -> GraphwrightError:
+    def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
+        """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
-        failure: GraphwrightError = kernel_error(
-            instr.op, [self._view(s) for s in instr.ins], error, plan.arranged.rows[instr.node].path
-        )
-        torn = [key for i, keys in plan.early.items() if i < at for key in keys]
-        done = [plan.buffers[plan.slots[s].buffer] for i in plan.instrs[plan.commit_start : at] for s in i.outs]
-        torn += [b.key for b in done if b.kind in (PARAM, STATE)]
-        if torn:
-            failure = StepTorn(failure, tuple(torn))
+        if isinstance(error, OverrideFailed) and self._override is not None:
+            return self._torn(error, range(self._override.stop))
+        if isinstance(error, DeviceFailed):
+            return self._torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
+        failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.path(instr.node))
+        failure = self._torn(failure, range(at) if ran is None else ran)
         if instr.node in plan.program.graph:
             failure.add_note(origin(plan.program, instr.node))
         return failure
 
+    def _torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
+        """The failure itself, or StepTorn if one of the instructions that ran wrote a state."""
+        plan = self.plan
+        torn = [key for i, keys in plan.early.items() if i in ran for key in keys]
+        done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
+        written = [plan.buffers[plan.slots[s].buffer] for instr in done for s in instr.outs]
+        torn += [b.key for b in written if b.kind in (PARAM, STATE)]
+        return StepTorn(failure, tuple(torn)) if torn else failure
+
     # -- memory ------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
         """Make memory and calls at the first run; bind again what has another array or place than before."""
-        arranged = self.plan.arranged
-        for key in arranged.written:
+        for key in self.plan.arranged.written:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            room = arranged.total // (4 if self._bound else 8)  # to grow into; memory that nobody touched costs nothing
-            self._arena = backend(CPU).allocate(arranged.total + room)
-        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
+            self._arena = self._room()
+        changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
         if changed:
             self._check_arrays()
-            self._bound = {key: self._array(v) for key, v in self.variables.items()}
-        if changed:
+            self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
+            self._given = {key: self._value(v) for key, v in self.variables.items()}
             for kept in (self._bound_calls, self._views, self._readers, self._writers):
                 kept.clear()
+        elif any(array.storage.version != version for array, version in self._placed):
+            for array, _ in self._placed:
+                made_of(array, array.dtype, self.device)  # the new value, at the old address
+        self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
                 self._fold()
@@ -343,12 +434,22 @@ class Workspace:
                     self._fold()
                 self._bind_calls()
 
+    def _room(self) -> Storage:
+        """The arena, with room to grow into; memory that nobody touched costs nothing. Raises: OutOfMemory."""
+        size, shared = self.plan.arena_bytes, self._shared
+        if self.device == CPU:
+            size += size // (4 if self._bound else 8)
+        try:
+            return self._kernels.allocate(size) if shared is None else shared.block(self, size)
+        except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+            raise OutOfMemory(self.plan, self.device) from error
+
     def _check_arrays(self) -> None:
         """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
         ledger = self.plan.arranged.ledger
         for s in self.plan.arranged.sources:
             kind, _, key = ledger.buffers[ledger.slots[s].buffer]
-            if kind != INPUT and self.variables[key].spec != ledger.slots[s].spec:
+            if kind not in (INPUT, HOST) and self.variables[key].spec != ledger.slots[s].spec:
                 raise StalePlan(
                     "a weight has another shape than was planned",
                     where=f"{self.plan.program.name}: {key}",
@@ -358,38 +459,26 @@ class Workspace:
                 )
 
     @staticmethod
-    def _array(variable: Variable) -> NDArray:
+    def _value(variable: Variable) -> NDArray:
         assert isinstance(variable.data, NDArray)
         return variable.data
 
+    def _array(self, key: str, variable: Variable) -> NDArray:
+        """Where a variable is read: its array, or a copy on the plan's device. One that is written moves there."""
+        data, home = self._value(variable), self._homes.get(key, self.device)
+        if data.device != home and key in self.plan.arranged.written:
+            variable.data = data.to(home)
+            return variable.data
+        return made_of(data, data.dtype, home)
+
     def _fold(self) -> None:
-        """Compute what depends on frozen weights alone."""
-        plan = self.plan
-        self._folded, self._folds = [], plan.folds
-        if not plan.folds:
-            return
-        made: dict[Value, NDArray] = {}
-        for row in plan.folding():
-            if row.op in STORED:
-                array = made[Value(row.node)] = self._bound[row.attrs["key"]]
-                self._folded.append((array, array.storage.version))
-                continue
-            op, operands = get(row.op), row.sources
-            if op.traits.convert and plan.arranged.rows[operands[0].node].op in STORED:
-                made[Value(row.node)] = _converted(made[operands[0]], row.specs[0].dtype)
-                continue
-            for port, result in enumerate(compute(op, [made[v] for v in operands], row.attrs)):
-                made[Value(row.node, port)] = result
-        for slots in plan.folds.values():
-            for slot in slots:
-                row = plan.arranged.ledger.slots[slot]
-                assert row.value is not None
-                result = made[row.value]
-                whole = result.contiguous and result.offset == 0
-                storage = (result if whole else result.copy()).storage
-                if self._memory.get(row.buffer) is not storage:
-                    self._memory[row.buffer] = storage
-                    self._forget(row.buffer)
+        """Compute what depends on frozen weights alone, and bind anew what reads it where it lies elsewhere now."""
+        self._folds = self.plan.folds
+        memory, self._folded = fold(self.plan, self._given)
+        for buffer, storage in memory.items():
+            if self._memory.get(buffer) is not storage:
+                self._memory[buffer] = storage
+                self._forget(buffer)
 
     def _forget(self, buffer: int) -> None:
         """Bind anew what uses a buffer."""
@@ -408,10 +497,16 @@ class Workspace:
         order = plan.arranged.order.tolist()
         code: dict[tuple[int, ...], Any] = {}
         self._calls, self._counts, self._singles = [], [], {}
+        self._place_host()
         for segment in plan.segments:
-            if self.poison:  # what dies is filled after each
+            at = self._override
+            if at is not None and at.start <= segment.start and segment.stop <= at.stop:
+                if segment.start == at.start:
+                    self._calls.append(OverrideCall(plan, at, self._view))
+                self._counts += [len(self._calls)] * (segment.stop - segment.start)
+            elif self.poison:  # what dies is filled after each
                 for i in range(segment.start, segment.stop):
-                    self._calls += self._calls_of(i, i + 1)
+                    self._calls += self._gate(i) + self._calls_of(i, i + 1)
                     self._counts.append(len(self._calls))
             elif segment.kind == VM:
                 key = tuple(order[segment.start : segment.stop])
@@ -427,6 +522,11 @@ class Workspace:
                     if q not in bound:
                         bound[q] = self._calls_of(i, i + 1)
                 lists = list(map(bound.__getitem__, part))
+                if segment.start <= plan.commit_start < segment.stop:
+                    lists[plan.commit_start - segment.start] = [
+                        *self._gate(plan.commit_start),
+                        *lists[plan.commit_start - segment.start],
+                    ]
                 self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
                 self._calls += chain.from_iterable(lists)
         self._code = code
@@ -436,7 +536,29 @@ class Workspace:
         self._takes = {name: self._reader(slot) for name, slot in plan.outputs.items()}
         for key in plan.arranged.written:
             self._bound[key].storage.counted_by(self._runs)
-        self._relied = [*plan.guarded, *self._folded]
+        self._relied = [*plan.guarded, *self._folded, *self._placed]
+
+    def _place_host(self) -> None:
+        """Memory for what lies on the host, of a plan on another device."""
+        ledger = self.plan.arranged.ledger
+        for b in ledger.on_host:
+            kind, size, _ = ledger.buffers[b]
+            if kind == HOST and b not in self._memory:
+                self._memory[b] = backend(CPU).allocate(size)
+
+    def _gate(self, i: int) -> list[Any]:
+        """What comes in front of an instruction: a device is waited for before the commit, so that it fails before."""
+        return [self._settle] if i == self.plan.commit_start and self._kernels.driver is not None else []
+
+    def _settle(self) -> None:
+        """Wait for the device. Raises: DeviceFailed."""
+        assert self._kernels.driver is not None
+        try:
+            self._kernels.driver.synchronize()
+        except Exception as error:
+            raise DeviceFailed(
+                f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
+            ) from error
 
     def _writer(self, slot: int) -> Callable[[NDArray], object]:
         if slot not in self._writers:
@@ -465,11 +587,16 @@ class Workspace:
         else:
             (instr,) = instrs
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            calls = list(backend(CPU).bind(instr.op, outs, ins, instr.attrs, work))
-        if self.poison:
-            dead = [self.plan.buffers[b] for b in self.plan.free_after(start)]
-            calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
-        return calls
+            if instr.op == "copy" and ins[0].device != outs[0].device:
+                calls = [partial(self._kernels.copy, outs[0], ins[0])]
+            else:
+                calls = list(backend(outs[0].device).bind(instr.op, outs, ins, instr.attrs, work))
+        return calls + self._dead_fills(start)
+
+    def _dead_fills(self, i: int) -> list[Any]:
+        """What poisons the buffers that die with an instruction."""
+        dead = [self.plan.buffers[b] for b in self.plan.free_after(i)] if self.poison else []
+        return [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""
@@ -497,61 +624,9 @@ class Workspace:
             assert self._arena is not None
             offset = int(arranged.offsets[place]) // row.dtype.itemsize + layout.offset
             return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
-        if kind == FOLDED:
+        if kind in (FOLDED, HOST):
             return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
         base = self._bound[key]
         if not base.contiguous:
             raise ComputeError("a variable must lie row by row", where=key)
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
-
-
-_conversions: WeakKeyDictionary[NDArray, dict[DType, tuple[int, ref[Storage]]]] = WeakKeyDictionary()
-
-
-def _converted(source: NDArray, dtype: DType) -> NDArray:
-    """A frozen weight in another dtype, made once for all workspaces that need it at the same time."""
-    made = _conversions.setdefault(source, {})
-    version, known = made.get(dtype, (-1, None))
-    storage = known() if known is not None and version == source.storage.version else None
-    if storage is None:
-        result = empty(source.shape, dtype).copy_from(source)
-        made[dtype] = (source.storage.version, ref(result.storage))
-        return result
-    return NDArray(storage, dtype, source.shape)
-
-
-def writer(target: NDArray) -> Callable[[NDArray], object]:
-    """What copies an array of its spec into planned memory."""
-    kernels = backend(CPU)
-    size, address = target.nbytes, kernels.address(target)
-    last: NDArray | None = None
-    source = 0
-
-    def write(array: NDArray) -> None:
-        nonlocal last, source
-        if array is not last or array.storage.closed:
-            if not array.contiguous:
-                kernels.copy(target, array)
-                return
-            last, source = array, kernels.address(array)
-        memmove(address, source, size)
-
-    return write
-
-
-def reader(source: NDArray) -> Callable[[], NDArray]:
-    """What copies a value out of planned memory."""
-    host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
-    size = source.nbytes
-
-    def read() -> NDArray:
-        copy = host.copy()
-        return NDArray(Storage(copy.reshape(-1), size, CPU), kind, shape, strides)
-
-    return read
-
-
-def as_array(given: Any) -> NDArray:
-    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
-    data = given.data if isinstance(given, Tensor) else given
-    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
