@@ -286,14 +286,16 @@ def _grouped(p: Program, solution: Solution) -> Axes:
 def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> AxisGroup:
     p, solution = made.program, made.solution
     said = [solution.said.get(a, Said()) for a in parts]
-    kinds = (kind,) if kind else tuple(k for k in KINDS if any(k in s.kinds for s in said))
+    kinds = (kind,) if kind else tuple(k for k in KINDS if any(k in s.kinds for s in said))[:1] or ("units",)
+    if kinds == ("heads",) and any("kv_groups" in s.kinds for s in said) and kind is None:
+        kinds = ("heads", "kv_groups")
     exact_after = {node for node, c in solution.corrections if any(a in parts for a in atoms(resolve(c.term)))}
     mixed = [(node, why) for s in said for node, why in s.mixed]
     size = int(np.prod([int(a.size) for a in parts])) if all(isinstance(a.size, int) for a in parts) else 0
     return AxisGroup(
         made,
         "",
-        kinds[0] if kinds else "units",
+        kinds[0],
         kinds,
         parts,
         size,

@@ -46,9 +46,7 @@ class Units:
         """
         selection.names()  # raises StaleSelection
         p, inside = selection.program, set(selection.nodes)
-        found = [g for g in p.axes().values() if kind in (g.kind, *g.kinds)]
-        if kind != "queries":  # heads are their groups' queries, taken together
-            found = [g for g in found if not (kind == "heads" and g.kind != "heads")]
+        found = [g for g in p.axes().values() if kind in g.kinds]
         weights = {g.name: [m for m in g.members if m.key is not None and m.value.node in inside] for g in found}
         summed = p.axes().summed
         made = [g for g in found

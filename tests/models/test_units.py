@@ -1,0 +1,156 @@
+"""Units of opened models: masked equals cut, in four families; generation runs on with heads in unequal number."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright.program import EmptySelection, RaggedUnit
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
+from axis_samples import agree, run  # the oracle is one for all programs
+
+FAMILIES = ["llama", "mistral-window", "qwen2", "qwen3", "llama-attention-bias", "llama-tied", "llama-one-group"]
+IDS = np.random.default_rng(0).integers(0, 97, (2, 7))
+FEEDS = {"ids": IDS, "positions": np.broadcast_to(np.arange(7), IDS.shape).copy()}
+
+
+def opened(made, name: str, compute: str) -> gw.Program:
+    return gw.open(made(name).path, dtype=compute, compute=compute).program
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_kind_of_unit_masked_and_cut_in_float64(made, name):
+    p = opened(made, name, "float64")
+    rng = np.random.default_rng(1)
+    for group in list(p.axes().values()):
+        if group.frozen or group.mixed or group.atoms == () or not group.name.startswith(("layers.1", "layers.head")):
+            continue
+        if len(group.atoms) > 1:  # all the heads of one key head
+            units = group.units(range(int(group.atoms[1].size)))
+        else:
+            units = group.units(sorted(rng.choice(group.size, max(1, group.size // 3), replace=False).tolist()))
+        agree(p, units, FEEDS, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
+def test_heads_and_neurons_in_float32(made, name):
+    p = opened(made, name, "float32")
+    units = p.select("layers.1.attn").kv_groups[0] | p.select("layers.{0,2}.mlp").neurons[::3]
+    agree(p, units, FEEDS, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama-tied", "llama-eps"])
+def test_residual_width_is_exact_for_zeroed_channels_with_the_norms_corrected(made, name):
+    p = opened(made, name, "float64")
+    gone = [0, 5, 17, 40]
+    (axis,) = p.select("embed").channels.chosen
+    with p.edit("zero the channels where they are written") as e:
+        for path, dim in [("embed.weight", 1)] + [
+            (f"layers.{i}.{part}.weight", 0) for i in range(3) for part in ("attn.o", "mlp.down")
+        ]:
+            e.set_weight(path, lambda w, dim=dim: np.where(np.isin(np.arange(48), gone).reshape((-1, 1)[:: 1 - 2 * dim]), 0, w))
+    expected = run(p, FEEDS)["logits"]
+    with p.edit("cut them") as e:
+        e.cut_units(p.axes()[axis].units(gone))
+    assert p.spec("layers.1.out").shape[-1] == 44
+    np.testing.assert_allclose(run(p, FEEDS)["logits"], expected, rtol=0, atol=1e-10)
+    p.undo()
+    with p.edit("cut them without the correction") as e:
+        e.cut_units(p.axes()[axis].units(gone), correct=False)
+    assert np.abs(run(p, FEEDS)["logits"] - expected).max() > 1e-4
+
+
+def test_head_five_of_layer_one_through_q_k_v_and_o(made):
+    """Six heads of 10 on two key heads: head 5 is rows 50..59 of q, columns 50..59 of o, and reads key head 1."""
+    p = gw.open(made("llama").path).program
+    found = p.axes()["layers.1.attn.heads"].slices(5)
+    stem = "model.layers.1.self_attn."
+    assert {k.removeprefix(stem): {d: i.tolist() for d, i in v.items()} for k, v in found.items()} == {
+        "q_proj.weight": {0: list(range(50, 60))},
+        "k_proj.weight": {0: list(range(10, 20))},
+        "v_proj.weight": {0: list(range(10, 20))},
+        "o_proj.weight": {1: list(range(50, 60))},
+    }
+
+
+def test_groups_of_a_llama_are_a_hand_written_list(made):
+    p = gw.open(made("llama").path).program
+    found = p.axes()
+    layer = [".attn.heads", ".attn.kv_groups", ".attn.queries", ".attn.head_dim", ".mlp.neurons"]
+    assert set(found) == {
+        "embed.vocabulary", "lm_head.units", "embed.channels", "layers.head_dim",
+        *(f"layers.{i}{part}" for i in range(3) for part in layer),
+    }  # fmt: skip
+    weights = {g: sorted(str(m) for m in found[g].members if m.key) for g in found}
+    assert weights["layers.2.mlp.neurons"] == [
+        "layers.2.mlp.down.weight[1]", "layers.2.mlp.gate.weight[0]", "layers.2.mlp.up.weight[0]",
+    ]  # fmt: skip
+    assert weights["layers.0.attn.kv_groups"] == [
+        "layers.0.attn.k.weight[0]", "layers.0.attn.o.weight[1]",
+        "layers.0.attn.q.weight[0]", "layers.0.attn.v.weight[0]",
+    ]  # fmt: skip
+    assert len(weights["embed.channels"]) == 2 + 1 + 3 * 9  # embedding and head, last norm, 7 matrices and 2 norms each
+    assert found["embed.vocabulary"].frozen == ("embed (embedding) reads it by number",)
+    assert "output 'logits'" in found["lm_head.units"].frozen[0]
+    assert found["embed.channels"].corrected
+    assert not found["embed.channels"].exact
+
+
+def test_a_single_query_head_is_ragged(made):
+    p = opened(made, "llama", "float64")
+    heads = p.select("layers.1.attn").heads
+    with pytest.raises(RaggedUnit) as caught, p.edit("head 5") as e:
+        e.cut_units(heads[5])
+    assert "unit 1 of layers.1.attn.kv_groups" in str(caught.value)
+    assert "ragged=True" in str(caught.value)
+    agree(p, heads[5], FEEDS, 1e-10, ragged=True)
+    with p.edit("the same one of each group") as e:
+        e.cut_units(heads[[2, 5]])
+    assert p.weights["model.layers.1.self_attn.q_proj.weight"].shape[0] == 40
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_generation_runs_on_with_heads_in_unequal_number(byte_path, ragged):
+    m = gw.open(byte_path)
+    units = m.select("layers.1.attn").heads[[0, 4]] if ragged else m.select("layers.1.attn").kv_groups[1]
+    prompt = np.array([[65, 66, 67, 68]])
+    with m.program.edit("cut") as e:
+        e.cut_units(units | m.select("layers.0.mlp").neurons[:9], ragged=ragged)
+    made = m.generate(prompt, max_new_tokens=12, temperature=0.0)
+    rows = np.asarray(made.ids if hasattr(made, "ids") else made)
+    ids = prompt
+    for _ in range(12):
+        ids = np.concatenate([ids, m.logits(ids)[:, -1:].argmax(-1)], axis=1)
+    assert rows.reshape(-1)[-12:].tolist() == ids[0, 4:].tolist()
+
+
+def test_prune_is_the_edit_written_by_hand(made):
+    one, two = (opened(made, "llama", "float32") for _ in range(2))
+    gone = one.select("layers.*.mlp").neurons.prune(keep=range(0, 76, 2))
+    assert gone.count == 3 * 38
+    with two.edit("by hand") as e:
+        for i in range(3):
+            e.cut_units(two.axes()[f"layers.{i}.mlp.neurons"].units(range(1, 76, 2)))
+    assert one.hash() == two.hash()
+    with pytest.raises(EmptySelection):
+        one.select("layers.*.mlp").experts.prune()
+
+
+def test_growing_keeps_the_function(made):
+    p = opened(made, "llama", "float64")
+    expected = run(p, FEEDS)["logits"]
+    for axis, init in [("layers.0.mlp.neurons", "zero_out"), ("layers.1.mlp.neurons", "duplicate"),
+                       ("layers.1.attn.kv_groups", "zero_out"), ("layers.2.attn.kv_groups", "duplicate"),
+                       ("embed.channels", "zero_out")]:  # fmt: skip
+        before = p.axes()[axis].size
+        with p.edit(f"grow {axis}") as e:
+            e.grow(axis, 3, init)
+        assert p.axes()[axis].size == before + 3
+        np.testing.assert_allclose(run(p, FEEDS)["logits"], expected, rtol=0, atol=1e-10, err_msg=axis)
+    p(**FEEDS).sum().backward()
+    assert np.abs(p.weights["model.layers.0.mlp.down_proj.weight"].grad.numpy()[:, -3:]).min() > 0
