@@ -328,6 +328,7 @@ def _size(u: Use) -> Sequence[Dims]:
 
 def _iota(u: Use) -> Sequence[Dims]:
     u.result_ranges[0] = axis = u.ins[0][axis_of(u.attrs["axis"], len(u.ins[0]))]
+    u.mixed(axis, "numbers its places")
     return [(axis,)]
 
 
@@ -421,6 +422,8 @@ def _grouped_matmul(u: Use) -> Sequence[Dims]:
     u.summed(w[1], (0, 1), (1, 1))
     u.kind(w[1], "neurons")
     u.same(offsets[0], chain(Atom(1), w[0]))
+    for term in (x[0], w[0]):
+        u.mixed(term, "has a run of rows for each")
     u.kind(w[0], "experts")
     return [(x[0], w[2])]
 
@@ -514,6 +517,8 @@ def _batch_norm(u: Use) -> Sequence[Dims]:
     u.kind(x[1], "channels")
     for table in u.ins[1:]:
         u.same(x[1], table[0])
+    for term in (x[0], *x[2:]) if len(u.shapes) > 1 else ():
+        u.mixed(term, "normalises over it")
     return [x, *((x[1],) for _ in u.shapes[1:])]
 
 
@@ -524,6 +529,8 @@ def _rope_table(u: Use) -> Sequence[Dims]:
 
 def _rope_dynamic(u: Use) -> Sequence[Dims]:
     u.frozen(u.ins[1][0], "has its size in its formula")
+    for term in u.ins[0]:
+        u.mixed(term, "takes the largest over it")
     return [u.ins[1]]
 
 
@@ -565,6 +572,7 @@ def _sdpa(u: Use) -> Sequence[Dims]:
     u.kind(v[3], "head_dim")
     u.same(k[2], v[2])
     u.mixed(k[2], "takes a softmax over it")
+    u.mixed(q[2], "sees keys by their place")
     for name, dims in zip(u.attrs["optional"], extra, strict=True):
         if name == "key_mask":
             u.same(dims[0], k[0])
@@ -576,6 +584,8 @@ def _kv_append(u: Use) -> Sequence[Dims]:
     cache, rows, _ = u.ins
     for axis in (0, 1, 3):
         u.same(cache[axis], rows[axis])
+    for term in (cache[2], rows[2]):
+        u.frozen(term, "writes rows by their place")
     return [cache]
 
 
@@ -615,6 +625,8 @@ def _index_update(u: Use) -> Sequence[Dims]:
     values = ids.pop(0) if "value" not in u.attrs else ()
     for port, axis in enumerate(x[start : start + len(ids)], len(u.ins) - len(ids)):
         _named(u, axis, port)
+    for term in (t for dims in ids for t in dims):
+        u.mixed(term, "writes by number in order")
     if values:
         rest = (*x[:start], *_broadcast(u, ids, _joined(ids)), *x[start + len(ids) :])
         _broadcast(u, (rest, values), [size(t) for t in rest])
@@ -639,17 +651,23 @@ def _gather(u: Use) -> Sequence[Dims]:
         if i != at and size(a) == size(b):
             u.same(a, b)
         elif i != at:
-            u.frozen(a, "reads its first places")
+            for term in (a, b):
+                u.frozen(term, "reads its first places")
     return [index]
 
 
 def _scatter(u: Use) -> Sequence[Dims]:
-    x = u.ins[0]
-    u.frozen(x[axis_of(u.attrs["axis"], len(x))], "writes it by number")
-    for other in u.ins[1:]:
-        for a, b in zip(x, other, strict=False):
-            if size(a) == size(b) and len(other) == len(x):
-                u.same(a, b)
+    x, values, index = u.ins
+    at = axis_of(u.attrs["axis"], len(x))
+    u.frozen(x[at], "writes it by number")
+    for a, b in zip(values, index, strict=True):
+        u.same(a, b)
+    for i, (a, b) in enumerate(zip(x, index, strict=False)):
+        if len(index) == len(x) and i != at and size(a) == size(b):
+            u.same(a, b)
+        else:
+            for term in (a, b):
+                u.frozen(term, "writes by number in order")
     return [x]
 
 
@@ -658,6 +676,8 @@ def _one_hot(u: Use) -> Sequence[Dims]:
 
 
 def _bincount(u: Use) -> Sequence[Dims]:
+    for term in u.ins[0]:
+        u.mixed(term, "counts over it")
     return [(_counted(u, "length"),)]
 
 
@@ -671,21 +691,25 @@ def _counted(u: Use, attr: str) -> Term:
 # -- random numbers and losses -----------------------------------------------------------------------------------------
 def _drawn(u: Use) -> Sequence[Dims]:
     out = tuple(Atom(n) for n in u.shapes[0])
-    for term in out:
-        u.mixed(term, "draws other numbers for another shape")
+    _noise(u, u.ins[0], out)
     u.sizes["shape"] = out
     return [out]
 
 
 def _masked(u: Use) -> Sequence[Dims]:
-    for term in u.ins[0]:
-        u.mixed(term, "draws other numbers for another shape")
+    _noise(u, u.ins[1], u.ins[0])
     return [u.ins[0], u.ins[1]][: len(u.shapes)]
+
+
+def _noise(u: Use, key: Dims, over: Dims) -> None:
+    u.frozen(key[0], "is keyed by a seed and a step")
+    for term in over:
+        u.mixed(term, "draws other numbers for another shape")
 
 
 def _multinomial(u: Use) -> Sequence[Dims]:
     x = u.ins[0]
-    u.mixed(x[-1], "draws its places")
+    _noise(u, u.ins[1], x)
     u.result_ranges[0] = x[-1]
     return [(*x[:-1], u.fresh(u.attrs["samples"], "draws so many"))]
 
