@@ -19,6 +19,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.terms import Atom, Product, Term, atoms, resolve, spread, text
 from graphwright.program.errors import UnknownAxis
+from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.program import Program, Value
@@ -232,8 +233,13 @@ class Axes(Mapping[str, AxisGroup]):
 
 
 def axes(p: Program) -> Axes:
-    """The groups of a program's present state. Raises: InvalidProgram if it was left broken."""
+    """The groups of a program's present state, changes of an open edit included.
+
+    Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
+    """
     refuse_broken(p)
+    if (e := p.history.open) is not None:
+        infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
     known: Axes | None = p.derived.get("axes")
     if p.history.open is None and known is not None and known.version == p.version and known.program is p:
         return known

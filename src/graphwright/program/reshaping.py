@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, from_numpy
+from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
+from graphwright.ops import call, get
 from graphwright.ops.terms import Atom, Product, Term, atoms, known, spread
 from graphwright.program.axes import Axes, AxisGroup
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit
-from graphwright.program.infer import infer
-from graphwright.program.resize import resize
+from graphwright.program.kinds import KINDS
+from graphwright.program.resize import kept, resize
 from graphwright.program.selection import StaleSelection
 from graphwright.program.solve_axes import Said, origin
 from graphwright.program.units import Units, runs
@@ -27,7 +29,7 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
     if not isinstance(units, Units) or units.program is not e.program:
         raise UsageError("not units of this program", got=repr(units)[:80], expected="program.axes()[name].units(ids)")
     units.needed()
-    found = solved(e)
+    found = e.program.axes()
     keeps: dict[Atom, np.ndarray] = {}
     for name, ids in units.chosen.items():
         if not ids:
@@ -47,20 +49,20 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
             made = _loosen(e, group)
             rest = Units(e.program, {made: ids}, {made: group.size})
             cut_units(e, rest, ragged=False, correct=correct)
-            found = solved(e)
+            found = e.program.axes()
             continue
         if apart is None:
             raise _unequal(group, ids)
-        for atom, kept in zip(group.atoms, apart, strict=True):
-            keeps[atom] = keeps.get(atom, True) & kept
-    places = {found.names[a]: tuple(map(int, np.flatnonzero(kept))) for a, kept in keeps.items() if not kept.all()}
+        for atom, stays in zip(group.atoms, apart, strict=True):
+            keeps[atom] = keeps.get(atom, True) & stays
+    places = {found.names[a]: tuple(map(int, np.flatnonzero(stays))) for a, stays in keeps.items() if not stays.all()}
     if places:
         e.do(resize(found, places, correct=correct))
 
 
 def permute(e: Transaction, axis: str, order: Sequence[int]) -> None:
     """See `Transaction.permute`."""
-    found = solved(e)
+    found = e.program.axes()
     group = _resizable(found, axis)
     places = [int(i) for i in order]
     if len(group.atoms) != 1 or sorted(places) != list(range(group.size)):
@@ -71,7 +73,7 @@ def permute(e: Transaction, axis: str, order: Sequence[int]) -> None:
 
 def grow(e: Transaction, axis: str, n: int, init: str, seed: int) -> None:
     """See `Transaction.grow`."""
-    found = solved(e)
+    found = e.program.axes()
     group = _resizable(found, axis)
     if init not in ("zero_out", "duplicate") or type(n) is not int or n < 1 or len(group.atoms) != 1:
         raise UsageError(
@@ -79,13 +81,6 @@ def grow(e: Transaction, axis: str, n: int, init: str, seed: int) -> None:
             expected="n >= 1" if len(group.atoms) == 1 else ", ".join(found.names[a] for a in group.atoms),
         )  # fmt: skip
     _Growth(e, found, group, n, seed).make(init)
-
-
-def solved(e: Transaction) -> Axes:
-    """The axes of a program within an edit, its specs brought up to date first."""
-    p = e.program
-    infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
-    return p.axes()
 
 
 def _resizable(found: Axes, name: str) -> AxisGroup:
@@ -96,13 +91,17 @@ def _resizable(found: Axes, name: str) -> AxisGroup:
 
 
 def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
-    """What is kept, as units kept of each of the group's axes; None if that is not all combinations of them."""
+    """What is kept, as units kept of each of the group's axes; None if that is not all combinations of them.
+
+    A group of channels makes others as well, so that it goes as a unit of its own axis only.
+    """
     grid = keep.reshape([int(a.size) for a in group.atoms])
     sides = [grid.any(axis=tuple(d for d in range(grid.ndim) if d != axis)) for axis in range(grid.ndim)]
     whole = np.ones((), bool)
     for side in sides:
         whole = np.multiply.outer(whole, side)
-    return sides if (whole == grid).all() else None
+    bound = group.kind == "channels" and not all(side.all() for side in sides[:-1])
+    return sides if (whole == grid).all() and not bound else None
 
 
 def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
@@ -110,10 +109,11 @@ def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     shape = [int(a.size) for a in group.atoms]
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
     loose = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
+    whole = f"all {shape[-1]} of one of {names[0]}, or " if group.kind == "heads" else ""
     return RaggedUnit(
         f"{names[0]} would have {group.kind} in unequal number",
         where=group.name,
-        expected=f"all {shape[-1]} of one of {names[0]}, or the same one of each",
+        expected=f"{whole}the same one of each of {names[0]}",
         got=runs(tuple(ids)),
         fix=" or ".join(one) + loose,
     )
@@ -139,7 +139,7 @@ def _loosen(e: Transaction, group: AxisGroup) -> str:
                 name=p.free_name(f"{path}.{'_kv'[p.edge_port(edge)]}_of_head"),
             )
             e.rewire(edge, rows)
-    found = solved(e)
+    found = e.program.axes()
     return next(g.name for g in found.of(p.path(weight.value.node), weight.dim) if g.size == group.size)
 
 
@@ -176,26 +176,43 @@ class _Growth:
                              fix='grow(init="zero_out")')  # fmt: skip
         if group.mixed and not group.corrected:
             raise UsageError("more units change the function", where=group.name, got="; ".join(group.mixed[:3]))
+        if group.mixed and (path := self._changes_zero()) is not None:
+            raise UsageError("units that are 0 change the function: they are not 0 where a norm reads them",
+                             where=group.name, got=path)  # fmt: skip
         fill = self._copies if init == "duplicate" else self._zero_out
         self.e.do(resize(self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill))
         if init == "duplicate":
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Random rows where units are made, zeros where they are read; the other way round under a norm."""
-        shape = [len(places[d]) if d in places else n for d, n in enumerate(array.shape)]
+        """Random rows where units are made, zeros where they are read; under a norm the other way round."""
+        shape = tuple(len(places[d]) if d in places else n for d, n in enumerate(array.shape))
         old = array.to_numpy("float64")
-        vector = len(shape) < 2
-        read = self.consumers.get(key, set()).intersection(places)
-        if bool(read) != bool(self.group.mixed) and not (vector and self.group.mixed):
-            return np.zeros(shape)
-        if vector:
-            norms = {c.port: n for n, c in self.found.solution.corrections}
-            p = self.e.program
-            scales = {p.key(w) for port, n in norms.items() if (w := origin(p, p.operands(n)[port])) is not None}
-            level = old.mean() if old.size and (not self.group.mixed or key in scales) else 0.0
+        if len(shape) < 2:
+            level = old.mean() if not self.group.mixed or key in self._scales() else 0.0
             return np.full(shape, level)
-        return self.rng.normal(0.0, old.std() or 1.0, shape)
+        read = self.consumers.get(key, set())
+        zero = {d: old for d, old in places.items() if (d in read) != bool(self.group.mixed)}
+        return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
+
+    def _scales(self) -> set[str]:
+        """Keys of the scales of norms that can be corrected."""
+        p = self.e.program
+        operands = [p.operands(node)[c.port] for node, c in self.found.solution.corrections]
+        return {p.key(weight) for v in operands if (weight := origin(p, v)) is not None}
+
+    def _changes_zero(self) -> str | None:
+        """The path of an op that makes something else of new channels that are zero, if there is one."""
+        p, inside = self.e.program, {m.value for m in self.group.members}
+        for member in self.group.members:
+            node = member.value.node
+            if p.op(node) in KINDS or not get(p.op(node)).traits.elementwise:
+                continue
+            made = [np.zeros(1) if v in inside else np.ones(1) for v in p.operands(node)]
+            result = call(p.op(node), *(Tensor(from_numpy(x)) for x in made), **p.attrs(node))
+            if np.any(result.numpy() != 0):
+                return p.path(node)
+        return None
 
     def _copies(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
         return _copied(array.to_numpy("float64"), self._sources(key, places))
@@ -217,7 +234,7 @@ class _Growth:
                 part[copy] = left * self.rng.uniform(0.25, 0.75)
                 left -= part[copy]
             part[unit] = left
-        after = solved(self.e)
+        after = self.e.program.axes()
         group = after[self.group.name]
         for key, dims in self.consumers.items():
             for dim in dims:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -207,10 +208,11 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
     """Inverse of `runs`. Raises: ValueError for another text, or more than `limit` numbers."""
     found: list[int] = []
     for part in form.split():
-        first, _, last = part.removeprefix("+").partition("-")
+        match = re.fullmatch(r"(\+?)([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        new, first, last = match.groups() if match else ("", "1", "0")
         low, high = int(first), int(last or first)
-        count = low if part.startswith("+") else high - low + 1
-        if count < 1 or len(found) + count > limit:
-            raise ValueError(form[:80])
-        found += [-1] * count if part.startswith("+") else range(low, high + 1)
+        count = low if new else high - low + 1
+        if count < 1 or (new and last) or len(found) + count > limit:
+            raise ValueError(f"not places along an axis: {form[:80]}")
+        found += [-1] * count if new else range(low, high + 1)
     return tuple(found)

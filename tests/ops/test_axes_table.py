@@ -96,7 +96,7 @@ def test_places_taken_before_and_after_an_op(name):
 
 
 ALL_BOUND = {
-    *("reshape", "iota", "rope_dynamic", "bincount"),
+    *("reshape", "rope_dynamic", "bincount"),
     *("uniform", "normal", "gumbel", "randint", "bernoulli", "dropout", "multinomial"),
 }
 """Ops all of whose axes are bound, in samples at least; a reshape is tested below."""
