@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import graphwright as gw
-from graphwright.program import EmptySelection, RaggedUnit
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
-from axis_samples import agree, run  # the oracle is one for all programs
+from axis_samples import agree, run
+from graphwright.program import EmptyAxis, EmptySelection, FrozenAxis, RaggedUnit
 
 FAMILIES = ["llama", "mistral-window", "qwen2", "qwen3", "llama-attention-bias", "llama-tied", "llama-one-group"]
 IDS = np.random.default_rng(0).integers(0, 97, (2, 7))
@@ -121,7 +116,7 @@ def test_generation_runs_on_with_heads_in_unequal_number(byte_path, ragged):
     units = m.select("layers.1.attn").heads[[0, 4]] if ragged else m.select("layers.1.attn").kv_groups[1]
     prompt = np.array([[65, 66, 67, 68]])
     with m.program.edit("cut") as e:
-        e.cut_units(units | m.select("layers.0.mlp").neurons[:9], ragged=ragged)
+        e.cut_units(m.select("layers.0.mlp").neurons[:9] | units, ragged=ragged)
     made = m.generate(prompt, max_new_tokens=12, temperature=0.0)
     rows = np.asarray(made.ids if hasattr(made, "ids") else made)
     ids = prompt
@@ -154,4 +149,30 @@ def test_growing_keeps_the_function(made):
         assert p.axes()[axis].size == before + 3
         np.testing.assert_allclose(run(p, FEEDS)["logits"], expected, rtol=0, atol=1e-10, err_msg=axis)
     p(**FEEDS).sum().backward()
-    assert np.abs(p.weights["model.layers.0.mlp.down_proj.weight"].grad.numpy()[:, -3:]).min() > 0
+    grad = p.weights["model.layers.0.mlp.down_proj.weight"].grad
+    assert grad is not None
+    assert np.abs(grad.numpy()[:, -3:]).min() > 0
+
+
+def test_layers_go_and_the_residual_path_stays(made):
+    p = opened(made, "llama", "float64")
+    before = p.hash()
+    masked = p.fork()
+    with masked.edit("mask") as e:
+        for branch in ("layers.1.attn.o -> layers.1.mid", "layers.1.mlp.down -> layers.1.out"):
+            e.cut(branch)
+    expected = run(masked, FEEDS)["logits"]
+    assert p.select("layers").layers.count == 3
+    assert p.select("layers.{1,2}.attn.q").layers.names() == ["layers[1]", "layers[2]"]
+    assert p.select("layers").layers[1].prune().names() == ["layers[1]"]
+    np.testing.assert_allclose(run(p, FEEDS)["logits"], expected, rtol=0, atol=1e-12)
+    assert not [k for k in p.weights if ".1." in k]
+    assert p.select("layers.2.attn").layers.names() == ["layers[1]"]  # the second of the two that are left
+    p.undo()
+    assert p.hash() == before
+    with pytest.raises(EmptyAxis):
+        p.select("layers").layers.prune()
+    with p.edit("no way around") as e:
+        e.cut("layers.0.out -> layers.1.mid")
+    with pytest.raises(FrozenAxis, match="residual"):
+        p.select("layers.1").layers.prune()

@@ -397,7 +397,7 @@ def perceptron() -> gw.Program:
     return b.build()
 
 
-def run_of(p: gw.Program, opt: Optimizer, compiled: bool) -> Callable[[], None]:
+def run_of(p: gw.Program, opt: Optimizer, compiled: bool) -> Callable[[], Any]:
     """A training step of a program, eager or compiled."""
     x = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
 
@@ -434,7 +434,7 @@ def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
     step = run_of(p, opt, compiled)
     for _ in range(4):
         step()
-    first, second = p.weights["first.weight"], p.weights["second.weight"]
+    first, second = (q for q in p.parameters())
     held = {w: {n: v.numpy().copy() for n, v in opt.state_of(w).moments.items()} for w in (first, second)}
     with p.edit("cut") as e:
         e.cut_units(p.axes()["first.neurons"].units([1, 3]))
@@ -476,7 +476,7 @@ def test_undo_before_a_step_gives_the_moments_back_and_after_one_what_stayed():
     step = run_of(p, opt, compiled=False)
     for _ in range(3):
         step()
-    first = p.weights["first.weight"]
+    first = p.parameters()[0]
     held = opt.state_of(first).moments["m"].numpy().copy()
     with p.edit("cut") as e:
         e.cut_units(p.axes()["first.neurons"].units([0]))
@@ -520,7 +520,7 @@ def test_a_shape_that_was_set_between_two_edits_starts_anew():
     with p.edit("cut") as e:
         e.cut_units(p.axes()["first.neurons"].units([0]))
     assert p.weights["first.weight"].shape == (5, 3)
-    assert opt.state_of(p.weights["first.weight"]).steps.item() == 0
+    assert opt.state_of(p.parameters()[0]).steps.item() == 0
 
 
 def test_a_master_follows_too_and_takes_new_rows_from_the_parameter():

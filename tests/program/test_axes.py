@@ -124,7 +124,7 @@ def test_other_order_and_more_units_leave_the_function(seed, draw):
     assume(free)
     group = free[rng.integers(len(free))]
     with p.edit("permute") as e:
-        e.permute(group.name, rng.permutation(group.size))
+        e.permute(group.name, rng.permutation(group.size).tolist())
     np.testing.assert_allclose(run(p, x)["y"], expected, rtol=0, atol=1e-10, err_msg=group.name)
     for init in ("zero_out", "duplicate"):
         with contextlib.suppress(UsageError), p.edit("grow") as e:  # refused where the function would change

@@ -402,8 +402,7 @@ def _linear(u: Use) -> Sequence[Dims]:
 
 def _matmul(u: Use) -> Sequence[Dims]:
     a, b = u.ins
-    inner = b[-2] if len(b) > 1 else b[0]
-    u.same(a[-1], inner)
+    u.same(a[-1], b[-2:][0])
     u.summed(a[-1], (0, -1), (1, -2 if len(b) > 1 else 0))
     u.kind(a[-1], "neurons")
     rows, columns = a[-2:-1] if len(a) > 1 else (), b[-1:] if len(b) > 1 else ()
@@ -622,7 +621,7 @@ def _places(u: Use, ids: Sequence[Dims], shape: Sequence[Dim], start: int, behin
 def _index_update(u: Use) -> Sequence[Dims]:
     x, *ids = u.ins
     start = axis_of(u.attrs["axis"], len(x))
-    values = ids.pop(0) if "value" not in u.attrs else ()
+    values: Dims = ids.pop(0) if "value" not in u.attrs else ()
     for port, axis in enumerate(x[start : start + len(ids)], len(u.ins) - len(ids)):
         _named(u, axis, port)
     for term in (t for dims in ids for t in dims):

@@ -15,6 +15,7 @@ from graphwright.ops.terms import Atom, Product, Term, atoms, known, spread
 from graphwright.program.axes import Axes, AxisGroup
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit
 from graphwright.program.kinds import KINDS
+from graphwright.program.layers import remove_layers
 from graphwright.program.resize import kept, resize
 from graphwright.program.selection import StaleSelection
 from graphwright.program.solve_axes import Said, origin
@@ -30,9 +31,12 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
         raise UsageError("not units of this program", got=repr(units)[:80], expected="program.axes()[name].units(ids)")
     units.needed()
     found = e.program.axes()
-    keeps: dict[Atom, np.ndarray] = {}
+    keeps: dict[str, np.ndarray] = {}
     for name, ids in units.chosen.items():
         if not ids:
+            continue
+        if name not in found:
+            remove_layers(e, name, ids, units.sizes[name])
             continue
         group = _resizable(found, name)
         if group.size != units.sizes[name]:
@@ -54,10 +58,10 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
         if apart is None:
             raise _unequal(group, ids)
         for atom, stays in zip(group.atoms, apart, strict=True):
-            keeps[atom] = keeps.get(atom, True) & stays
-    places = {found.names[a]: tuple(map(int, np.flatnonzero(stays))) for a, stays in keeps.items() if not stays.all()}
+            keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
+    places = {name: tuple(map(int, np.flatnonzero(stays))) for name, stays in keeps.items() if not stays.all()}
     if places:
-        e.do(resize(found, places, correct=correct))
+        e.do(resize(e.program.axes(), places, correct=correct))
 
 
 def permute(e: Transaction, axis: str, order: Sequence[int]) -> None:
@@ -96,7 +100,8 @@ def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
     A group of channels makes others as well, so that it goes as a unit of its own axis only.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
-    sides = [grid.any(axis=tuple(d for d in range(grid.ndim) if d != axis)) for axis in range(grid.ndim)]
+    dims = range(grid.ndim)
+    sides = [np.asarray(grid.any(axis=tuple(d for d in dims if d != axis))) for axis in dims]
     whole = np.ones((), bool)
     for side in sides:
         whole = np.multiply.outer(whole, side)

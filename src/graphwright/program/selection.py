@@ -215,6 +215,17 @@ class Selection:
         """Experts of a mixture."""
         return self.units("experts")
 
+    @property
+    def layers(self) -> Units:
+        """Numbered modules that the selection lies in, `layers.3`; see `program.layers`."""
+        from graphwright.program.layers import layers
+        from graphwright.program.units import Units
+
+        self.names()  # raises StaleSelection
+        here, whole = layers(self.program, self.nodes), layers(self.program)
+        chosen = {prefix: tuple(whole[prefix].index(n) for n in numbers) for prefix, numbers in here.items()}
+        return Units(self.program, chosen, {prefix: len(whole[prefix]) for prefix in here})
+
     # -- staying true ------------------------------------------------------------------------------------------------
     def refresh(self) -> Selection:
         """The same query on the present program."""

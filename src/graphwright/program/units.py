@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Units:
-    """Units of some axes, by the name of the axis.
+    """Units of some axes, by the name of the axis; or layers, by the path of their list.
 
     Attributes:
         program: whose.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import graphwright as gw
+from graphwright.array import from_numpy
 from graphwright.program import Builder, Program
 from graphwright.program.units import Units
 
@@ -26,12 +27,9 @@ def perceptron(dtype: str = "f4", hidden: int = 5) -> Program:
 
 def traced(module: gw.nn.Module, *examples: np.ndarray) -> Program:
     """The program of a module, its weights in the dtype of the first example."""
-    kind = examples[0].dtype
-    for parameter in module.parameters():
-        parameter.data = gw.tensor(parameter.numpy().astype(kind)).data
-    for buffer in module.buffers() if hasattr(module, "buffers") else ():
-        if buffer.dtype.is_float:
-            buffer.data = gw.tensor(buffer.numpy().astype(kind)).data
+    for variable in module.variables().values():
+        if variable.dtype.is_float:
+            variable.data = from_numpy(variable.numpy().astype(examples[0].dtype))
     return gw.trace(module, *examples)
 
 
