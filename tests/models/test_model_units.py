@@ -176,3 +176,11 @@ def test_layers_go_and_the_residual_path_stays(made):
         e.cut("layers.0.out -> layers.1.mid")
     with pytest.raises(FrozenAxis, match="residual"):
         p.select("layers.1").layers.prune()
+
+
+def test_blame_of_a_cut_by_key_and_by_path(made):
+    p = opened(made, "llama", "float32")
+    p.select("layers.1.mlp").neurons[3].prune(why="a neuron")
+    for ref in ("model.layers.1.mlp.up_proj.weight", "layers.1.mlp.up.weight"):
+        assert [entry.why for entry in p.blame(ref)] == ["a neuron"]
+    assert p.blame("model.layers.0.mlp.up_proj.weight") == p.blame("layers.1.mlp.up") == []

@@ -149,5 +149,9 @@ def test_halves_of_a_rotation_are_one_axis():
 def test_splits_that_share_no_factor_are_refused():
     assert not same(product(Atom(4), Atom(9)), product(Atom(6), Atom(6)))
     assert not same(Atom(3), Atom(4))
-    d = Atom(4)
-    assert not same(d, chain(Atom(4), d)) or size(d) == 4
+
+
+def test_an_empty_axis_is_not_made_of_itself():
+    empty = Atom(0)
+    assert not same(empty, product(Atom(3), empty))
+    assert resolve(empty) is empty

@@ -6,11 +6,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from axis_samples import RandomNet, agree, perceptron, run, traced
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import graphwright as gw
+from axis_samples import RandomNet, agree, perceptron, run, traced
 from graphwright import nn
 from graphwright.errors import UsageError
 from graphwright.program import Builder, FrozenAxis, Program, RaggedUnit, UnknownAxis
@@ -243,3 +243,17 @@ def test_experts_fewer_than_are_taken_are_refused():
     with pytest.raises(UsageError, match="topk"):
         p.select("inner").experts[1:].prune()
     assert p.hash() == before
+
+
+def test_channels_of_a_grouped_convolution_go_from_each_group_or_with_it():
+    """A whole group makes channels of its own, so that it is no set of the channels that it reads."""
+    convs = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1, groups=2), nn.Flatten(), nn.Linear(16, 2))
+    x = RNG.normal(size=(2, 3, 2, 2))
+    p = traced(convs, x)
+    feeds = {p.input_names()[0]: x}
+    channels = p.axes()["0.channels"].units()
+    for refused in ([0, 1, 2], [0], [0, 4]):
+        with pytest.raises(RaggedUnit, match="unequal"):
+            channels[refused].prune()
+    agree(p, channels[[1, 4]], feeds, 1e-10)
+    agree(p, p.axes()["0.channel_groups"].units([1]), feeds, 1e-10)
