@@ -110,6 +110,31 @@ def test_a_single_query_head_is_ragged(made):
     assert p.weights["model.layers.1.self_attn.q_proj.weight"].shape[0] == 40
 
 
+def test_key_heads_go_with_the_ragged_heads_that_read_them(made):
+    """Heads 0 and 4 of six are gone; then key head 0 goes, and heads 1 and 2 with it; undone, bit for bit."""
+    p = opened(made, "llama", "float64")
+    p.select("layers.1.attn").heads[[0, 4]].prune(ragged=True)
+    (group,) = {g.name: g for g in p.axes().of("layers.1.attn.k.weight", 0) if g.size == 2}.values()
+    assert {m.path for m in group.members if m.key} == {"layers.1.attn.k.weight", "layers.1.attn.v.weight"}
+    before, table = p.hash(), "layers.1.attn.sdpa.key_head"
+    assert p.weights[table].numpy().tolist() == [0, 0, 1, 1]
+    masked = p.fork()
+    masked.select("layers.1.attn").heads[[0, 1]].prune()  # those that read key head 0
+    expected = run(masked, FEEDS)["logits"]
+    group.units([0]).prune()
+    assert p.weights[table].numpy().tolist() == [0, 0]
+    assert p.weights["model.layers.1.self_attn.k_proj.weight"].shape[0] == 10
+    np.testing.assert_allclose(run(p, FEEDS)["logits"], expected, rtol=0, atol=1e-12)
+    p.undo()
+    assert p.hash() == before
+    with p.edit("key heads in another order") as e:
+        e.permute(group.name, [1, 0])
+    assert p.weights[table].numpy().tolist() == [1, 1, 0, 0]
+    twin = opened(made, "llama", "float64")
+    gw.replay(p, twin)
+    assert twin.hash() == p.hash()
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_generation_runs_on_with_heads_in_unequal_number(byte_path, ragged):
     m = gw.open(byte_path)

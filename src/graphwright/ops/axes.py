@@ -56,8 +56,10 @@ class Use:
         shapes: of the results.
         attrs: of the op.
         stored: per operand, whether it is a weight as it is stored, but for a cast.
+        tables: per operand, whether it is a constant of the program, whose numbers an edit can change.
         ranges: per operand, the axis whose places its integers name, if that is known.
         notes, corrections: what the row said.
+        lookups: (axis, operand) whose numbers name places of the axis.
         sizes: attribute -> term, or terms, that it is the size of.
         result_ranges: per result, as `ranges`.
     """
@@ -67,8 +69,10 @@ class Use:
     attrs: Mapping[str, Any]
     stored: Sequence[bool]
     ranges: Sequence[Term | None]
+    tables: Sequence[bool] = ()
     notes: list[Note] = field(default_factory=list)
     corrections: list[Correction] = field(default_factory=list)
+    lookups: list[tuple[Term, int]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
     result_ranges: dict[int, Term | None] = field(default_factory=dict)
 
@@ -610,7 +614,10 @@ def _index(u: Use) -> Sequence[Dims]:
     x, *ids = u.ins
     start = axis_of(u.attrs["axis"], len(x))
     for port, axis in enumerate(x[start : start + len(ids)], 1):
-        _named(u, axis, port)
+        if len(ids) == 1 and len(ids[0]) == 1 and any(u.tables[1:]):
+            u.lookups.append((axis, port))
+        else:
+            _named(u, axis, port)
     return [(*x[:start], *_places(u, ids, u.shapes[0], start, len(x) - start - len(ids)), *x[start + len(ids) :])]
 
 

@@ -17,7 +17,7 @@ from graphwright.autograd.lineage import inverse, moved
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.terms import Atom, atoms, known, resized, resolve, spread
-from graphwright.program.errors import FrozenAxis
+from graphwright.program.errors import EmptyAxis, FrozenAxis
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.solve_axes import origin
 from graphwright.program.units import runs
@@ -135,11 +135,14 @@ def resize(
     """
     p, solution = found.program, found.solution
     maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in places.items()}
+    renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
     weights = []
     for key, dims in found.weights.items():
         changed = {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
-        if changed:
+        if key in renumbered:
+            weights.append(Sliced(key, from_numpy(renumbered[key]), _numbers(changed)))
+        elif changed:
             weights.append(_sliced(p, key, changed, factors.get(key), new))
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
@@ -173,7 +176,35 @@ def _sliced(
         made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
     if made.device != array.device:
         made = made.to(array.device)
-    return Sliced(key, made, tuple((dim, tuple(map(int, old))) for dim, old in changed.items()))
+    return Sliced(key, made, _numbers(changed))
+
+
+def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
+    return tuple((dim, tuple(map(int, old))) for dim, old in changed.items())
+
+
+def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tables that name places of a resized axis, with the new numbers; entries go with the places that they name.
+
+    Their own axes are added to `maps`. Raises: FrozenAxis, EmptyAxis where entries can't go.
+    """
+    tables: dict[str, np.ndarray] = {}
+    for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
+        if not isinstance(axis, Atom) or not isinstance(entries, Atom) or (axis not in maps and entries not in maps):
+            continue
+        table = found.program.weights.array(key).to_numpy()
+        number = inverse(maps[axis], known(axis)) if axis in maps else np.arange(known(axis))
+        stays = maps.get(entries, np.arange(known(entries)))
+        stays = stays[(stays >= 0) & (number[table[stays]] >= 0)]
+        group = found[found.names[entries]] if entries in found.names else None
+        if len(stays) < known(entries) and (group is None or group.frozen):
+            why = group.frozen[0] if group is not None else "it is no axis"
+            raise FrozenAxis("what names the units that go can't go with them", where=key, got=why)
+        if not len(stays):
+            raise EmptyAxis("nothing would be left of what names the units", where=key)
+        maps[entries] = stays
+        tables[key] = number[table[stays]]
+    return tables
 
 
 def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:

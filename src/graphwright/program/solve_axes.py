@@ -12,7 +12,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.axes import Correction, Dims, Note, Use, axes_row
 from graphwright.ops.terms import Atom, Term, atoms, resolve, same
-from graphwright.program.kinds import INPUT, SOURCES, STORED, WRITE
+from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED, WRITE
 from graphwright.program.program import Program, Value
 
 
@@ -26,6 +26,21 @@ class Said:
     kinds: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A constant of the program whose numbers name places of an axis: entries go with the places that they name.
+
+    Attributes:
+        key: of the constant.
+        axis: whose places it names.
+        entries: its own dimension.
+    """
+
+    key: str
+    axis: Term
+    entries: Term
+
+
 @dataclass(slots=True)
 class Solution:
     """The axes of one state of a program.
@@ -35,6 +50,7 @@ class Solution:
         said: atom -> what was said of it.
         sizes: (node, attribute, term or terms) of attributes that are sizes.
         corrections: (node, how to keep it exact).
+        lookups: tables whose numbers are changed with the axis that they name.
         composites: (node, kind, term) of dimensions that have a name and are several atoms.
     """
 
@@ -42,6 +58,7 @@ class Solution:
     said: dict[Atom, Said]
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]]
     corrections: list[tuple[NodeId, Correction]]
+    lookups: list[Lookup]
     composites: list[tuple[NodeId, str, Term]]
 
 
@@ -53,6 +70,7 @@ def solve(p: Program) -> Solution:
     notes: list[tuple[NodeId, Note]] = []
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = []
     corrections: list[tuple[NodeId, Correction]] = []
+    lookups: dict[NodeId, list[tuple[NodeId, Term]]] = {}
     for node in p.order():
         op = p.op(node)
         if op in SOURCES:
@@ -71,7 +89,7 @@ def solve(p: Program) -> Solution:
                     notes += [(node, Note("frozen", t, "carries another split of it")) for t in (a, b)]
             continue
         use = Use(ins, [s.shape for s in p.specs(node)], p.attrs(node), [stored(p, v) for v in operands],
-                  [ranges.get(v) for v in operands])  # fmt: skip
+                  [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands])  # fmt: skip
         row = axes_row(get(op))
         if isinstance(row, str):
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]
@@ -84,16 +102,35 @@ def solve(p: Program) -> Solution:
             ranges[Value(node, port)] = use.result_ranges.get(port)
         notes += [(node, note) for note in use.notes]
         corrections += [(node, c) for c in use.corrections]
+        for axis, port in use.lookups:
+            lookups.setdefault(operands[port].node, []).append((node, axis))
         sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         notes += [(value.node, Note("frozen", t, f"is the output {name!r} of the program")) for t in dims[value]]
+    tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
     return Solution(
         {v: tuple(map(resolve, d)) for v, d in dims.items()},
         _said(notes),
         sizes,
         corrections,
+        tables,
         [(n, note.text, term) for n, note in notes if note.fact == "kind" and _several(term := resolve(note.term))],
     )
+
+
+def _table(
+    p: Program,
+    table: NodeId,
+    uses: list[tuple[NodeId, Term]],
+    dims: dict[Value, Dims],
+    notes: list[tuple[NodeId, Note]],
+) -> Lookup:
+    """Axes that one table names are one; they are frozen if something else reads the table."""
+    axis = uses[0][1]
+    fits = [same(axis, other) for _, other in uses]
+    if len(uses) != p.graph.out_degree(table) or not all(fits):
+        notes += [(node, Note("frozen", term, "reads it by number")) for node, term in uses]
+    return Lookup(p.key(table), axis, dims[Value(table)][0])
 
 
 def _several(term: Term) -> bool:
