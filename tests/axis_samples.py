@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import graphwright as gw
+import graphwright.plan  # registers the planner behind Program.compile
 from graphwright.array import from_numpy
 from graphwright.program import Builder, Program
 from graphwright.program.units import Units
