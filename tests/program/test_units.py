@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from axis_samples import perceptron, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from axis_samples import perceptron, run
 from graphwright.errors import UsageError
 from graphwright.program import (
     CountMismatch,
@@ -119,6 +119,10 @@ def test_units_counted_before_another_cut_are_stale():
     units = neurons(p)[4]
     neurons(p)[0].prune()
     with pytest.raises(StaleSelection), p.edit("stale") as e:
+        e.cut_units(units)
+    with p.edit("rename") as e:
+        e.rename("first.weight", "other.weight")
+    with pytest.raises(StaleSelection, match="no such axis"), p.edit("gone") as e:
         e.cut_units(units)
 
 

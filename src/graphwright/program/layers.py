@@ -47,7 +47,12 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
     p = e.program
     numbers = layers(p).get(prefix, [])
     if len(numbers) != count:
-        raise StaleSelection("there are other layers by now", where=prefix, expected=count, got=len(numbers))
+        what = (
+            "there are other layers by now"
+            if numbers
+            else "there is no such axis, and there are no such layers, by now"
+        )
+        raise StaleSelection(what, where=prefix, expected=count, got=len(numbers))
     if len(ids) == count:
         raise EmptyAxis("the last layer stays", where=prefix, got=f"all {count}")
     for number in [numbers[i] for i in ids]:

@@ -131,7 +131,8 @@ def _loosen(e: Transaction, group: AxisGroup) -> str:
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
     if any(p.op(n) != "sdpa" for n in here):
         raise RaggedUnit("only attention itself reads key heads by a table", where=group.name)
-    weight = next(m for m in group.members if m.key is not None)
+    dims = group.axes.solution.dims
+    weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
     for node in here:
         path = p.path(node)
         table = e.const(p.free_name(f"{path}.key_head"), np.arange(group.size) // each)
