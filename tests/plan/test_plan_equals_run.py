@@ -143,9 +143,8 @@ def test_an_early_free_would_show_under_poison() -> None:
     feeds = {"x": np.ones(4, np.float32)}
     plan = plan_of(p, feeds)
     at = plan.slots[plan.of("exp")[0].outs[0]].buffer
-    broken = replace(
-        plan, buffers=tuple(replace(q, last=q.first + 1) if q.index == at else q for q in plan.buffers), _lazy={}
-    )
+    early = tuple(replace(q, last=q.first + 1) if q.index == at else q for q in plan.buffers)
+    broken = replace(plan, _lazy={"buffers": early})
     assert np.isfinite(Workspace(plan, poison=True).run(feeds)["y"].to_numpy()).all()
     assert np.isnan(Workspace(broken, poison=True).run(feeds)["y"].to_numpy()).all()
 

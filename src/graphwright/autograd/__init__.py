@@ -19,7 +19,7 @@ from graphwright.autograd.create import (
     zeros_like,
 )
 from graphwright.autograd.einsum import einsum
-from graphwright.autograd.engine import backward, grad, unbroadcast
+from graphwright.autograd.engine import backward, grad, pull_back, unbroadcast
 from graphwright.autograd.errors import (
     GradShapeRequired,
     GraphFreed,
@@ -153,6 +153,7 @@ __all__ = [
     "ones_like",
     "outer",
     "pad",
+    "pull_back",
     "rand",
     "rand_like",
     "randint",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
 from heapq import heappop, heappush
 from typing import Any, Literal, Never, overload
@@ -19,7 +19,7 @@ from graphwright.autograd.hooks import hooked
 from graphwright.autograd.memory import nodes_behind
 from graphwright.autograd.modes import enable_grad, no_grad
 from graphwright.autograd.recorder import active, scoped
-from graphwright.autograd.tape import TapeNode
+from graphwright.autograd.tape import Rule, TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
@@ -251,15 +251,35 @@ def _vjp(
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     ins, outs = _unpack(node, create_graph)
-    upstream = grads[0] if len(grads) == 1 else tuple(grads)
     with scoped("grad", node.path) if node.path else nullcontext():
-        result = op.vjp(upstream, ins, outs, node.attrs, needs)
+        return pull_back(op, grads, ins, outs, node.attrs, needs, node.in_specs)
+
+
+def pull_back(
+    op: Rule,
+    grads: Sequence[Tensor | None],
+    ins: Sequence[Tensor | Spec],
+    outs: Sequence[Tensor | Spec],
+    attrs: Mapping[str, Any],
+    needs: tuple[bool, ...],
+    in_specs: Sequence[Spec],
+) -> list[Tensor | None]:
+    """Gradients of an op's operands from those of its results, summed back to the operands' shapes.
+
+    Args:
+        ins, outs: operands and results that the row saves; specs of the others.
+        needs: which operands want a gradient; the others get None.
+    Raises: NotDifferentiable; ComputeError if the vjp gives something else than it was asked for.
+    """
+    if op.vjp is None:
+        raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
+    result = op.vjp(grads[0] if len(grads) == 1 else tuple(grads), ins, outs, attrs, needs)
     if len(result) != len(needs):
         raise ComputeError(
             "a vjp must give one gradient per operand", where=op.name, expected=len(needs), got=len(result)
         )
     final: list[Tensor | None] = []
-    for g, need, spec in zip(result, needs, node.in_specs, strict=True):
+    for g, need, spec in zip(result, needs, in_specs, strict=True):
         if not need or g is None:
             if need and spec.dtype.is_float:
                 raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)

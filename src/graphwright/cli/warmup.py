@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits of graphs and the VM."""
+"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits, the planner's loops, the VM."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, the native code: bulk edits, the VM.
+    """Compile, once per install, the native code: bulk edits, the planner's loops, the VM.
 
     It is cached on disk: a second call is quick.
     """
     started = perf_counter()
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
+    from graphwright.plan import native as planning
 
     if not (quiet or as_json or built()):
         say("building the VM, once per install: some 10 s")
     build()
+    planning.build()
     bulk_edits()
     seconds = perf_counter() - started
     if as_json:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
-from graphwright.plan.draft import Firing
 from graphwright.plan.lease import StaleLease
-from graphwright.plan.plan import Options, Plan, StalePlan
+from graphwright.plan.plan import Firing, Options, Patched, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
 from graphwright.plan.workspace import StepTorn, Workspace
@@ -20,6 +19,7 @@ __all__ = [
     "Firing",
     "Instr",
     "Options",
+    "Patched",
     "Plan",
     "Schedule",
     "Segment",

@@ -17,11 +17,13 @@ class Bound:
         inputs: input name -> array to write to; bfloat16 as its uint16 bits. Inputs that nothing reads are left out.
         outputs: output name -> array that every run overwrites.
 
-    Used by one thread at a time. Raises, when called: StalePlan after an edit; ComputeError as `Workspace.run`.
+    It runs as planned, also after an edit of a program. Used by one thread at a time.
+    Raises, when called: StalePlan, ComputeError as `Workspace.run`.
     """
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
+        space.pinned = True  # its memory is in others' hands now
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}
         self._look()

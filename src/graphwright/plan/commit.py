@@ -6,135 +6,134 @@ failure before it changes nothing; only an update that others read in the same s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
 from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.plan.lower import Rows
+from graphwright.plan.ledger import Ledger
 from graphwright.plan.table import Instr
 
 
 class Commit:
-    """Rows brought into their last order, with every state written.
+    """The order of instructions with every state written.
+
+    Args:
+        order: instructions that are needed.
+        outputs, watched: name -> slot.
+        run: the native loops.
 
     Attributes:
+        order: of instructions, commits included.
+        outputs, watched: name -> slot; copies of old values where the state is written.
         start: first instruction of the commit segment.
         why: write node -> reason, for states whose new value is copied instead of updated in place.
-        early: instruction -> keys of the states it updates before the commit segment.
+        early: time -> keys of the states that are updated before the commit segment.
+        moved: buffer -> the state's buffer that it lies in.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(
+        self, ledger: Ledger, order: np.ndarray, outputs: Mapping[str, int], watched: Mapping[str, int], run: Any
+    ) -> None:
+        self.ledger, self.order, self.run = ledger, order, run
+        self.outputs, self.watched = dict(outputs), dict(watched)
         self.why: dict[NodeId, str] = {}
         self.early: dict[int, tuple[str, ...]] = {}
-        self.start = len(rows.instrs)
+        self.moved: dict[int, int] = {}
+        self.start = len(order)
         self._reads: tuple[Instr | None, dict[int, list[int]]] = (None, {})  # of the instruction looked at last
-        if rows.writes:
+        self._writes = ledger.writes()
+        if self._writes:
             self._sink()
             self._save_old_values()
             self._write()
 
+    def _base(self, slot: int) -> int:
+        return self.ledger.slots[slot].base
+
+    def _buffer(self, slot: int) -> int:
+        return self.ledger.slots[slot].buffer
+
     def _sink(self) -> None:
         """Move what only makes new values of states behind everything else, keeping its order."""
-        rows = self.rows
-        made = {new for _, new in rows.writes.values()}
-        kept = {rows.bases[s] for s in (*rows.outputs.values(), *rows.watched.values())}
-        read: set[int] = set()  # bases that an instruction in front reads
-        front: list[Instr] = []
-        back: list[Instr] = []
-        for instr in reversed(rows.instrs):
-            sinks = any(s in made for s in instr.outs) and not any(s in read or s in kept for s in instr.outs)
-            if not sinks:
-                read.update(rows.bases[s] for s in instr.ins)
-            (back if sinks else front).append(instr)
-        self.start = len(front)
-        rows.instrs[:] = [*reversed(front), *reversed(back)]
+        ledger = self.ledger
+        made, kept = (np.zeros(len(ledger.buffers), np.bool_) for _ in range(2))
+        made[[self._buffer(new) for _, new in self._writes.values() if self._base(new) == new]] = True
+        kept[[self._buffer(s) for s in (*self.outputs.values(), *self.watched.values())]] = True
+        sinks = self.run.sinking(self.order, *ledger.reads.arrays(), *ledger.outs.arrays(), made, kept)
+        self.start = len(sinks) - int(np.count_nonzero(sinks))
+        self.order = np.concatenate([self.order[~sinks], self.order[sinks]])
 
     def _save_old_values(self) -> None:
         """Copies of old values that outlive the step: the caller's, and those that become another state's new value."""
-        rows = self.rows
-        sources = {rows.bases[target]: rows.buffer_of[target] for target, new in rows.writes.values() if target != new}
+        sources = {self._base(target) for target, new in self._writes.values() if target != new}
+        copies: list[int] = []
         saved: dict[int, int] = {}
-        instrs, rows.instrs = rows.instrs, []
 
         def save(slot: int, node: NodeId, why: str) -> int:
-            if rows.bases[slot] not in sources:
+            if self._base(slot) not in sources:
                 return slot
             if slot not in saved:
-                saved[slot] = rows.fresh(rows.values[slot], rows.specs[slot])
-                rows.emit("copy", (slot,), (saved[slot],), {}, node, why)
+                saved[slot], copy = self.ledger.saved(slot, node, why)
+                copies.append(copy)
             return saved[slot]
 
-        for named in (rows.outputs, rows.watched):
+        for named in (self.outputs, self.watched):
             for name, slot in named.items():
-                value = rows.values[slot]
+                value = self.ledger.slots[slot].value
                 assert value is not None
                 named[name] = save(slot, value.node, "the old value outlives the step")
-        for node, (target, new) in rows.writes.items():
+        for node, (target, new) in self._writes.items():
             if target != new:
-                rows.writes[node] = (target, save(new, node, "its memory is written in the same commit"))
-        copies, rows.instrs = rows.instrs, instrs
-        instrs[self.start : self.start] = copies
+                self._writes[node] = (target, save(new, node, "its memory is written in the same commit"))
+        self.order = np.insert(self.order, self.start, copies).astype(np.int32, copy=False)
         self.start += len(copies)
 
     def _write(self) -> None:
-        rows = self.rows
-        last_read: dict[int, int] = {}
-        producer: dict[int, int] = {}
-        for i, instr in enumerate(rows.instrs):
-            for s in instr.ins:
-                last_read[rows.bases[s]] = i
-            for s in instr.outs:
-                producer[s] = i
-        shown: dict[int, list[int]] = {}
-        for s, base in enumerate(rows.bases):
-            shown.setdefault(base, []).append(s)
-        held = {rows.bases[s] for s in (*rows.outputs.values(), *rows.watched.values())}
+        ledger = self.ledger
+        made_at, read_at = (np.full(len(ledger.buffers), -1, np.int64) for _ in range(2))
+        self.run.touches(self.order, *ledger.reads.arrays(), *ledger.outs.arrays(), made_at, read_at)
+        held = {self._base(s) for s in (*self.outputs.values(), *self.watched.values())}
         late: list[tuple[NodeId, int, int]] = []
-        moved: set[int] = set()
-        for node, (target, new) in rows.writes.items():
+        for node, (target, new) in self._writes.items():
             if target == new:
                 continue
-            made = producer.get(new)
-            if made is None:
+            buffer = self._buffer(new)
+            made = int(made_at[buffer]) if self._base(new) == new else -1
+            if made < 0:
                 self.why[node] = "copied"
-            elif new in moved:
+            elif buffer in self.moved:
                 self.why[node] = "the new value lies in another state's memory"
-            elif last_read.get(target, -1) > made or new in held:
+            elif read_at[self._buffer(target)] > made or new in held:
                 self.why[node] = (
                     "the old value is read after the new one is made" if new not in held else "also an output"
                 )
-            elif not self._over(rows.instrs[made], new, target):
+            elif not self._over(ledger.instrs[self.order[made]], new, target):
                 self.why[node] = "the op cannot write over its operand"
-            elif made < self.start and not get(rows.instrs[made].op).traits.update:
+            elif made < self.start and not get(ledger.instrs[self.order[made]].op).traits.update:
                 self.why[node] = "others read the new value in this step"
             else:
-                self._move(shown[new], new, target, made)
-                moved.add(new)
+                self.moved[buffer] = state = self._buffer(target)
+                if made < self.start:
+                    self.early[made] = (*self.early.get(made, ()), ledger.buffers[state][2])
                 continue
             late.append((node, new, target))
-        for node, new, target in late:
-            rows.emit("copy", (new,), (target,), {}, node, "commit")
+        copies = [ledger.committed(node, new, target) for node, new, target in late]
+        self.order = np.concatenate([self.order, np.array(copies, np.int32)])
 
     def _over(self, instr: Instr, new: int, target: int) -> bool:
         """True if the op may write this result over the state, which it reads as a whole and once."""
-        rows, out = self.rows, instr.outs.index(new)
+        slots, out = self.ledger.slots, instr.outs.index(new)
         if self._reads[0] is not instr:
             places: dict[int, list[int]] = {}
             for i, s in enumerate(instr.ins):
-                places.setdefault(rows.bases[s], []).append(i)
+                places.setdefault(slots[s].base, []).append(i)
             self._reads = (instr, places)
         readers = self._reads[1].get(target, [])
         return (
             len(readers) == 1
             and get(instr.op).overwrites(out, readers[0], len(instr.ins), len(instr.outs))
-            and rows.layouts[instr.ins[readers[0]]] == rows.layouts[target]
+            and slots[instr.ins[readers[0]]].layout == slots[target].layout
         )
-
-    def _move(self, slots: list[int], new: int, target: int, made: int) -> None:
-        """Let the new value lie in the state's memory."""
-        rows = self.rows
-        old, state = rows.buffer_of[new], rows.buffer_of[target]
-        for s in slots:
-            rows.buffer_of[s] = state
-        rows.buffers[old].kind = "moved"
-        if made < self.start:
-            self.early[made] = (*self.early.get(made, ()), rows.buffers[state].key)

@@ -24,23 +24,21 @@ _LIMIT = 32
 
 
 def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, **options: Any) -> Plan:
-    """The plan of a program for input specs, from the cache if its version and shapes were planned before.
+    """The plan of a program for input specs: the one that was made before, patched if the program was edited since.
 
     Args:
         options: see `make_plan`.
     """
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
     key = (
-        p.version,
         tuple(sorted(inputs.items(), key=lambda item: item[0])),
         None if outputs is None else tuple(outputs),
         tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())),
     )
     found = plans.get(key)
     if found is None or not found.fresh:
-        for old in [k for k in plans if k[0] != p.version]:
-            del plans[old]
-        found = plans[key] = make_plan(p, inputs, outputs, **options)
+        before, found = found, make_plan(p, inputs, outputs, **options, before=found)
+        plans[key] = found if before is None else before.hand_over(found)
         if len(plans) > _LIMIT:
             plans.popitem(last=False)
     plans.move_to_end(key)

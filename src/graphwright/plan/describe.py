@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphwright.graph import NodeId
@@ -46,20 +47,31 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """The tables by position; no handle, address or time enters."""
-    number = {b: n for n, b in enumerate(sorted({s.buffer for s in plan.slots}))}
+    """The tables, slots and buffers numbered as they are first used; no handle, address or time enters."""
+    slots, buffers = plan.slots, plan.buffers
+    used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
+    used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
+    slot = {s: n for n, s in enumerate(dict.fromkeys(used))}
+    buffer = {b: n for n, b in enumerate(dict.fromkeys(slots[s].buffer for s in slot))}
+    kept = [buffers[b] for b in buffer]
+
+    def numbered(numbers: Iterable[int]) -> list[int]:
+        return [slot[s] for s in numbers]
+
     return {
         "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
         "segments": [list(s) for s in plan.segments],
         "inputs": {n: s.to_json() for n, s in plan.inputs.items()},
-        "outputs": dict(plan.outputs),
-        "watched": dict(plan.watched),
+        "outputs": {name: slot[s] for name, s in plan.outputs.items()},
+        "watched": {name: slot[s] for name, s in plan.watched.items()},
         "commit": plan.commit_start,
-        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in plan.buffers if b.index in number],
+        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in kept],
         "slots": [
-            [number[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
-            for s in plan.slots
+            [buffer[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
+            for s in map(slots.__getitem__, slot)
         ],
-        "instrs": [[i.op, list(i.ins), list(i.outs), list(i.work), encode_attrs(i.attrs)] for i in plan.instrs],
+        "instrs": [
+            [i.op, numbered(i.ins), numbered(i.outs), numbered(i.work), encode_attrs(i.attrs)] for i in plan.instrs
+        ],
         "arena": plan.arena_bytes,
     }

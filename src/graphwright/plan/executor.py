@@ -5,15 +5,14 @@ The limits are where `python -m benchmarks executors` finds the two to meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from graphwright.array import Spec
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
-from graphwright.plan.lower import Rows
-from graphwright.plan.table import Instr
+from graphwright.plan.table import Instr, Slot
 
 EXECUTORS = ("auto", "vm", "aten")
 VM, ATEN = "vm", "aten"
@@ -29,35 +28,38 @@ class Choice(NamedTuple):
     why: str = ""
 
 
-def choose(rows: Rows, executor: str) -> tuple[Choice, ...]:
-    """An executor per instruction. Raises: UsageError for an unknown mode."""
+Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], Choice]
+"""(instruction, slots of its results, slots of its operands) -> what runs it."""
+
+
+def chooser(executor: str) -> Chooser:
+    """What chooses the executor of an instruction. Raises: UsageError for an unknown mode."""
     if executor not in EXECUTORS:
         raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
+    plain = Choice(ATEN)
     if executor == ATEN:
-        return (Choice(ATEN),) * len(rows.instrs)
+        return lambda instr, outs, ins: plain
     from graphwright.array.vm.machine import built
 
     if executor == "auto" and not built():
-        return (Choice(ATEN, "the VM is not built: graphwright warmup"),) * len(rows.instrs)
-    return tuple(_choice(rows, instr, executor == "auto") for instr in rows.instrs)
+        unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
+        return lambda instr, outs, ins: unbuilt
+    return lambda instr, outs, ins: _choice(instr, outs, ins, executor == "auto")
 
 
-def _choice(rows: Rows, instr: Instr, limited: bool) -> Choice:
+def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool) -> Choice:
     if instr.op not in ENCODERS:
         return Choice(ATEN, "the VM has no such op")
-    specs = [rows.specs[s] for s in (*instr.ins, *instr.outs)]
-    if limited and (why := _large(instr, specs)):
+    if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)])):
         return Choice(ATEN, why)
-    outs, ins = ([view_of(rows, s) for s in slots] for slots in (instr.outs, instr.ins))
-    if encode(instr.op, outs, ins, instr.attrs) is None:
+    if encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs) is None:
         return Choice(ATEN, "no VM form for these dtypes or layouts")
     return Choice(VM)
 
 
-def view_of(rows: Rows, slot: int) -> View:
+def view_of(slot: Slot) -> View:
     """A slot as the VM sees it, without an address."""
-    layout = rows.layouts[slot]
-    return View(rows.specs[slot].dtype, layout.shape, layout.strides)
+    return View(slot.dtype, slot.layout.shape, slot.layout.strides)
 
 
 def _large(instr: Instr, specs: Sequence[Spec]) -> str:

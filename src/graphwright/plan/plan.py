@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from graphwright.array import NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
-from graphwright.plan.draft import Firing
-from graphwright.plan.executor import VM, Choice
-from graphwright.plan.layout import aligned, lower_bound
-from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, STATE, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.executor import ATEN, VM, Choice
+from graphwright.plan.layout import aligned
+from graphwright.plan.ledger import Ledger, Row
+from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, TEMP, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StalePlan(ComputeError):
-    """The program was edited since this plan was made."""
+    """What this plan relied on is not so any more: a constant that a rewrite looked at, or the shape of a weight."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +57,132 @@ class Part(NamedTuple):
     stop: int
 
 
+class Patched(NamedTuple):
+    """How a plan came about: `kind` "full" or "patched", why, rows looked at, buffers placed."""
+
+    kind: str
+    why: str
+    rows: int = 0
+    buffers: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why} ({self.rows} rows looked at)"
+
+
+class Firing(NamedTuple):
+    """One use of a rewrite: the rule, the path of the node it was used on, and what stands for it now.
+
+    Attributes:
+        bound: for a rule that rounds otherwise, how far a result may lie from the exact rewrites' one.
+    """
+
+    rule: str
+    node: str
+    into: str
+    bound: str = ""
+
+
+class Arranged:
+    """What native loops made of a ledger: numbers of instructions and buffers, see `graphwright.plan.passes`.
+
+    Attributes:
+        ledger: rows, slots and instructions; it only grows, so that what is said here stays true.
+        rows, slots, turn: rows of the ledger, number of slots and turn when the plan was made.
+        roots: nodes that outputs, watches and writes need.
+        order: instructions as they run.
+        home, first, last, offsets: of each buffer, whose memory it lies in, its times, its place in the arena (or -1).
+        used: of each buffer, whether the plan touches it.
+        total, bound: bytes of the arena, and at the fullest time.
+        sources: slots of inputs, params, consts and states that the plan uses, in order.
+        variables: by key, those behind params, consts and states.
+        folds: node -> slots of values computed once from frozen weights, of those that other rows read.
+        written: keys of the states that the plan writes.
+    """
+
+    __slots__ = (
+        "bound",
+        "first",
+        "folds",
+        "home",
+        "last",
+        "ledger",
+        "offsets",
+        "order",
+        "roots",
+        "rows",
+        "slots",
+        "sources",
+        "total",
+        "turn",
+        "used",
+        "variables",
+        "written",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        order: np.ndarray,
+        home: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        offsets: np.ndarray,
+        used: np.ndarray,
+        total: int,
+        bound: int,
+        roots: tuple[NodeId, ...],
+    ) -> None:
+        self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
+        self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
+        self.rows: dict[NodeId, Row] = dict(ledger.rows)
+        self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
+        slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
+        rows = ledger.sources()
+        self.sources = tuple([row.own[0] for row in rows if used[slots[row.own[0]].buffer]])
+        self.variables = {row.attrs["key"]: weights[row.attrs["key"]] for row in rows if row.op != INPUT}
+        folded = [self.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
+        self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
+        self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
+
+    def moved_since(self, before: Arranged) -> np.ndarray:
+        """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
+        moved = np.ones(len(self.home), np.bool_)
+        old, new = before._places(), self._places()
+        count = len(old[0])
+        moved[:count] = (old[0] != new[0][:count]) | (old[1] != new[1][:count])
+        return moved
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        home = self.home
+        while (further := home[home]).tobytes() != home.tobytes():
+            home = further
+        return home, self.offsets[home]
+
+    def place(self, buffer: int) -> int:
+        """The buffer in whose memory a buffer lies."""
+        home = self.home
+        while home[buffer] != buffer:
+            buffer = int(home[buffer])
+        return buffer
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Rows, slots, buffers and layout; see `graphwright.plan.table` for what they are.
 
+    Slots and buffers are numbered as the ledger of the program came to need them: some may be of nodes that are gone.
+
     Attributes:
-        program, version: what the plan is of; it refuses to run once the program has another version.
+        program, version: what the plan is of. It runs as planned also after the program was edited.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
-        instrs, slots, buffers: the rows.
-        folds: node -> slots of values computed once from frozen weights.
-        pruned: paths of nodes that nothing needs.
-        rewrites: uses of rewrites, in order.
         commits: path of a write -> why its value is copied at the end instead of updated in place.
         commit_start: first instruction of the commit segment, which writes carried state.
         early: instruction -> keys of the states it updates before the commit segment.
         guards: constants whose values a rewrite relied on, with their versions.
-        choices: what runs each instruction, and why not the VM.
-        arena_bytes: size of the arena.
         options: what was asked for.
+        arranged: the tables as numbers.
+        patched: whether it was made anew or from the plan before, and why.
         ms: milliseconds that planning took.
     """
 
@@ -82,41 +191,173 @@ class Plan:
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, int]
     watched: Mapping[str, int]
-    instrs: tuple[Instr, ...]
-    slots: tuple[Slot, ...]
-    buffers: tuple[Buffer, ...]
-    folds: Mapping[NodeId, tuple[int, ...]]
-    pruned: tuple[str, ...]
-    rewrites: tuple[Firing, ...]
     commits: Mapping[str, str]
     commit_start: int
     early: Mapping[int, tuple[str, ...]]
     guards: Mapping[str, tuple[NDArray, int]]
-    choices: tuple[Choice, ...]
-    arena_bytes: int
     options: Options
+    arranged: Arranged
+    patched: Patched
     ms: float
     _lazy: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    # -- the tables --------------------------------------------------------------------------------------------------
+    @property
+    def instrs(self) -> tuple[Instr, ...]:
+        """Instructions in the order in which they run."""
+        return self._once("instrs", lambda: tuple(map(self.arranged.ledger.instrs.__getitem__, self._order())))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What runs each instruction, and why not the VM."""
+        return self._once("choices", lambda: tuple(map(self.arranged.ledger.choices.__getitem__, self._order())))
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Slots, each with the buffer that it lies in."""
+        return self._once("slots", self._slots)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Buffers; of kind "unused" if nothing of the plan touches one."""
+        return self._once("buffers", self._buffers)
+
+    @property
+    def folds(self) -> Mapping[NodeId, tuple[int, ...]]:
+        """Node -> slots of values computed once from frozen weights."""
+        return self.arranged.folds
+
+    @property
+    def pruned(self) -> tuple[str, ...]:
+        """Paths of nodes that nothing needs, in order."""
+        return self._once("pruned", lambda: tuple(r.path for r in self._rows() if r.node not in self._needed()))
+
+    @property
+    def rewrites(self) -> tuple[Firing, ...]:
+        """Uses of rewrites, in order."""
+        return self._once("rewrites", self._rewrites)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena."""
+        return self.arranged.total
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._lazy:
+            self._lazy[name] = make()
+        return self._lazy[name]
+
+    def _order(self) -> list[int]:
+        return self.arranged.order.tolist()
+
+    def _slots(self) -> tuple[Slot, ...]:
+        arranged = self.arranged
+        count, home = len(arranged.home), arranged.home
+        stay = (home == np.arange(count)).tolist()
+        found = arranged.ledger.slots[: arranged.slots]
+        return tuple([s if stay[s.buffer] else s._replace(buffer=arranged.place(s.buffer)) for s in found])
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        at = self.arranged
+        columns = (at.home.tolist(), at.first.tolist(), at.last.tolist(), at.offsets.tolist(), at.used.tolist())
+        made = []
+        for b, ((kind, size, key), home, first, last, offset, used) in enumerate(
+            zip(at.ledger.buffers, *columns, strict=False)
+        ):
+            made.append(Buffer(b, "moved" if home != b else kind if used else "unused", size, key, first, last, offset))
+        return tuple(made)
+
+    def _rows(self) -> list[Row]:
+        key, rows = self.program.order_labels.key, self.arranged.rows
+        graph = self.program.graph
+        return sorted(rows.values(), key=lambda r: (0, *key(r.node)) if r.node in graph else (1, 0, r.node.index))
+
+    def _needed(self) -> set[NodeId]:
+        """Nodes that an output, a watch or a write reads over any path."""
+        return self._once("needed", self._reached)
+
+    def _reached(self) -> set[NodeId]:
+        rows, stack = self.arranged.rows, list(self.arranged.roots)
+        seen = set(stack)
+        while stack:
+            for source in rows[stack.pop()].sources:
+                if source.node not in seen:
+                    seen.add(source.node)
+                    stack.append(source.node)
+        return seen
+
+    def folding(self) -> list[Row]:
+        """Rows that folded values are computed from, and these, each after what it reads."""
+        rows, found = self.arranged.rows, {}
+        stack = list(self.arranged.folds)
+        while stack:
+            node = stack[-1]
+            waiting = [v.node for v in rows[node].sources if v.node not in found] if node not in found else []
+            if waiting:
+                stack += waiting
+            else:
+                found[stack.pop()] = None
+        return [rows[node] for node in found]
+
+    def _rewrites(self) -> tuple[Firing, ...]:
+        rows, needed = self.arranged.rows, self._needed()
+
+        def name(node: NodeId | None) -> str:
+            return rows[node].path if node is not None and node in rows else "constant"
+
+        uses = [use for row in self._rows() if row.node in needed for use in row.uses]
+        return tuple([Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses])
+
+    @property
+    def latest(self) -> bool:
+        """True for the plan that was made last of its ledger, which the next one can be patched from."""
+        return self.arranged.turn == self.arranged.ledger.turn
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, *, lease: bool = False, **named: Any) -> dict[str, Any]:
         """Run in the plan's own workspace; see `Workspace.run`."""
         return self.workspace().run({**(feeds or {}), **named}, lease=lease)
 
     def workspace(self) -> Any:
-        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`."""
+        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`.
+
+        It goes over to the plan that is patched from this one.
+        Raises: StalePlan once the plan was closed.
+        """
+        if "closed" in self._lazy:
+            raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
         if "workspace" not in self._lazy:
             from graphwright.plan.workspace import Workspace
 
             self._lazy["workspace"] = Workspace(self)
         return self._lazy["workspace"]
 
+    def close(self) -> None:
+        """Give the memory back; until then the plan runs as planned, whatever becomes of the program."""
+        self._lazy["closed"] = True
+        self._lazy.pop("workspace", None)
+
+    def hand_over(self, after: Plan) -> Plan:
+        """Let the plan patched from this one have the workspace, if there is one that is not running; returns it."""
+        space = self._lazy.get("workspace")
+        if space is not None and space.adopt(after):
+            after._lazy["workspace"] = self._lazy.pop("workspace")
+        return after
+
     @property
     def fresh(self) -> bool:
         """True while the program has the version that was planned, and the constants that rewrites relied on."""
         if self.program.version != self.version or _edited_source(self.program):
             return False
-        weights = self.program.weights
-        return all(weights.array(k) is array and array.storage.version == v for k, (array, v) in self.guards.items())
+        return self.guarded_fresh
+
+    @property
+    def guarded_fresh(self) -> bool:
+        """True while the constants that rewrites relied on are what they were."""
+        known = self.arranged.ledger.program.weights
+        return all(
+            k in known and known.array(k) is array and array.storage.version == v
+            for k, (array, v) in self.guards.items()
+        )
 
     @property
     def guarded(self) -> list[tuple[NDArray, int]]:
@@ -124,15 +365,12 @@ class Plan:
         return list(self.guards.values())
 
     def check_fresh(self) -> None:
-        """Raises: StalePlan if the program was edited since."""
-        if not self.fresh:
-            source = _edited_source(self.program)
-            edited, planned = (self.program, self.version) if source is None else source
+        """Raises: StalePlan if a constant that a rewrite relied on is another one now."""
+        if not self.guarded_fresh:
             raise StalePlan(
-                "the program was edited after this plan was made",
-                where=edited.name,
-                expected=f"version {planned}",
-                got=f"version {edited.version}",
+                "a constant that this plan relied on was changed",
+                where=self.program.name,
+                got=", ".join(self.guards),
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
@@ -153,9 +391,15 @@ class Plan:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Runs of instructions of one executor; one of the VM is one call."""
-        ends = [i for i in range(1, len(self.choices)) if self.choices[i].executor != self.choices[i - 1].executor]
-        bounds = [0, *ends, len(self.choices)]
-        return tuple(Segment(self.choices[a].executor, a, b) for a, b in pairwise(bounds) if a < b)
+        return self._once("segments", self._segments)
+
+    def _segments(self) -> tuple[Segment, ...]:
+        order = self.arranged.order
+        if not len(order):
+            return ()
+        native = np.frombuffer(self.arranged.ledger.native, np.int8)[order]
+        ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
+        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -185,15 +429,8 @@ class Plan:
         return self._of_kind(PARAM, CONST)
 
     def _of_kind(self, *kinds: str) -> tuple[int, ...]:
-        return tuple(
-            s.index
-            for s in self.slots
-            if s.base == s.index and self.buffers[s.buffer].kind in kinds and self._is_source(s)
-        )
-
-    def _is_source(self, slot: Slot) -> bool:
-        """True for the slot of a node that stores or is fed, not for a result that was moved into its memory."""
-        return slot.value is not None and self.program.op(slot.value.node) in (INPUT, PARAM, CONST, STATE)
+        slots, buffers = self.arranged.ledger.slots, self.arranged.ledger.buffers
+        return tuple([s for s in self.arranged.sources if buffers[slots[s].buffer][0] in kinds])
 
     def last_use(self, slot: int) -> int | None:
         """The last instruction that reads the value a slot shows; where it was made if none does.
@@ -222,7 +459,7 @@ class Plan:
                 for s in (*instr.ins, *instr.outs, *instr.work):
                     uses[self.slots[s].base] = i
             for s in self.slots:
-                if s.base == s.index and (self._is_source(s) or self.buffers[s.buffer].kind not in ARENA):
+                if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
                     uses[s.index] = None
             for s in (*self.outputs.values(), *self.watched.values()):
                 uses[self.slots[s].base] = None
@@ -247,10 +484,27 @@ class Plan:
             line.append(live)
         return tuple(line)
 
+    def compact(self) -> Plan:
+        """A plan of the program as it is now, of the same inputs and options, made from nothing."""
+        from graphwright.plan.planner import make_plan
+
+        o = self.options
+        wanted = tuple(name for name in self.outputs if name in self.program.output_names())
+        return make_plan(
+            self.program,
+            self.inputs,
+            wanted,
+            freeze=o.freeze,
+            rewrites=o.rewrites,
+            layout=o.layout,
+            watch=o.watch,
+            executor=o.executor,
+        )
+
     @property
     def lower_bound(self) -> int:
         """Bytes live at the fullest instruction; no arena can be smaller."""
-        return lower_bound(self.buffers, len(self.instrs))
+        return self.arranged.bound
 
     @property
     def hash(self) -> str:

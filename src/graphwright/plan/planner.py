@@ -1,26 +1,35 @@
-"""Program -> Plan: check what is asked, then draft, rewrites, rows, commits, liveness, layout."""
+"""Program -> Plan: check what is asked, bring the ledger up to date, then loops over all instructions and the layout.
+
+After an edit the ledger of the plan before is taken on: rows of what the edit did not touch stay, and so do the places
+of their buffers in the arena.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
+import numpy as np
+
 from graphwright.array import CPU, Spec, backend
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
-from graphwright.plan.draft import Draft
-from graphwright.plan.executor import choose
-from graphwright.plan.layout import place, place_naive
-from graphwright.plan.liveness import in_place, lifetimes
-from graphwright.plan.lower import Rows
-from graphwright.plan.plan import Options, Plan
-from graphwright.plan.rewrites import MODES, rewrite
-from graphwright.plan.table import Slot
+from graphwright.plan.layout import place_naive
+from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
+from graphwright.plan.native import loops
+from graphwright.plan.plan import Arranged, Options, Patched, Plan
+from graphwright.plan.rewrites import FAST_RULES, MODES, RULES
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
 
-_LAYOUTS = {"reuse": place, "naive": place_naive}
+LAYOUTS = ("reuse", "naive")
+CONE, WASTE = 0.25, 1.25
+"""A plan is made anew if an edit touched more than this share of its buffers, or its arena is this much too large."""
+_GARBAGE = (
+    4096  # buffers that nothing uses any more, beyond as many again as are used, from which on a ledger is dropped
+)
 
 
 def make_plan(
@@ -33,6 +42,7 @@ def make_plan(
     layout: str = "reuse",
     watch: Sequence[str] = (),
     executor: str = "aten",
+    before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
 
@@ -40,50 +50,137 @@ def make_plan(
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
         freeze, rewrites, layout, watch, executor: see `Options`.
+        before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
     """
     backend(CPU)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
-    if rewrites not in MODES or layout not in _LAYOUTS:
-        raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {tuple(_LAYOUTS)}", got=(rewrites, layout))
+    if rewrites not in MODES or layout not in LAYOUTS:
+        raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
     refuse_broken(p)
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
+    watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
+    why = _full(before, rewrites)
     with uncollected():
-        draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
-        if rewrites != "none":
-            rewrite(draft, fast=rewrites == "fast")
-        rows = Rows(draft, freeze=freeze, fold=rewrites != "none")
-        commit = Commit(rows)
-        lifetimes(rows)
-        in_place(rows)
-        choices = choose(rows, executor)
-        arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
-        columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
-        slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
+        if before is None or why:
+            rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
+            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor)
+            ledger.held = frozenset((*wanted.values(), *watched.values()))
+        else:
+            ledger = before.arranged.ledger
+        looked_at = ledger.settled
+        ledger.sync()
+        given, seen = (
+            {name: ledger.rows[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
+        )
+        nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *p.writes())
+        rows = ledger.settled - looked_at
+        commit, arranged, patched = _arrange(ledger, given, seen, layout, before, why, rows, nodes)
     return Plan(
         program=p,
         version=p.version,
         inputs=dict(inputs),
-        outputs=rows.outputs,
-        watched=rows.watched,
-        instrs=tuple(rows.instrs),
-        slots=slots,
-        buffers=tuple(rows.buffers),
-        folds=rows.folds,
-        pruned=tuple(p.path(n) for n in draft.pruned),
-        rewrites=tuple(draft.log),
-        commits={p.path(n): why for n, why in commit.why.items()},
+        outputs=commit.outputs,
+        watched=commit.watched,
+        commits={ledger.rows[n].path: reason for n, reason in commit.why.items()},
         commit_start=commit.start,
         early=commit.early,
-        guards=draft.guards,
-        arena_bytes=arena,
-        choices=choices,
+        guards=dict(ledger.guards),
         options=Options(freeze, rewrites, layout, tuple(watch), executor),
+        arranged=arranged,
+        patched=patched,
         ms=(perf_counter() - started) * 1e3,
     )
+
+
+def _full(before: Plan | None, rewrites: str) -> str:
+    """Why nothing of the plan before can be taken on, if so."""
+    if before is None:
+        return "the first plan"
+    if rewrites == "fast":
+        return "fast rewrites look at all readers of a value"
+    if not before.latest:
+        return "the plan was patched already"
+    if not before.guarded_fresh:
+        return "a constant that a rewrite relied on changed"
+    ledger = before.arranged.ledger
+    if len(ledger.buffers) > 2 * int(np.count_nonzero(before.arranged.used)) + _GARBAGE:
+        return "most rows of the ledger are of nodes that are gone"
+    return ""
+
+
+def _arrange(
+    ledger: Ledger,
+    outputs: Mapping[str, int],
+    watched: Mapping[str, int],
+    layout: str,
+    before: Plan | None,
+    why: str,
+    rows: int,
+    nodes: tuple[NodeId, ...],
+) -> tuple[Commit, Arranged, Patched]:
+    """Instructions in order, buffers with times and places."""
+    run = loops(len(ledger.order))
+    slots = ledger.slots
+    roots = [slots[s].buffer for s in (*outputs.values(), *watched.values())]
+    written = ledger.writes().values()
+    roots += [slots[s].buffer for pair in written for s in pair]
+    need = np.zeros(len(ledger.buffers), np.bool_)
+    need[roots] = True
+    order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
+    commit = Commit(ledger, order, outputs, watched, run)
+    order, count = commit.order, len(ledger.buffers)
+    reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()
+    home, first, last = np.arange(count), np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    codes = np.frombuffer(ledger.codes, np.int8)
+    fixed = codes != TEMPORARY
+    for buffer, state in commit.moved.items():
+        home[buffer] = state
+        fixed[buffer] = True
+    run.lifetimes(order, *reads, *outs, *works, home, first, last)
+    held = [slots[s].buffer for s in (*commit.outputs.values(), *commit.watched.values())]
+    for b in held:
+        last[run_root(home, b)] = len(order)
+    first[(codes == FED) & (last >= 0)] = 0
+    run.in_place(order, *reads, *ledger.pairs.arrays(), fixed, home, first, last)
+    used = last >= 0
+    used[: len(need)] |= need
+    own = (codes != ELSEWHERE) & (home == np.arange(count))
+    sizes = np.frombuffer(ledger.sizes, np.int64).copy()
+    times = np.where(own, last, -1)
+    offsets = np.full(count, -1, np.int64)
+    steps = len(order)
+    bound = int(run.fullest(sizes, first, times, steps))
+    if layout == "naive":
+        total, patched = place_naive(sizes, times, offsets), Patched("full", "naive layout", rows)
+    else:
+        total, patched = -1, Patched("full", why, rows)
+        if not why and before is not None:
+            known = before.arranged.offsets
+            offsets[: len(known)] = known
+            offsets[times < 0] = -1
+            placed, total = run.keep_places(sizes, first, times, offsets, steps)
+            patched = Patched("patched", f"{placed} buffers placed", rows, int(placed))
+            if rows > CONE * len(ledger.rows):
+                total, patched = -1, Patched("full", f"the edit touched {rows} of {len(ledger.rows)} rows", rows)
+            elif total > WASTE * bound:
+                patched = Patched("full", f"the arena would be {total / max(bound, 1):.2f} of the lower bound", rows)
+                total = -1
+        if total < 0:
+            offsets[:] = -1
+            total = int(run.place(sizes, first, times, offsets, steps))
+    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, nodes)
+    return commit, arranged, patched
+
+
+def run_root(home: np.ndarray, b: int) -> int:
+    """The buffer in whose memory a buffer lies."""
+    while home[b] != b:
+        b = int(home[b])
+    return b
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:

@@ -1,190 +1,128 @@
-"""Rewrites of a draft: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
+"""Rewrites: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
 
 `fast` adds rules that round otherwise; each use lists its error bound.
 
 One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer
-to its source, so nothing before the row at hand can change again. Rules read traits and layouts, no op names.
+to its source, so nothing before the row at hand can change again. Rules change rows of the ledger and never the
+program; they read traits and layouts, no op names.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from math import copysign
 
-from graphwright.array import DType, Layout
-from graphwright.array.layout import row_major
+from graphwright.array import DType
 from graphwright.ops import Op, get
-from graphwright.plan.draft import Draft, Firing, Ref, Row
-from graphwright.program.kinds import CONST, KINDS
+from graphwright.plan.ledger import Ledger, Row, Rule, Use
+from graphwright.program.kinds import KINDS
 
 MODES = ("none", "exact", "fast")
+Stands = tuple[int, ...] | None
 
 
-class _Pass:
-    """What the rules know of the rows before the one at hand."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.views: dict[Ref, tuple[Ref, Layout]] = {}
-        self.shown: dict[tuple[Ref, Layout], Ref] = {}
-        self.computed: dict[tuple, int] = {}
-        self.numbers: dict[Ref, float | None] = {}
-        self.readers = Counter(ref for row in draft.rows for ref in row.operands)
-        self.readers.update([*draft.outputs.values(), *draft.watched.values()])
-
-    def number(self, ref: Ref) -> float | None:
-        """The value of a constant of one element that nobody writes, else None; reads no mapped page."""
-        if ref not in self.numbers:
-            row = self.draft.rows[ref.row]
-            value = None
-            if row.op == CONST and self.draft.spec(ref).size == 1:
-                array = self.draft.program.weights.array(row.attrs["key"])
-                if not array.storage.readonly or array.storage.touched:
-                    value = array.item()
-                    self.draft.guards[row.attrs["key"]] = (array, array.storage.version)
-            self.numbers[ref] = value
-        return self.numbers[ref]
-
-
-Rule = Callable[[_Pass, int, Row, Op], bool]
-"""Looks at a row; True if another result stands for its result now."""
-
-
-def single_edge(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def single_edge(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A sum of one edge is what the edge carries."""
-    if not op.traits.nary or len(row.operands) != 1:
-        return False
-    state.draft.replace("single edge", i, row.operands[0])
-    return True
+    if not op.traits.nary or len(row.reads) != 1:
+        return None
+    return ledger.stand("single edge", row, row.reads)
 
 
-def same_view(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
     if op.view is None:
-        return False
-    source = row.operands[0]
-    shape = state.draft.spec(source).sizes
-    root, layout = state.views.get(source) or (source, Layout(shape, row_major(shape)))
-    shown = op.view(layout, row.attrs)
+        return None
+    source = ledger.slots[row.reads[0]]
+    shown = op.view(source.layout, row.attrs)
     if shown is None:  # must copy: a source of its own
-        return False
-    here = Ref(i)
-    if shown.shape == state.draft.spec(root).shape and shown == Layout(shown.shape, row_major(shown.shape)):
-        state.draft.replace("identity view", i, root)
-        return True
-    earlier = state.shown.setdefault((root, shown), here)
-    if earlier is not here:
-        state.draft.replace("same view", i, earlier)
-        return True
-    state.views[here] = (root, shown)
-    return False
+        return None
+    base, kind = ledger.slots[source.base], row.specs[0].dtype
+    if shown == base.layout and kind is base.dtype:
+        return ledger.stand("identity view", row, (base.index,))
+    earlier = ledger.first_of(row, ("view", base.index, shown, kind))
+    return None if earlier is None else ledger.stand("same view", row, earlier.results)
 
 
-def neutral_operand(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def neutral_operand(ledger: Ledger, row: Row, op: Op) -> Stands:
     """x·1, x/1, x - 0, x + (-0): the other operand. Never x + 0, which turns -0 into 0."""
-    if len(row.operands) != 2:
-        return False
+    if len(row.reads) != 2:
+        return None
     for place, neutral in op.traits.identity:
-        other = row.operands[1 - place]
-        if state.draft.spec(other) != row.specs[0]:
+        other = row.reads[1 - place]
+        if ledger.slots[other].spec != row.specs[0]:
             continue
-        value = state.number(row.operands[place])
+        value = ledger.number(row.reads[place])
         if value is not None and value == neutral and copysign(1.0, value) == copysign(1.0, neutral):
-            state.draft.replace("neutral operand", i, other)
-            return True
-    return False
+            return ledger.stand("neutral operand", row, (other,))
+    return None
 
 
-def conversion_chain(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A conversion to the dtype at hand is the operand; one after an exact widening starts from the narrow value."""
     if not op.traits.convert:
-        return False
-    draft, source = state.draft, row.operands[0]
-    before = draft.rows[source.row]
-    while before.op not in KINDS and get(before.op).traits.convert:
-        first, middle, last = (draft.spec(r).dtype for r in (before.operands[0], source, Ref(i)))
-        if not (widens(first, middle) and (last is first or (first.is_float and last.is_float))):
+        return None
+    slots, last = ledger.slots, row.specs[0].dtype
+    source = slots[row.reads[0]]
+    before = ledger.maker(source.index)
+    while before is not None and before.op not in KINDS and get(before.op).traits.convert:
+        first = slots[before.reads[0]]
+        exact = widens(first.dtype, source.dtype)
+        if not (exact and (last is first.dtype or (first.dtype.is_float and last.is_float))):
             break
-        draft.log.append(Firing("conversion chain", draft.path(i), draft.path(before.operands[0].row)))
-        row.operands[0] = source = before.operands[0]
-        before = draft.rows[source.row]
-    if draft.spec(source) == row.specs[0]:
-        draft.replace("identity conversion", i, source)
-        return True
-    return False
+        into = ledger.maker(first.index)
+        row.uses = (*row.uses, Use("conversion chain", row.node, None if into is None else into.node))
+        row.reads, source, before = (first.index,), first, into
+    if source.spec == row.specs[0]:
+        return ledger.stand("identity conversion", row, (source.index,))
+    return None
 
 
-def same_result(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
     """The same op on the same operands was computed before; never one that carries state."""
     if op.traits.update or op.view is not None:
-        return False
-    key = (row.op, repr(row.attrs), row.specs, tuple(row.operands))  # repr: 0.0, -0.0, 0 and False differ
-    earlier = state.computed.setdefault(key, i)
-    if earlier == i:
-        return False
-    draft = state.draft
-    for port in range(len(row.specs)):
-        draft.same[Ref(i, port)] = Ref(earlier, port)
-    draft.log.append(Firing("same result", draft.path(i), draft.path(earlier)))
-    return True
+        return None
+    # repr: 0.0, -0.0, 0 and False differ
+    earlier = ledger.first_of(row, (row.op, repr(row.attrs), row.specs, row.reads))
+    return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
 
 
-def zero_added(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def zero_added(ledger: Ledger, row: Row, op: Op) -> Stands:
     """X + 0: x, whose -0 then stays -0."""
-    if not op.traits.sums or len(row.operands) != 2:
-        return False
+    if not op.traits.sums or len(row.reads) != 2:
+        return None
     for place in (0, 1):
-        other = row.operands[1 - place]
-        if state.draft.spec(other) == row.specs[0] and state.number(row.operands[place]) == 0:
-            state.draft.replace("zero added", i, other, bound="0; a zero may have the other sign")
-            return True
-    return False
+        other = row.reads[1 - place]
+        if ledger.slots[other].spec == row.specs[0] and ledger.number(row.reads[place]) == 0:
+            return ledger.stand("zero added", row, (other,), bound="0; a zero may have the other sign")
+    return None
 
 
-def addend_into_product(state: _Pass, i: int, row: Row, op: Op) -> bool:
+def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A vector added to a product that nothing else reads: the product's own addend, so that it is written once."""
-    if not op.traits.sums or len(row.operands) != 2:
-        return False
-    draft = state.draft
+    if not op.traits.sums or len(row.reads) != 2:
+        return None
     for place in (0, 1):
-        inner, other = row.operands[place], row.operands[1 - place]
-        product = draft.rows[inner.row]
-        if product.op in KINDS or get(product.op).traits.addend != len(product.operands) or state.readers[inner] != 1:
+        inner, other = (ledger.slots[row.reads[p]].spec for p in (place, 1 - place))
+        value = row.sources[place]
+        product = ledger.rows[value.node]
+        if product.op in KINDS or get(product.op).traits.addend != len(product.reads):
             continue
-        spec, vector = row.specs[0], draft.spec(other)
-        if draft.spec(inner) != spec or vector.shape != spec.shape[-1:] or vector.dtype is not spec.dtype:
+        if row.reads[place] not in product.own or not ledger.read_once(value):
             continue
-        terms, digits = draft.spec(product.operands[0]).sizes[-1], _DIGITS[spec.dtype.name][0]
+        spec = row.specs[0]
+        if inner != spec or other.shape != spec.shape[-1:] or other.dtype is not spec.dtype:
+            continue
+        terms, digits = ledger.slots[product.reads[0]].spec.sizes[-1], _DIGITS[spec.dtype.name][0]
         bound = f"{terms + 2} · 2^-{digits} · (Σ|x·w| + |b|)"
-        draft.log.append(Firing("addend into product", draft.path(inner.row), draft.path(i), bound))
-        row.op, row.attrs, row.operands = product.op, product.attrs, [*product.operands, other]
-        return True
-    return False
+        row.uses = (*row.uses, Use("addend into product", product.node, row.node, bound))
+        row.op, row.attrs, row.reads = product.op, product.attrs, (*product.reads, row.reads[1 - place])
+        return None
+    return None
 
 
 RULES: tuple[Rule, ...] = (single_edge, same_view, neutral_operand, conversion_chain, same_result)
 
 
 FAST_RULES: tuple[Rule, ...] = (zero_added, addend_into_product)
-
-
-def rewrite(draft: Draft, *, fast: bool = False) -> None:
-    """Apply the rules to every row, in order; `draft.log` says what happened."""
-    state, same, find = _Pass(draft), draft.same, draft.find
-    rules = (*RULES, *FAST_RULES) if fast else RULES
-    for i, row in enumerate(draft.rows):
-        if same:
-            row.operands = [find(ref) if ref in same else ref for ref in row.operands]
-        if row.op in KINDS:
-            continue
-        op = get(row.op)
-        for rule in rules:
-            if rule(state, i, row, op):
-                break
-        for port in range(len(row.specs)):  # who read the row reads what stands for it
-            if (by := same.get(Ref(i, port))) is not None:
-                state.readers[by] += state.readers[Ref(i, port)]
 
 
 _DIGITS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import memmove
+from itertools import accumulate, chain
 from operator import length_hint
 from threading import Lock
 from typing import Any
@@ -21,9 +22,10 @@ from graphwright.ops.call import kernel_error
 from graphwright.plan.collector import uncollected
 from graphwright.plan.executor import VM
 from graphwright.plan.lease import Lease
-from graphwright.plan.plan import Part, Plan
+from graphwright.plan.native import loops
+from graphwright.plan.plan import Part, Plan, StalePlan
 from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, Instr
+from graphwright.plan.table import ARENA, FOLDED, INPUT, PARAM, STATE, Instr
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
@@ -54,14 +56,14 @@ class Workspace:
 
     def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
         self.plan, self.poison = plan, poison
-        self.variables = {
-            b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
-        }
-        self._written_keys = self._keys_written()
+        self._given = variables or {}
+        self.variables = self._variables(plan)
+        self.pinned = False
         self._runs = WriteCount()
         finalize(self, self._runs.retire)
         self._bound: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
+        self._folds: Mapping[Any, tuple[int, ...]] = {}
         self._calls: list[Any] = []
         self._counts: list[int] = []
         self._singles: dict[int, list[Any]] = {}
@@ -73,14 +75,52 @@ class Workspace:
         self._seen = -1
         self._relied: list[tuple[NDArray, int]] = []
         self._memory: dict[int, Storage] = {}
+        self._bound_calls: dict[int, list[Any]] = {}
+        self._code: dict[tuple[int, ...], Any] = {}
+        self._readers: dict[int, Callable[[], NDArray]] = {}
+        self._writers: dict[int, Callable[[NDArray], object]] = {}
         self._busy = Lock()
 
-    def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
-        return variables[key] if variables is not None and key in variables else self.plan.program.weights[key]
+    def _variables(self, plan: Plan) -> dict[str, Variable]:
+        """What the plan reads and writes, by key."""
+        ledger, own = plan.arranged.ledger, plan.arranged.variables
+        buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
+        keys = [key for kind, _, key in buffers if kind != INPUT]
+        keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
+        return {key: self._given.get(key, own[key]) for key in keys}
 
-    def _keys_written(self) -> list[str]:
-        p = self.plan.program
-        return [p.key(p.operands(n)[0].node) for n in p.writes()]
+    def adopt(self, plan: Plan) -> bool:
+        """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
+
+        Returns: False, with nothing changed, if the plan is of another ledger or this workspace runs or is pinned.
+        """
+        before, after = self.plan.arranged, plan.arranged
+        if self.pinned or before.ledger is not after.ledger or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            self.plan = plan
+            self.variables = self._variables(plan)
+            self._seen = -1
+            if self._arena is None or after.total > self._arena.nbytes:
+                self._arena = None  # bound anew at the next run
+                return True
+            changed = after.moved_since(before)
+            ledger, run = after.ledger, loops(len(after.order))
+            lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
+            for q in self._bound_calls.keys() - set(after.order.tolist()):
+                del self._bound_calls[q]
+            for q in run.moved(after.order, *lists, changed).tolist():
+                self._bound_calls.pop(q, None)
+            known = np.fromiter(self._views, np.int64, len(self._views))
+            holders = np.frombuffer(ledger.holders, np.int32)
+            for slot in known[changed[holders[known]]].tolist():
+                del self._views[slot]
+                self._readers.pop(slot, None)
+                self._writers.pop(slot, None)
+            self._calls = []  # put together at the next run
+            return True
+        finally:
+            self._busy.release()
 
     # -- running -----------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
@@ -149,7 +189,7 @@ class Workspace:
                 self._runs.count += 1
             for i in range(part.start, part.stop):
                 if i not in self._singles:
-                    self._singles[i] = self._bound_calls(i, i + 1)
+                    self._singles[i] = self._calls_of(i, i + 1)
                 try:
                     for call in self._singles[i]:
                         call()
@@ -179,8 +219,8 @@ class Workspace:
         backend(CPU).copy(view, given.copy() if given.storage is self._arena else given)
 
     def _known(self, slot: int) -> None:
-        if not 0 <= slot < len(self.plan.slots):
-            raise UsageError("no such slot", expected=f"0..{len(self.plan.slots) - 1}", got=slot)
+        if not 0 <= slot < self.plan.arranged.slots:
+            raise UsageError("no such slot", expected=f"0..{self.plan.arranged.slots - 1}", got=slot)
 
     @property
     def stale(self) -> bool:
@@ -211,7 +251,10 @@ class Workspace:
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
         plan = self.plan
-        inputs = {plan.buffers[plan.slots[s].buffer].key: self._view(s).to_numpy(bits=True) for s in plan.input_slots}
+        ledger = plan.arranged.ledger
+        inputs = {
+            ledger.buffers[ledger.slots[s].buffer][2]: self._view(s).to_numpy(bits=True) for s in plan.input_slots
+        }
         return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
     def value(self, slot: int) -> NDArray:
@@ -262,31 +305,57 @@ class Workspace:
     def _failed(self, at: int, error: Exception) -> GraphwrightError:
         plan, instr = self.plan, self.plan.instrs[at]
         failure: GraphwrightError = kernel_error(
-            instr.op, [self._view(s) for s in instr.ins], error, plan.program.path(instr.node)
+            instr.op, [self._view(s) for s in instr.ins], error, plan.arranged.rows[instr.node].path
         )
         torn = [key for i, keys in plan.early.items() if i < at for key in keys]
         done = [plan.buffers[plan.slots[s].buffer] for i in plan.instrs[plan.commit_start : at] for s in i.outs]
         torn += [b.key for b in done if b.kind in (PARAM, STATE)]
         if torn:
             failure = StepTorn(failure, tuple(torn))
-        failure.add_note(origin(plan.program, instr.node))
+        if instr.node in plan.program.graph:
+            failure.add_note(origin(plan.program, instr.node))
         return failure
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def _bind(self) -> None:
-        """Make memory and calls at the first run; bind again where a variable has another array than before."""
-        for key in self._written_keys:
+        """Make memory and calls at the first run; bind again what has another array or place than before."""
+        arranged = self.plan.arranged
+        for key in arranged.written:
             self.variables[key].own()
         first = self._arena is None
         if first:
-            self._arena = backend(CPU).allocate(self.plan.arena_bytes)
+            room = arranged.total // (4 if self._bound else 8)  # to grow into; memory that nobody touched costs nothing
+            self._arena = backend(CPU).allocate(arranged.total + room)
         changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
         if changed:
+            self._check_arrays()
             self._bound = {key: self._array(v) for key, v in self.variables.items()}
+        if changed:
+            for kept in (self._bound_calls, self._views, self._readers, self._writers):
+                kept.clear()
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
                 self._fold()
                 self._bind_calls()
+        elif not self._calls:
+            with uncollected():
+                if self.plan.folds != self._folds:
+                    self._fold()
+                self._bind_calls()
+
+    def _check_arrays(self) -> None:
+        """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
+        ledger = self.plan.arranged.ledger
+        for s in self.plan.arranged.sources:
+            kind, _, key = ledger.buffers[ledger.slots[s].buffer]
+            if kind != INPUT and self.variables[key].spec != ledger.slots[s].spec:
+                raise StalePlan(
+                    "a weight has another shape than was planned",
+                    where=f"{self.plan.program.name}: {key}",
+                    expected=ledger.slots[s].spec,
+                    got=self.variables[key].spec,
+                    fix="program.compile(...) again",
+                )
 
     @staticmethod
     def _array(variable: Variable) -> NDArray:
@@ -295,55 +364,104 @@ class Workspace:
 
     def _fold(self) -> None:
         """Compute what depends on frozen weights alone."""
-        plan, p = self.plan, self.plan.program
-        self._folded = []
+        plan = self.plan
+        self._folded, self._folds = [], plan.folds
         if not plan.folds:
             return
         made: dict[Value, NDArray] = {}
-        needed = p.reachable(list(plan.folds))
-        for node in sorted(needed, key=p.order_labels.key):
-            if p.op(node) in STORED:
-                array = made[Value(node)] = self._bound.get(p.key(node)) or p.weights.array(p.key(node))
+        for row in plan.folding():
+            if row.op in STORED:
+                array = made[Value(row.node)] = self._bound[row.attrs["key"]]
                 self._folded.append((array, array.storage.version))
                 continue
-            row, operands = get(p.op(node)), p.operands(node)
-            if row.traits.convert and p.op(operands[0].node) in STORED:
-                made[Value(node)] = _converted(made[operands[0]], p.specs(node)[0].dtype)
+            op, operands = get(row.op), row.sources
+            if op.traits.convert and plan.arranged.rows[operands[0].node].op in STORED:
+                made[Value(row.node)] = _converted(made[operands[0]], row.specs[0].dtype)
                 continue
-            for port, result in enumerate(compute(row, [made[v] for v in operands], p.attrs(node))):
-                made[Value(node, port)] = result
+            for port, result in enumerate(compute(op, [made[v] for v in operands], row.attrs)):
+                made[Value(row.node, port)] = result
         for slots in plan.folds.values():
             for slot in slots:
-                row = plan.slots[slot]
+                row = plan.arranged.ledger.slots[slot]
                 assert row.value is not None
                 result = made[row.value]
                 whole = result.contiguous and result.offset == 0
-                self._memory[row.buffer] = (result if whole else result.copy()).storage
+                storage = (result if whole else result.copy()).storage
+                if self._memory.get(row.buffer) is not storage:
+                    self._memory[row.buffer] = storage
+                    self._forget(row.buffer)
+
+    def _forget(self, buffer: int) -> None:
+        """Bind anew what uses a buffer."""
+        arranged = self.plan.arranged
+        ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
+        mark[buffer] = True
+        lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
+        for q in loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist():
+            self._bound_calls.pop(q, None)
+        for slot in [s for s in self._views if ledger.slots[s].buffer == buffer]:
+            del self._views[slot]
+            self._readers.pop(slot, None)
 
     def _bind_calls(self) -> None:
         plan = self.plan
-        self._views = {}
+        order = plan.arranged.order.tolist()
+        code: dict[tuple[int, ...], Any] = {}
         self._calls, self._counts, self._singles = [], [], {}
         for segment in plan.segments:
-            single = segment.kind != VM or self.poison  # what dies is filled after each
-            step = 1 if single else segment.stop - segment.start
-            for start in range(segment.start, segment.stop, step):
-                self._calls += self._bound_calls(start, start + step)
-                self._counts += [len(self._calls)] * step
-        used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
-        self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
-        self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
-        for key in self._written_keys:
+            if self.poison:  # what dies is filled after each
+                for i in range(segment.start, segment.stop):
+                    self._calls += self._calls_of(i, i + 1)
+                    self._counts.append(len(self._calls))
+            elif segment.kind == VM:
+                key = tuple(order[segment.start : segment.stop])
+                known = self._code.get(key)
+                if known is None or any(q not in self._bound_calls for q in key):
+                    (known,) = self._calls_of(segment.start, segment.stop)
+                code[key] = known
+                self._calls.append(known)
+                self._counts += [len(self._calls)] * len(key)
+            else:
+                part, bound = order[segment.start : segment.stop], self._bound_calls
+                for i, q in enumerate(part, segment.start):
+                    if q not in bound:
+                        bound[q] = self._calls_of(i, i + 1)
+                lists = list(map(bound.__getitem__, part))
+                self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
+                self._calls += chain.from_iterable(lists)
+        self._code = code
+        ledger = plan.arranged.ledger
+        used = {ledger.buffers[ledger.slots[s].buffer][2]: s for s in plan.input_slots}
+        self._feeds = [self._writer(used[name]) if name in used else None for name in plan.inputs]
+        self._takes = {name: self._reader(slot) for name, slot in plan.outputs.items()}
+        for key in plan.arranged.written:
             self._bound[key].storage.counted_by(self._runs)
         self._relied = [*plan.guarded, *self._folded]
 
-    def _bound_calls(self, start: int, stop: int) -> list[Any]:
+    def _writer(self, slot: int) -> Callable[[NDArray], object]:
+        if slot not in self._writers:
+            self._writers[slot] = writer(self._view(slot))
+        return self._writers[slot]
+
+    def _reader(self, slot: int) -> Callable[[], NDArray]:
+        if slot not in self._readers:
+            self._readers[slot] = reader(self._view(slot))
+        return self._readers[slot]
+
+    def _calls_of(self, start: int, stop: int) -> list[Any]:
         """Calls for a run of instructions of one executor; of ATen, for one."""
-        instrs = self.plan.instrs[start:stop]
-        if self.plan.choices[start].executor == VM:
+        arranged = self.plan.arranged
+        numbers = arranged.order[start:stop].tolist()
+        instrs = [arranged.ledger.instrs[q] for q in numbers]
+        if arranged.ledger.choices[numbers[0]].executor == VM:
             from graphwright.array.vm.segment import VmSegment  # loads numba
 
-            calls: list[Any] = [VmSegment([self._rows(instr) for instr in instrs])]
+            rows = []
+            for q, instr in zip(numbers, instrs, strict=True):
+                if q not in self._bound_calls:
+                    self._bound_calls[q] = self._rows(instr)
+                rows.append(self._bound_calls[q])
+            calls: list[Any] = [VmSegment(rows)]
         else:
             (instr,) = instrs
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
@@ -371,17 +489,19 @@ class Workspace:
         return found
 
     def _make_view(self, slot: int) -> NDArray:
-        row = self.plan.slots[slot]
-        buffer, layout = self.plan.buffers[row.buffer], row.layout
-        if buffer.kind in ARENA:
+        arranged = self.plan.arranged
+        row = arranged.ledger.slots[slot]
+        layout, place = row.layout, arranged.place(row.buffer)
+        kind, _, key = arranged.ledger.buffers[place]
+        if kind in ARENA:
             assert self._arena is not None
-            offset = buffer.offset // row.dtype.itemsize + layout.offset
+            offset = int(arranged.offsets[place]) // row.dtype.itemsize + layout.offset
             return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
-        if buffer.kind == FOLDED:
-            return NDArray(self._memory[row.buffer], row.dtype, layout.shape, layout.strides, layout.offset)
-        base = self._bound[buffer.key]
+        if kind == FOLDED:
+            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
+        base = self._bound[key]
         if not base.contiguous:
-            raise ComputeError("a variable must lie row by row", where=buffer.key)
+            raise ComputeError("a variable must lie row by row", where=key)
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
 
 

@@ -5,6 +5,7 @@ The forward nodes keep their names, those of the backward are named `grad.<path 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,16 @@ from graphwright.autograd import Tensor, active_recorder, enable_grad, grad
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import call
+from graphwright.program.gradient import Gradient
 from graphwright.program.interpret import tensors
 from graphwright.program.kinds import INPUT, SOURCES, STATE
 from graphwright.program.program import Program, Value
 from graphwright.program.trace import record
+from graphwright.program.validate import refuse_broken
 
 Ref = NodeId | Value | str
 MODES = ("full", "one_step")
+_KEPT = 8  # gradients kept per program
 
 
 def differentiate(
@@ -33,6 +37,9 @@ def differentiate(
     steps: int = 1,
 ) -> Program:
     """The program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params; it writes no state.
+
+    One run's gradient is kept with the program and follows it: asked for again after an edit, the same program is
+    brought up to date, which costs what the edit touched. `fork()` gives one of its own.
 
     Args:
         outputs: floating values, or names of nodes or outputs.
@@ -64,8 +71,9 @@ def differentiate(
                 got=spec,
                 fix='program.grad(outputs, wrt, {"B": 4, ...})',
             )
-    if steps > 1:
-        specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
+    if steps == 1:
+        return _followed(p, roots, wanted, sizes, seeded)
+    specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
     names = [p.path(n) for n in p.inputs()]
     if seeded:
         specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
@@ -81,7 +89,7 @@ def differentiate(
         with enable_grad():
             for t in range(steps - 1):
                 states |= _advance(p, {name: x[t] for name, x in given.items()}, sizes, states, mode)
-            last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
+            last = {name: x[steps - 1] for name, x in given.items()}
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             weights = list(feeds[len(given) :]) or [None] * len(roots)
             ends = [_total(values[r], weight) for r, weight in zip(roots, weights, strict=True)]
@@ -95,6 +103,24 @@ def differentiate(
         }
 
     return record(backward, tuple(specs), tuple(names))[0]
+
+
+def _followed(
+    p: Program, roots: Sequence[Value], wanted: Sequence[Value], sizes: Mapping[str, int], seeded: bool
+) -> Program:
+    """The gradient of one run, kept with the program and brought up to date after edits."""
+    refuse_broken(p)
+    known: OrderedDict[Any, Gradient] = p.derived.setdefault("gradients", OrderedDict())
+    key = (*roots, None, *wanted, tuple(sorted(sizes.items())), seeded)
+    found = known.pop(key, None)  # after an error it is not kept
+    if found is None or not found.usable:
+        found = Gradient(p, roots, wanted, sizes, seeded)
+    else:
+        found.sync()
+    known[key] = found
+    if len(known) > _KEPT:
+        known.popitem(last=False)
+    return found.program
 
 
 def _advance(

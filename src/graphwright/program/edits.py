@@ -309,7 +309,9 @@ class SetAttr:
             p.weights.rekey(old, new)
             for reader in p.readers(old):
                 p.update_node(reader, attrs={**p.attrs(reader), "key": new})
-        p.update_node(self.node, attrs=dict(self.attrs))
+        op = p.op(self.node)
+        complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may come as its name
+        p.update_node(self.node, attrs=complete)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         return (self.node,)

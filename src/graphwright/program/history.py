@@ -207,7 +207,7 @@ class History:
                 records.append(edit.to_json(p))
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
-            undo.labels[:] = [p.order_labels.restore(record) for record in undo.labels][::-1]
+            undo.labels[:] = [p.restore_order(record) for record in undo.labels][::-1]
             p.sort_weights((*undo.inverse, *undo.forward))
         finally:
             p.graveyard.mode = "edit"

@@ -55,6 +55,11 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
             raise UsageError("only a param or a state is written", where=p.path(node), got=p.path(operands[0]))
         if ins[0] != ins[1]:
             raise SpecMismatch([_mismatch(p, node, ins)])
+        others = [n for n in p.consumers(operands[0].node) if n != node and p.op(n) == WRITE]
+        if any(p.operands(n)[:1] == operands[:1] for n in others):
+            raise UsageError(
+                "a state has one next value", where=p.path(node), got=f"{p.path(operands[0])}: {p.path(others[0])}"
+            )
         return ()
     if not ins and p.is_junction(node):
         return p.specs(node)  # without an edge it is zero of the spec it had

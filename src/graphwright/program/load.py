@@ -167,7 +167,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     if p.loose != loose:
         raise ProgramFileError("the order contradicts edges that close no cycle", got=f"{len(loose - p.loose)} edges")
     for node in nodes:
-        p._structure.touch(node)
+        p._touch(node)
         if p.path(node) in p._names or not is_name(p.path(node)):
             raise ProgramFileError("a name is taken twice, or is no dotted path", got=repr(p.path(node))[:120])
         p._names[p.path(node)] = node

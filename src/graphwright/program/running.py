@@ -14,7 +14,6 @@ from graphwright.array import NDArray
 from graphwright.autograd import as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.differentiate import endpoint
 from graphwright.program.errors import FeedError, Released, StaleRun
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import step
@@ -24,7 +23,6 @@ from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
 Ref = NodeId | Value | str
-_GRADIENTS = 8  # gradient programs kept per program
 
 
 class Run:
@@ -85,7 +83,7 @@ class Run:
         roots = [outputs] if isinstance(outputs, Value | NodeId | str) else list(outputs)
         if seed is not None and len(seed) != len(roots):
             raise UsageError("one seed per output", where=self.program.name, expected=len(roots), got=len(seed))
-        gradient = self._gradient(roots, wrt, seed is not None)
+        gradient = self.program.grad(outputs, wrt, self._dims, seeded=seed is not None)
         seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
         known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
         given = {}
@@ -95,24 +93,6 @@ class Run:
                 given[Value(node)] = known[path][1]
         found = run(gradient, {**self._feeds, **seeds}, keep="outputs", given=given)
         return [found[name] for name in gradient.output_names()]
-
-    def _gradient(self, outputs: Sequence[Ref], wrt: Sequence[Ref], seeded: bool) -> Program:
-        """The gradient's program, kept with the program while its version stays."""
-        p = self.program
-        made: dict[Any, Program] = p.derived.setdefault("gradients", {})
-        key = (
-            p.version,
-            *(endpoint(p, r) for r in outputs),
-            None,
-            *map(p.value, wrt),
-            tuple(sorted(self._dims.items())),
-            seeded,
-        )
-        if key not in made:
-            for old in [k for k in made if k[0] != p.version] or list(made)[:1] * (len(made) >= _GRADIENTS):
-                del made[old]
-            made[key] = p.grad(outputs, wrt, self._dims, seeded=seeded)
-        return made[key]
 
     def _check_fresh(self) -> None:
         p = self.program
@@ -236,7 +216,7 @@ def run(
         for (key, _), array in zip(writes, fresh, strict=True):
             p.weights[key].own().copy_from(array)
             if keep == "all":  # what the run read of it is kept; else the write makes the run stale
-                del made._weights[key]
+                made._weights.pop(key, None)
     made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
     made.seconds = perf_counter() - start
     return made

@@ -15,6 +15,7 @@ from graphwright.errors import CycleError
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import OPS, get
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
+from graphwright.program.following import Changed, Followers
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STATE, STORED, WRITE
@@ -69,6 +70,7 @@ class Structure:
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
         self._seq = 0
+        self._followers = Followers()
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def node(self, ref: NodeId | Value | str) -> NodeId:
@@ -315,12 +317,35 @@ class Structure:
         """True while undo or redo restores labels from its log."""
         return self.graveyard.mode != "edit"
 
-    def _reorder(self, change: Callable[[], Relabelled[NodeId]]) -> None:
-        """Change the order and log it for undo; while undoing, the log itself restores the order."""
+    def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
+        """Change the order and log it for undo; while undoing, the log itself restores the order.
+
+        Args:
+            moves: nodes may come before others that they came after.
+        """
         if not self.order_frozen:
             record = change()
+            if record and moves:
+                self._moved(record)
             if record and self.order_log is not None:
                 self.order_log.append(record)
+
+    def restore_order(self, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
+        """Take a change of the order back; returns the record that makes it again."""
+        self._moved(record)
+        return self.order_labels.restore(record)
+
+    def _moved(self, record: Relabelled[NodeId]) -> None:
+        for node, _, _ in record.before:
+            self._followers.note(node)
+
+    def follow(self) -> Changed:
+        """A set that collects the nodes that change from now on, as long as it is held."""
+        return self._followers.follow()
+
+    def _touch(self, node: NodeId) -> None:
+        self._structure.touch(node)
+        self._followers.note(node)
 
     def set_order(self, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]) -> None:
         """Take another graph and the saved keys of its nodes; edges against them are loose."""
@@ -362,7 +387,7 @@ class Structure:
     def _order_edge(self, src: NodeId, dst: NodeId) -> None:
         """Make room in the order for an edge. Raises: CycleError naming the path, nothing changed."""
         try:
-            self._reorder(lambda: self.order_labels.add_edge(src, dst))
+            self._reorder(lambda: self.order_labels.add_edge(src, dst), moves=True)
         except CycleError as error:
             names = [self.path(n) for n in error.path]
             raise CycleError(
@@ -382,26 +407,28 @@ class Structure:
         seq: int | None = None,
         handle: NodeId | None = None,
         after: NodeId | None = None,
+        before: NodeId | None = None,
     ) -> NodeId:
-        """Put a node in, unconnected. With `handle`, revive the node that had it; `after` hints at its place."""
+        """Put a node in, unconnected. With `handle`, revive the node that had it; `after`, `before` hint its place."""
         number = self._seq if seq is None else seq
         revived = self.graveyard.revive(self.graph, handle)
         node = revived
         if revived is None:
             node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
             self._seq = max(self._seq, number + 1)
-        self._reorder(lambda: self.order_labels.insert(node, after=after, created=number))
+        self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
         if revived is not None:  # kinds are listed in order of creation, also after an undo
             self._kinds[op] = dict.fromkeys(sorted(self._kinds[op], key=self.seq))
-        self._structure.touch(node)
+        self._touch(node)
         return node
 
     def delete_node(self, node: NodeId) -> None:
         """Take an unconnected node out; its handle can be revived."""
         name, op = self.path(node), self.op(node)
         self._structure.forget(node)
+        self._followers.note(node)
         del self._names[name]
         del self._kinds[op][node]
         self._reorder(lambda: self.order_labels.remove(node))
@@ -419,7 +446,7 @@ class Structure:
             self.loose.add(edge)
         if port >= self.graph.node(dst, "next_port"):
             self.graph.set_node(dst, next_port=port + 1)
-        self._structure.touch(dst)
+        self._touch(dst)
         return edge
 
     def delete_edge(self, edge: EdgeId) -> None:
@@ -427,7 +454,7 @@ class Structure:
         dst = self.graph.target(edge)
         self.graveyard.bury(edge, self.graph.remove_edge(edge))
         self.loose.discard(edge)
-        self._structure.touch(dst)
+        self._touch(dst)
 
     def move_edge(self, edge: EdgeId, src: Value) -> None:
         """Let an edge start at another value. Raises: CycleError, nothing changed."""
@@ -436,7 +463,7 @@ class Structure:
         self.graveyard.rewire(self.graph, edge, src.node)
         (self.loose.discard if fits else self.loose.add)(edge)
         self.graph.set_edge(edge, src_port=src.port)
-        self._structure.touch(dst)
+        self._touch(dst)
 
     def update_node(self, node: NodeId, **columns: Any) -> None:
         """Change columns of a node: attrs, specs or name."""
@@ -444,24 +471,28 @@ class Structure:
             del self._names[self.path(node)]
             self._names[columns["name"]] = node
             for edge in self.graph.out_edges(node):
-                self._structure.touch(self.graph.target(edge))
+                self._touch(self.graph.target(edge))
         self.graph.set_node(node, **columns)
-        self._structure.touch(node)
+        self._touch(node)
 
-    def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
-        """Put an op node in with its edges and inferred specs; used while a program is built."""
+    def add_op(
+        self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
+    ) -> NodeId:
+        """Put an op node in with its edges and inferred specs, while a program is built; `after` hints its place."""
         row = get(op)
         full = row.complete(attrs, name)
         specs = row.specs([self.specs(v.node)[v.port] for v in operands], full, name)
-        node = self.insert_node(op, full, name, specs)
+        node = self.insert_node(op, full, name, specs, after=after)
         for port, operand in enumerate(operands):
             self.insert_edge(operand, node, port)
         return node
 
-    def add_source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
-        """Put an input, param, const or state node in."""
+    def add_source(
+        self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
+    ) -> NodeId:
+        """Put an input, param, const or state node in; `before` hints its place."""
         assert kind in SOURCES
-        return self.insert_node(kind, attrs, name, (spec,))
+        return self.insert_node(kind, attrs, name, (spec,), before=before)
 
     def add_write(self, target: Value, value: Value, name: str) -> NodeId:
         """Put a write node in: `value` is what the source `target` has in the next step."""

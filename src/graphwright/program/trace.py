@@ -94,10 +94,14 @@ class TraceRecorder:
         found = self._consts.get(id(data))
         if found is None:
             name = self.program.free_name(tensor.name or "const")
-            node = self.program.add_source(CONST, name, data.spec, {"key": name})
+            node = self.constant(name, data.spec)
             self.program.weights.add(name, Variable(data, name=name))
             found = self._consts[id(data)] = (data, Value(node))
         return found[1]
+
+    def constant(self, name: str, spec: Spec) -> Any:
+        """A new const node."""
+        return self.program.add_source(CONST, name, spec, {"key": name})
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:

@@ -202,7 +202,7 @@ class Transaction:
                 p.history.note(p.weights[key])
         p.sort_weights(undone)
         while len(self.relabelled) > labels:
-            p.order_labels.restore(self.relabelled.pop())
+            p.restore_order(self.relabelled.pop())
         p.loose.clear()
         p.loose |= loose
         p.graveyard.mode = "edit"

@@ -1,0 +1,591 @@
+"""Ledger: what planning knows of each node, kept from plan to plan, so that an edit costs what it touched.
+
+A row per node says what it reads once rewrites were used, which slots hold its results and which instruction makes
+them. Slots, buffers and instructions are numbered as they come and never change or go away, so that the plans made
+before stay what they are. Works from specs alone: no op runs, no weight byte is read, no state moves.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import CPU, Layout, NDArray, Spec, backend
+from graphwright.array.layout import is_row_major, row_major
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, Op, get
+from graphwright.plan.executor import VM, Choice, chooser
+from graphwright.plan.layout import aligned
+from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr, Slot
+from graphwright.program import Program, Value, kinds
+
+_KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
+FOLD_BYTES = 65536
+"""A folded constant may take this much memory even if it outgrows what it is made of."""
+FED, TEMPORARY, ELSEWHERE = 0, 1, 2
+"""Inputs, other buffers of the arena, and buffers that lie outside of it."""
+_CODES = {INPUT: FED, TEMP: TEMPORARY}
+_MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
+
+
+class Use(NamedTuple):
+    """One use of a rewrite: the rule, the node it was used on, the node that stands for it, and an error bound."""
+
+    rule: str
+    node: NodeId
+    into: NodeId | None
+    bound: str = ""
+
+
+class Row:
+    """One node.
+
+    Attributes:
+        node, path, op, attrs, specs: of the node; sizes are known.
+        sources: what it reads in the program.
+        reads: slots it reads, rewrites done.
+        results: slots of its results; those of another row where that one stands for it.
+        own: slots that were made for it, the scratch of its instruction included.
+        instr: its instruction, or -1.
+        copies: copies that it wants to be made for it.
+        uses: rewrites that were used on it.
+        group: what it shares with rows that do the same.
+        folded: True if it is computed once from frozen weights.
+    """
+
+    __slots__ = (
+        "attrs",
+        "copies",
+        "folded",
+        "group",
+        "instr",
+        "node",
+        "op",
+        "own",
+        "path",
+        "reads",
+        "results",
+        "sources",
+        "specs",
+        "uses",
+    )
+
+    def __init__(
+        self, node: NodeId, path: str, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], sources: list[Value]
+    ) -> None:
+        self.node, self.path, self.op, self.attrs, self.specs, self.sources = node, path, op, attrs, specs, sources
+        self.reads: tuple[int, ...] = ()
+        self.results: tuple[int, ...] = ()
+        self.own: tuple[int, ...] = ()
+        self.instr = -1
+        self.copies: tuple[Any, ...] = ()
+        self.uses: tuple[Use, ...] = ()
+        self.group: Any = None
+        self.folded = False
+
+
+Rule = Callable[["Ledger", Row, Op], tuple[int, ...] | None]
+"""Looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads` nearer."""
+
+
+class Lists:
+    """Lists of numbers, one per instruction, as arrays that native code walks."""
+
+    def __init__(self) -> None:
+        self.at, self.data = array("i", [0]), array("i")
+
+    def add(self, numbers: Sequence[int]) -> None:
+        """One more list."""
+        self.data.extend(numbers)
+        self.at.append(len(self.data))
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where lists begin, and what is in them; to be dropped before the next list is added."""
+        return np.frombuffer(self.at, np.int32), (
+            np.frombuffer(self.data, np.int32) if self.data else np.zeros(0, np.int32)
+        )
+
+
+class Ledger:
+    """Rows of a program for given sizes and options.
+
+    Args:
+        dims: numbers for named sizes.
+        rules: the rewrites, in order.
+        freeze: conversions of weights are made once per weight version.
+        executor: "aten", "vm" or "auto".
+
+    Attributes:
+        rows: node -> row.
+        slots, buffers, instrs, choices: everything that was ever needed; a buffer is (kind, bytes, key).
+        sizes, codes: bytes of each buffer in the arena, and where it lies.
+        turn: rises with every plan made of the ledger.
+        frozen, holders: of each slot, whether it depends on frozen weights alone, and its buffer.
+        native: of each instruction, whether the VM runs it.
+        folded: nodes that are computed once from frozen weights.
+        order: instructions of all rows, as they run.
+        guards: constants whose values a rewrite relied on, with their versions.
+        settled: rows that were looked at since the start, for tests of locality.
+    """
+
+    def __init__(
+        self, p: Program, dims: Mapping[str, int], rules: Sequence[Rule], *, freeze: bool, executor: str
+    ) -> None:
+        self.program, self.dims, self.rules, self.freeze = p, dict(dims), tuple(rules), freeze
+        self.held: frozenset[Value] = frozenset()
+        self.choose = chooser(executor)
+        self.rows: dict[NodeId, Row] = {}
+        self.slots: list[Slot] = []
+        self.frozen: list[bool] = []
+        self.holders = array("i")
+        self.buffers: list[tuple[str, int, str]] = []
+        self.sizes, self.codes = array("q"), array("b")
+        self.instrs: list[Instr] = []
+        self.choices: list[Choice] = []
+        self.native = array("b")
+        self.folded: set[NodeId] = set()
+        self.reads, self.outs, self.works, self.pairs = Lists(), Lists(), Lists(), Lists()
+        self.order = np.zeros(0, np.int32)
+        self.guards: dict[str, tuple[NDArray, int]] = {}
+        self.settled = self.turn = 0
+        self._ranks: list[int] = []
+        self._groups: dict[Any, set[NodeId]] = {}
+        self._copies: dict[Any, _Copy] = {}
+        self._written: set[NodeId] = set()
+        self._heap: list[tuple[tuple[int, int], NodeId]] = []
+        self._waiting: set[NodeId] = set()
+        self._gone: set[int] = set()
+        self._came: list[int] = []
+        self._recopied: set[Any] = set()
+        self._kept: dict[Any, tuple[int, int]] = {}
+        self._workspace = backend(CPU).workspace
+        self._changed = p.follow()
+        self._changed.update(p.nodes())
+
+    # -- keeping up --------------------------------------------------------------------------------------------------
+    def sync(self) -> None:
+        """Bring the rows up to the program's present state, for a new plan."""
+        self.turn += 1
+        p, graph = self.program, self.program.graph
+        written = {p.operands(n)[0].node for n in p.writes()}
+        changed = {*self._changed, *(written ^ self._written)}
+        self._changed.clear()
+        self._written = written
+        if not self.rows:
+            self._settle_all()
+            changed.clear()
+        for node in changed:
+            if node in graph:
+                self._mark(node)
+            elif (row := self.rows.pop(node, None)) is not None:
+                self._leave(row)
+                self._retire(row)
+        while self._heap:
+            _, node = heappop(self._heap)
+            self._waiting.discard(node)
+            if node in graph:
+                self._settle(node, moved=node in changed)
+                changed.discard(node)
+        for key in self._recopied:
+            self._make_copy(key)
+        self._recopied.clear()
+        self._sort()
+
+    def _settle_all(self) -> None:
+        """Look at every node once, in order, with the columns of the graph read in bulk."""
+        graph = self.program.graph
+        flat = graph.csc()
+        nodes = list(flat.nodes)
+        columns = [list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name")]
+        sources, starts = flat.indices.tolist(), flat.indptr.tolist()
+        src_ports, dst_ports = (np.asarray(graph.edges[n][flat.edges]).tolist() for n in ("src_port", "dst_port"))
+        key = self.program.order_labels.key
+        for i in sorted(range(len(nodes)), key=[key(n) for n in nodes].__getitem__):
+            edges: Sequence[int] = range(starts[i], starts[i + 1])
+            if len(edges) > 1:
+                edges = sorted(edges, key=dst_ports.__getitem__)
+            op, attrs, specs, name = (column[i] for column in columns)
+            row = Row(nodes[i], name, op, attrs, specs, [Value(nodes[sources[e]], src_ports[e]) for e in edges])
+            self.rows[row.node] = self._looked_at(row, None)
+            self._recopied.update(row.copies)
+            if row.folded:
+                self.folded.add(row.node)
+            if row.instr >= 0:
+                self._came.append(row.instr)
+        self.settled += len(nodes)
+        self._heap.clear()  # in order, nothing has to be looked at twice
+        self._waiting.clear()
+
+    def _mark(self, node: NodeId) -> None:
+        if node not in self._waiting and node in self.program.graph:
+            self._waiting.add(node)
+            heappush(self._heap, (self.program.order_labels.key(node), node))
+
+    def _settle(self, node: NodeId, moved: bool) -> None:
+        """Look at a node again, and have those looked at that depend on what is new about it."""
+        self.settled += 1
+        old = self.rows.get(node)
+        row = self._row(node, old)
+        self.rows[node] = row
+        (self.folded.add if row.folded else self.folded.discard)(node)
+        self._recopied.update(row.copies)
+        if old is not None:
+            if old.group != row.group:
+                self._leave(old)
+            for key in set(old.copies) - set(row.copies):
+                self._copies[key].wanted.pop(node)
+                self._recopied.add(key)
+            if old.instr != row.instr or moved:
+                self._gone.add(old.instr)
+        if row.instr >= 0 and (old is None or old.instr != row.instr or moved):
+            self._came.append(row.instr)
+        if old is None or old.results != row.results:
+            graph = self.program.graph
+            for edge in graph.out_edges(node):
+                self._mark(graph.target(edge))
+        if row.group is not None and old is not None and (moved or old.results != row.results):
+            self._alert(row)
+
+    def _retire(self, row: Row) -> None:
+        self.folded.discard(row.node)
+        self._gone.add(row.instr)
+        for key in set(row.copies):
+            self._copies[key].wanted.pop(row.node)
+            self._recopied.add(key)
+
+    def _sort(self) -> None:
+        """Take out of the order what went and put in what came."""
+        gone, came = self._gone - {-1}, self._came
+        order = self.order
+        if gone:
+            out = np.zeros(len(self.instrs), np.bool_)
+            out[list(gone)] = True
+            order = order[~out[order]]
+        if came:
+            key = self.program.order_labels.key
+            ranks, instrs = self._ranks, self.instrs
+
+            def at(q: int) -> tuple[int, int, int]:
+                return (*key(instrs[q].node), ranks[q])
+
+            if len(came) * 8 > len(order):
+                order = np.array(sorted([*order.tolist(), *came], key=at), np.int32)
+            else:
+                came.sort(key=at)
+                places = []
+                for q in came:
+                    wanted, low, high = at(q), 0, len(order)
+                    while low < high:
+                        middle = (low + high) // 2
+                        if at(int(order[middle])) < wanted:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    places.append(low)
+                order = np.insert(order, places, came)
+        self.order, self._gone, self._came = order.astype(np.int32, copy=False), set(), []
+
+    # -- one row -----------------------------------------------------------------------------------------------------
+    def _row(self, node: NodeId, old: Row | None) -> Row:
+        p = self.program
+        row = Row(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
+        return self._looked_at(row, old)
+
+    def _looked_at(self, row: Row, old: Row | None) -> Row:
+        """Fill what follows from a row's place in the program."""
+        node, kind, specs = row.node, row.op, row.specs
+        if self.dims:
+            for s in specs:
+                if s.symbolic:
+                    row.specs = specs = tuple(s.bind(self.dims) for s in specs)
+                    break
+        rows = self.rows
+        row.reads = tuple([rows[v.node].results[v.port] for v in row.sources])
+        if kind in _KIND:
+            key = row.path if kind == INPUT else row.attrs["key"]
+            still = node not in self._written and (
+                (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
+            )
+            row.results = row.own = (self._fresh(old, 0, Value(node), specs[0], _KIND[kind], key, still),)
+        elif kind != kinds.WRITE:
+            self._op(row, get(kind), old)
+        return row
+
+    def _op(self, row: Row, op: Op, old: Row | None) -> None:
+        for rule in self.rules:
+            stands = rule(self, row, op)
+            if stands is not None:
+                row.results = stands
+                return
+        op = get(row.op)  # a rule may have put another op there
+        if op.view is not None or (op.traits.nary and len(row.reads) == 1):
+            self._view(row, op, old)
+            return
+        node, ins, frozen = row.node, list(row.reads), self.still(row, op)
+        if frozen and self._worth_folding(row, op):
+            row.folded = True
+            same = old is not None and (old.op, old.reads) == (row.op, row.reads) and old.attrs is row.attrs
+            row.results = row.own = tuple(
+                self._fresh(old if same else None, port, Value(node, port), s, FOLDED, row.path, True)
+                for port, s in enumerate(row.specs)
+            )
+            row.uses = (*row.uses, Use("fold", node, None))
+            return
+        for place in op.row_major(len(ins)):
+            ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+        made = tuple(
+            self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, row.reads if op.traits.convert else None)
+            for port, s in enumerate(row.specs)
+        )
+        row.results = row.own = made
+        if op.traits.nary and not ins:
+            self._emit(row, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
+        else:
+            self._emit(row, old, row.op, tuple(ins), row.attrs)
+
+    def still(self, row: Row, op: Op) -> bool:
+        """True if a row depends on frozen weights alone."""
+        return bool(row.reads) and not op.traits.update and all(self.frozen[s] for s in row.reads)
+
+    def _worth_folding(self, row: Row, op: Op) -> bool:
+        """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
+        size = sum(s.nbytes for s in row.specs)
+        source = sum(self.buffers[self.slots[s].buffer][1] for s in row.reads)  # bytes, not what views show
+        return size <= max(source, FOLD_BYTES) or op.traits.convert
+
+    def _view(self, row: Row, op: Op, old: Row | None) -> None:
+        source, layout = self.shown(row, op)
+        base = self.slots[source]
+        kept = self.slots[old.own[0]] if old is not None and old.own else None
+        if (
+            kept is not None
+            and (kept.base, kept.layout, kept.dtype) == (base.base, layout, row.specs[0].dtype)
+            and self.frozen[kept.index] == self.frozen[source]
+        ):
+            row.results = row.own = (kept.index,)
+            return
+        made = self._slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
+        row.results = row.own = (made,)
+
+    def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
+        """What a view is taken of, a copy where it must be one, and the layout."""
+        source = row.reads[0]
+        layout = self.slots[source].layout if op.view is None else op.view(self.slots[source].layout, row.attrs)
+        if layout is None:
+            assert op.view is not None
+            source = self.contiguous(row, source, 0, f"{row.op} of strides that no view can give")
+            layout = op.view(self.slots[source].layout, row.attrs)
+            assert layout is not None
+        return source, layout
+
+    # -- for rules ---------------------------------------------------------------------------------------------------
+    def stand(
+        self, rule: str, row: Row, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
+    ) -> tuple[int, ...]:
+        """Note that other slots stand for a row's results; `into` is the node that made them, if it is not plain."""
+        maker = self.slots[by[0]].value
+        row.uses = (*row.uses, Use(rule, row.node, maker.node if into is None and maker is not None else into, bound))
+        return by
+
+    def maker(self, slot: int) -> Row | None:
+        """The row that a slot was made for; None for a copy."""
+        value = self.slots[slot].value
+        return None if value is None else self.rows.get(value.node)
+
+    def number(self, slot: int) -> float | None:
+        """The value of a constant of one element that nobody writes, else None; reads no mapped page."""
+        row = self.maker(slot)
+        if row is None or row.op != kinds.CONST or row.node in self._written or self.slots[slot].spec.size != 1:
+            return None
+        key = row.attrs["key"]
+        array = self.program.weights.array(key)
+        if array.storage.readonly and not array.storage.touched:
+            return None
+        self.guards[key] = (array, array.storage.version)
+        return array.item()
+
+    def read_once(self, value: Value) -> bool:
+        """True if a value is read by one edge and given out nowhere."""
+        return value not in self.held and len(self.program.graph.out_edges(value.node)) == 1
+
+    # -- rows that do the same ---------------------------------------------------------------------------------------
+    def first_of(self, row: Row, key: Any) -> Row | None:
+        """Enter a row into the group of rows with this key; the first of them if that is another one."""
+        members = self._groups.setdefault(key, set())
+        earlier, node = self.program.order_labels.key, row.node
+        row.group = key
+        joined = node not in members
+        members.add(node)
+        if len(members) == 1:
+            return None
+        first = min(members, key=earlier)
+        if first != node:
+            return self.rows[first]
+        if joined:
+            self._alert(row)
+        return None
+
+    def _alert(self, row: Row) -> None:
+        """Have the others of a row's group looked at: another one may be the first now, or its results new."""
+        for other in self._groups[row.group]:
+            if other != row.node:
+                self._mark(other)
+
+    def _leave(self, row: Row) -> None:
+        if row.group is not None:
+            self._alert(row)
+            members = self._groups[row.group]
+            members.discard(row.node)
+            if not members:
+                del self._groups[row.group]
+
+    # -- slots, copies, instructions ---------------------------------------------------------------------------------
+    def _slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
+        index = len(self.slots)
+        self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
+        self.frozen.append(frozen)
+        self.holders.append(buffer)
+        return index
+
+    def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
+        """A slot with a buffer of its own."""
+        shape: Any = spec.shape
+        size = spec.dtype.itemsize
+        for n in shape:
+            size *= n
+        self.buffers.append((kind, size, key))
+        self.sizes.append(aligned(size))
+        self.codes.append(_CODES.get(kind, ELSEWHERE))
+        return self._slot(value, len(self.buffers) - 1, spec.dtype, Layout(shape, row_major(shape)), -1, frozen)
+
+    def _fresh(
+        self,
+        old: Row | None,
+        place: int,
+        value: Value | None,
+        spec: Spec,
+        kind: str,
+        key: str,
+        frozen: bool,
+        converted: tuple[int, ...] | None = None,
+    ) -> int:
+        """The slot that the row had for this, if it still fits, else a new one.
+
+        Args:
+            converted: what a conversion reads; chains of them look through it, so other operands are another value.
+        """
+        if old is not None and place < len(old.own) and (converted is None or converted == old.reads):
+            slot = self.slots[old.own[place]]
+            if slot.base == slot.index and slot.value == value and self.frozen[slot.index] == frozen:
+                had, _, name = self.buffers[slot.buffer]
+                if (had, name) == (kind, key) and slot.spec == spec:
+                    return slot.index
+        return self.fresh(value, spec, kind, key, frozen)
+
+    def _emit(
+        self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
+    ) -> None:
+        """The row's instruction, with the scratch its kernel wants."""
+        slots, made = self.slots, row.results
+        if old is not None and old.instr >= 0:
+            had = self.instrs[old.instr]
+            if (had.op, had.ins, had.outs, had.why) == (op, ins, made, why) and had.attrs is attrs:
+                row.instr, row.own = old.instr, old.own
+                return
+        scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
+        work = tuple(self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch))
+        row.own = (*made, *work)
+        row.instr = self.instruction(Instr(op, ins, made, work, attrs, row.node, why), _MAIN)
+
+    def instruction(self, instr: Instr, rank: int = _MAIN) -> int:
+        """A new instruction; `rank` orders those of one node."""
+        slots = self.slots
+        self.instrs.append(instr)
+        self._ranks.append(rank)
+        outs, ins = [slots[s] for s in instr.outs], [slots[s] for s in instr.ins]
+        choice = self.choose(instr, outs, ins)
+        self.choices.append(choice)
+        self.native.append(choice.executor == VM)
+        self.reads.add([s.buffer for s in ins])
+        self.outs.add([s.buffer for s in outs])
+        self.works.add([slots[s].buffer for s in instr.work])
+        pairs: list[int] = []
+        for out, place in OPS[instr.op].inplace(len(ins), len(outs)):
+            if place < len(ins):
+                a, b = outs[out], ins[place]
+                alike = a.dtype is b.dtype and a.layout == b.layout
+                if alike and self.buffers[a.buffer][1] == self.buffers[b.buffer][1]:
+                    pairs += (a.buffer, b.buffer)
+        self.pairs.add(pairs)
+        return len(self.instrs) - 1
+
+    def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
+        """The slot, or a copy of it that lies row by row; rows that want the same one share it."""
+        layout = self.slots[slot].layout
+        if is_row_major(layout.shape, layout.strides):
+            return slot
+        key = (self.slots[slot].base, layout)
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = _Copy(slot, self.fresh(None, self.slots[slot].spec))
+        if key not in row.copies:
+            copy.wanted[row.node] = (place, why)
+            row.copies = (*row.copies, key)
+        return copy.target
+
+    def _make_copy(self, key: Any) -> None:
+        """Let a copy be made just before the first row that wants it."""
+        copy = self._copies[key]
+        self._gone.add(copy.instr)
+        if not copy.wanted:
+            del self._copies[key]
+            return
+        node = min(copy.wanted, key=self.program.order_labels.key)
+        place, why = copy.wanted[node]
+        had = self.instrs[copy.instr] if copy.instr >= 0 else None
+        if had is None or (had.node, had.why) != (node, why):
+            copy.instr = self.instruction(Instr("copy", (copy.source,), (copy.target,), (), {}, node, why), place)
+        self._came.append(copy.instr)
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+    def sources(self) -> list[Row]:
+        """Rows of inputs, params, consts and states, in order."""
+        p = self.program
+        nodes = [n for kind in kinds.SOURCES for n in p.of_kind(kind)]
+        return [self.rows[n] for n in p.order_labels.sorted(nodes)]
+
+    # -- carried state -----------------------------------------------------------------------------------------------
+    def writes(self) -> dict[NodeId, tuple[int, int]]:
+        """Write node, in order -> (slot of the state, slot of its new value)."""
+        p = self.program
+        found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
+        return {row.node: (row.reads[0], row.reads[1]) for row in found}
+
+    def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
+        """A slot that holds a copy of another one's value, and the instruction that copies."""
+        key = (slot, node, why)
+        if key not in self._kept:
+            at = self.slots[slot]
+            target = self.fresh(at.value, at.spec)
+            self._kept[key] = target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
+        return self._kept[key]
+
+    def committed(self, node: NodeId, new: int, target: int) -> int:
+        """The instruction that copies a new value to its state."""
+        key = (node, new, target)
+        if key not in self._kept:
+            copy = self.instruction(Instr("copy", (new,), (target,), (), {}, node, "commit"))
+            self._kept[key] = target, copy
+        return self._kept[key][1]
+
+
+class _Copy:
+    """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target, self.instr = source, target, -1
+        self.wanted: dict[NodeId, tuple[int, str]] = {}

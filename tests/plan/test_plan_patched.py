@@ -1,0 +1,193 @@
+"""A plan patched after edits gives the bits of one made from nothing, and looks at what the edits touched alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_programs import programs
+
+from graphwright.errors import GraphwrightError
+from graphwright.plan import Plan, Workspace, make_plan
+from graphwright.program import Builder, Program
+from graphwright.testing.oracle import assert_bits
+
+UNARY = ["neg", "tanh", "relu", "copy"]
+
+
+def plan_of(p: Program, before: Plan | None = None, **options) -> Plan:
+    return make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, before=before, **options)
+
+
+def edit_at_random(p: Program, draw) -> None:
+    """One edit or undo; what the program refuses changes nothing."""
+    kind = draw(st.sampled_from(["insert", "rewire", "add", "cut", "output", "rename", "undo", "redo", "attr"]))
+    edges = sorted(p.graph.edges())
+    nodes = [n for n in p.order() if p.specs(n)]
+    with suppress(GraphwrightError):
+        if kind in ("undo", "redo"):
+            getattr(p, kind)()
+            return
+        with p.edit(kind) as e:
+            if kind == "insert" and edges:
+                e.insert(draw(st.sampled_from(edges)), draw(st.sampled_from(UNARY)))
+            elif kind == "rewire" and edges:
+                edge = draw(st.sampled_from(edges))
+                like = [n for n in nodes if p.spec(n) == p.spec(p.edge_value(edge))]
+                e.rewire(edge, draw(st.sampled_from(like)))
+            elif kind == "cut" and edges:
+                e.cut(draw(st.sampled_from(edges)))
+            elif kind == "add":
+                a = draw(st.sampled_from(nodes))
+                made = e.add(draw(st.sampled_from(UNARY)), a)
+                e.set_outputs(**dict(zip(p.output_names(), p.outputs(), strict=True)), **{f"o{len(p.journal)}": made})
+            elif kind == "output":
+                names = p.output_names()
+                e.set_outputs(**{name: p.value(draw(st.sampled_from(nodes))) for name in names[:1]})
+            elif kind == "rename":
+                e.rename(draw(st.sampled_from([n for n in nodes if p.op(n) != "input"])), f"new{len(p.journal)}")
+            elif kind == "attr":
+                casts = [n for n in nodes if p.op(n) == "cast"]
+                if casts:
+                    e.set_attr(casts[0], dtype="float64")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=programs(), data=st.data(), mode=st.sampled_from(["exact", "none"]), freeze=st.booleans())
+def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool) -> None:
+    p, feeds = case
+    plan = plan_of(p, rewrites=mode, freeze=freeze)
+    for _ in range(data.draw(st.integers(1, 6))):
+        for _ in range(data.draw(st.integers(1, 2))):
+            edit_at_random(p, data.draw)
+        plan = plan_of(p, plan, rewrites=mode, freeze=freeze)
+        fresh = plan_of(p, rewrites=mode, freeze=freeze)
+        assert [(i.op, i.node, i.why) for i in plan.instrs] == [(i.op, i.node, i.why) for i in fresh.instrs]
+        assert plan.pruned == fresh.pruned
+        assert plan.rewrites == fresh.rewrites
+        assert plan.choices == fresh.choices
+        assert plan.lower_bound == fresh.lower_bound
+        truth = p.run(feeds)
+        for name, value in Workspace(plan, poison=True).run(feeds).items():
+            assert_bits(value, truth[name], what=f"{name} {plan.patched}")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto"]))
+def test_memory_and_calls_go_on_after_edits(case, data, executor: str) -> None:
+    """What stays bound is right: the same program, edited and run again and again, beside the interpreted run."""
+    p, feeds = case
+    shapes = {name: feed.shape for name, feed in feeds.items()}
+    space = p.compile(shapes, executor=executor).workspace()
+    for _ in range(data.draw(st.integers(2, 6))):
+        plan = p.compile(shapes, executor=executor)
+        assert plan.workspace() is space
+        truth = p.run(feeds)
+        for _ in range(2):
+            for name, value in plan(feeds).items():
+                if executor == "aten":
+                    assert_bits(value, truth[name], what=f"{name} {plan.patched}")
+                else:
+                    np.testing.assert_allclose(value.to_numpy("float64"), truth[name].to_numpy("float64"), 1e-5, 1e-6)
+        edit_at_random(p, data.draw)
+
+
+def carried(n: int) -> Program:
+    """A chain whose state takes each step's result, so that the order of reads and writes counts."""
+    b = Builder()
+    x, s, t = b.input("x", (4,)), b.state("s", np.ones(4, np.float32)), b.state("t", np.zeros(4, np.float32))
+    h = b.add(x, s, name="h0")
+    for i in range(1, n):
+        h = b.tanh(b.add(h, t), name=f"h{i}")
+    b.output(h, "y")
+    b.carry(b.mul(s, h), s)
+    b.carry(s, t)
+    return b.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_states_are_carried_alike_after_edits(data) -> None:
+    p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
+    for _ in range(data.draw(st.integers(1, 5))):
+        edit_at_random(p, data.draw)
+        twin = p.fork()
+        for _ in range(2):
+            truth = twin.run(feeds)
+            result = p.compile(x=(4,))(feeds)
+            for name in p.output_names():
+                assert_bits(result[name], truth[name])
+            for key in ("s", "t"):
+                if key in p.weights:
+                    assert_bits(p.weights.array(key), twin.weights.array(key))
+
+
+def chain(n: int) -> Program:
+    b = Builder()
+    h = b.input("x", (4, 4))
+    w = b.param("w", np.eye(4, dtype=np.float32))
+    for i in range(n // 2):
+        h = b.tanh(b.linear(h, w, name=f"linear{i}"), name=f"h{i}")
+    b.output(h, "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("n", [100, 1000, 10_000])
+def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
+    p = chain(n)
+    plan = p.compile(x=(4, 4))
+    assert (plan.patched.kind, plan.patched.rows) == ("full", n + 2)
+    feed = {"x": np.ones((4, 4), np.float32)}
+    plan(feed)
+    for k in (3, 30, n // 2 - 2):
+        with p.edit("insert") as e:
+            e.insert(p.in_edges(f"h{k}")[0], "relu")
+        plan = p.compile(x=(4, 4))
+        assert plan.patched.kind == "patched"
+        assert plan.patched.rows == 2
+        assert plan.patched.buffers <= 2
+    assert_bits(plan(feed)["y"], p.run(feed)["y"])
+    p.undo()
+    assert p.compile(x=(4, 4)).patched.rows <= 3
+
+
+def test_when_a_plan_is_made_anew() -> None:
+    p = chain(40)
+    first = p.compile(x=(4, 4))
+    assert first.patched.why == "the first plan"
+    with p.edit("many") as e:
+        for k in range(12):
+            e.insert(p.in_edges(f"h{k}")[0], "relu")
+    plan = p.compile(x=(4, 4))
+    assert plan.patched.kind == "full"
+    assert "24 of 54 rows" in plan.patched.why
+    assert plan.compact().hash == plan_of(p).hash == plan.hash
+    with p.edit("one") as e:
+        e.insert(p.in_edges("h18")[0], "relu")
+    assert p.compile(x=(4, 4)).patched.kind == "patched"
+    assert p.compile(x=(4, 4)).compact().hash == plan_of(p).hash
+    fast = p.compile(x=(4, 4), rewrites="fast")
+    with p.edit("one more") as e:
+        e.insert(p.in_edges("h17")[0], "relu")
+    assert fast.patched.kind == p.compile(x=(4, 4), rewrites="fast").patched.kind == "full"
+
+
+def test_addresses_stay_while_plans_are_patched() -> None:
+    p = chain(200)
+    feed = {"x": np.ones((4, 4), np.float32)}
+    plan = p.compile(x=(4, 4))
+    plan(feed)
+    arena = plan.workspace()._arena
+    bound = dict(plan.workspace()._bound_calls)
+    for k in range(50):
+        with p.edit("insert") as e:
+            e.insert(p.in_edges(f"h{2 * k}")[0], "relu")
+        plan = p.compile(x=(4, 4))
+        plan(feed)
+    assert plan.workspace()._arena is arena
+    kept = sum(bound[q] is calls for q, calls in plan.workspace()._bound_calls.items() if q in bound)
+    assert kept >= 140
+    assert_bits(plan(feed)["y"], p.run(feed)["y"])

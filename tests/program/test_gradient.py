@@ -1,0 +1,162 @@
+"""A gradient that follows edits is the one made anew, bit for bit, and looks at what the edits touched alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import graphwright as gw
+from graphwright.errors import GraphwrightError
+from graphwright.program import Builder, Program
+from graphwright.testing.oracle import assert_bits
+
+UNARY = ["tanh", "neg", "sigmoid", "copy", "stop_gradient", "relu"]
+X = np.random.default_rng(0).normal(size=(3, 4))
+
+
+def net(depth: int = 4) -> Program:
+    """Blocks of product, activation, branch and junction over float64."""
+    b, rng = Builder("net"), np.random.default_rng(1)
+    h = b.input("x", ("B", 4), "float64")
+    for i in range(depth):
+        w = b.param(f"w{i}", rng.normal(size=(4, 4)))
+        m = b.tanh(b.linear(h, w, name=f"linear{i}"), name=f"act{i}")
+        h = b.junction(h, m, b.mul(m, h, name=f"mul{i}"), name=f"out{i}")
+    b.output(b.mean(b.mul(h, h, name="square"), axes=None, name="mean"), "loss")
+    return b.build()
+
+
+def edit_at_random(p: Program, draw) -> None:
+    edges = sorted(p.graph.edges())
+    kind = draw(st.sampled_from(["insert", "cut", "skip", "rewire", "undo", "redo", "rename", "empty", "weight"]))
+    try:
+        if kind in ("undo", "redo"):
+            getattr(p, kind)()
+            return
+        with p.edit(kind) as e:
+            if kind == "insert":
+                e.insert(draw(st.sampled_from(edges)), draw(st.sampled_from(UNARY)))
+            elif kind == "cut":
+                e.cut(draw(st.sampled_from(edges)))
+            elif kind == "skip":
+                like = [n for n in p.nodes() if p.specs(n) and p.spec(n).shape == ("B", 4)]
+                e.connect(draw(st.sampled_from(like)), draw(st.sampled_from(p.junctions())))
+            elif kind == "rewire":
+                edge = draw(st.sampled_from(edges))
+                like = [n for n in p.nodes() if p.specs(n) and p.spec(n) == p.spec(p.edge_value(edge))]
+                e.rewire(edge, draw(st.sampled_from(like)))
+            elif kind == "rename":
+                e.rename(draw(st.sampled_from([n for n in p.nodes() if p.op(n) == "tanh"])), f"t{len(p.journal)}")
+            elif kind == "empty":
+                for edge in p.in_edges(draw(st.sampled_from(p.junctions()))):
+                    e.cut(edge)
+            elif kind == "weight":
+                e.set_weight("w1", np.full((4, 4), len(p.journal) / 8))
+    except GraphwrightError:
+        pass
+
+
+def form(p: Program) -> dict[str, tuple]:
+    """Nodes by name with what they read; constants, whose names count up as they come, by their values."""
+
+    def name(n) -> str:
+        return f"{p.weights.array(p.key(n)).tobytes()!r}" if p.op(n) == "const" else p.path(n)
+
+    nodes = [n for n in p.nodes() if p.op(n) != "const"]
+    made = {
+        p.path(n): (p.op(n), p.attrs(n), p.specs(n), [(name(v.node), v.port) for v in p.operands(n)]) for n in nodes
+    }
+    return {**made, "outputs": tuple(name(v.node) for v in p.outputs())}
+
+
+def gradients(p: Program, wrt: list[str]) -> Program | type[Exception]:
+    try:
+        return p.grad("loss", wrt, {"B": 3})
+    except GraphwrightError as error:
+        return type(error)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_random_edits_are_followed_bit_for_bit(data) -> None:
+    p = net()
+    wrt = data.draw(st.sampled_from([["w0", "w1", "w2", "w3"], ["w1"], ["x", "w2", "out1"], ["out2"]]))
+    gradients(p, wrt)
+    for _ in range(data.draw(st.integers(1, 6))):
+        edit_at_random(p, data.draw)
+        followed = gradients(p, wrt)
+        fresh = gradients(p.fork(), wrt)
+        if isinstance(followed, type):
+            assert followed is fresh
+            continue
+        assert isinstance(fresh, Program)
+        assert followed.output_names() == fresh.output_names()
+        assert form(followed) == form(fresh)
+        mine, truth = followed.run(x=X), fresh.run(x=X)
+        planned = followed.compile(x=X.shape)(x=X)
+        for name in fresh.output_names():
+            assert_bits(mine[name], truth[name], what=name)
+            assert_bits(planned[name], truth[name], what=name)
+
+
+def test_the_program_follows_and_its_plan_is_patched() -> None:
+    p = net(40)
+    g = p.grad("loss", ["w0", "w39"], {"B": 3})
+    plan = g.compile(x=X.shape)
+    before = plan(x=X)
+    with p.edit("insert") as e:
+        e.insert(p.edge("linear20 -> act20"), "sigmoid")
+    again = p.grad("loss", ["w0", "w39"], {"B": 3})
+    assert again is g
+    patched = g.compile(x=X.shape)
+    assert patched.patched.kind == "patched"
+    assert patched.patched.rows < 40
+    after = patched(x=X)
+    truth = p.fork().grad("loss", ["w0", "w39"], {"B": 3}).run(x=X)
+    assert_bits(after["grad.w0"], truth["grad.w0"])
+    assert_bits(plan(x=X)["grad.w0"], before["grad.w0"])
+    own = g.fork()
+    p.undo()
+    p.grad("loss", ["w0", "w39"], {"B": 3})
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w0"], before["grad.w0"])
+    assert_bits(own.run(x=X)["grad.w0"], truth["grad.w0"])
+
+
+@pytest.mark.parametrize("depth", [10, 100, 1000])
+def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
+    p = net(depth)
+    p.grad("loss", ["w0"], {"B": 3})
+    (known,) = p.derived["gradients"].values()
+    for k in (depth - 2, depth // 2, 1):
+        before, visited = known.looked_at, known.program.order_labels.visited
+        with p.edit("insert") as e:
+            e.insert(p.edge(f"linear{k} -> act{k}"), "sigmoid")
+        p.grad("loss", ["w0"], {"B": 3})
+        assert known.looked_at - before <= 12
+        assert known.program.order_labels.visited - visited <= 40
+
+
+def test_a_gradient_that_somebody_edited_is_left_to_them() -> None:
+    p = net()
+    g = p.grad("loss", ["w0"], {"B": 3})
+    with g.edit("mine") as e:
+        e.insert(g.in_edges("grad.act3.mul")[0], "neg")
+    with p.edit("insert") as e:
+        e.insert(p.edge("linear2 -> act2"), "sigmoid")
+    other = p.grad("loss", ["w0"], {"B": 3})
+    assert other is not g
+    assert_bits(other.run(x=X)["grad.w0"], p.fork().grad("loss", ["w0"], {"B": 3}).run(x=X)["grad.w0"])
+
+
+def test_the_gradient_equals_the_tape_after_an_edit() -> None:
+    p = net()
+    p.grad("loss", ["w0", "w3"], {"B": 3})
+    with p.edit("skip") as e:
+        e.connect("act0", "out2")
+        e.insert(p.edge("mul1 -> out1"), "tanh")
+    found = p.grad("loss", ["w0", "w3"], {"B": 3}).run(x=X)
+    p(x=gw.tensor(X)).backward()
+    for name in ("w0", "w3"):
+        assert_bits(found[f"grad.{name}"], p.weights[name].grad.data)
