@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import graphwright as gw
@@ -132,6 +132,31 @@ def test_other_order_and_more_units_leave_the_function(seed, draw):
         np.testing.assert_allclose(run(p, x)["y"], expected, rtol=0, atol=1e-9, err_msg=f"{init} {group.name}")
     p.undo(len(p.history.undoable))
     assert p.hash() == before
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
+def test_plans_and_gradients_follow_a_cut_and_its_undo(seed, draw):
+    """What is kept of them across edits equals what a fork makes anew."""
+    p = RandomNet(seed).program
+    rng = np.random.default_rng(draw)
+    x = {"x": rng.normal(size=(4, 6))}
+    free = [g for g in p.axes().values() if not g.frozen and len(g.atoms) == 1]
+    assume(free)
+    group = free[rng.integers(len(free))]
+
+    def compare() -> None:
+        np.testing.assert_allclose(p.compile(x=(4, 6))(x)["y"].to_numpy(), run(p, x)["y"], rtol=0, atol=1e-9)
+        names = [p.path(n) for n in p.params()]
+        kept, anew = (q.grad(["y"], names) for q in (p, p.fork()))
+        for name, value in run(anew, x).items():
+            np.testing.assert_allclose(run(kept, x)[name], value, rtol=0, atol=1e-9)
+
+    compare()
+    group.units([int(rng.integers(group.size))]).prune()
+    compare()
+    p.undo()
+    compare()
 
 
 # -- what couples ------------------------------------------------------------------------------------------------------
