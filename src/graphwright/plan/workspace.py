@@ -58,8 +58,8 @@ class Workspace:
             b.key: self._variable(b.key, variables) for b in plan.buffers if b.kind in (PARAM, CONST, STATE)
         }
         self._written_keys = self._keys_written()
-        self._runs = WriteCount()
-        finalize(self, self._runs.retire)
+        self.runs = WriteCount()
+        finalize(self, self.runs.retire)
         self._bound: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
         self._calls: list[Any] = []
@@ -72,6 +72,7 @@ class Workspace:
         self._takes: dict[str, Callable[[], NDArray]] = {}
         self._seen = -1
         self._relied: list[tuple[NDArray, int]] = []
+        self.watching = False
         self._memory: dict[int, Storage] = {}
         self._busy = Lock()
 
@@ -146,7 +147,7 @@ class Workspace:
             if self.stale:
                 self.refresh()
             if part.start == 0:
-                self._runs.count += 1
+                self.runs.count += 1
             for i in range(part.start, part.stop):
                 if i not in self._singles:
                     self._singles[i] = self._bound_calls(i, i + 1)
@@ -187,20 +188,31 @@ class Workspace:
         """True if an edit, or another array behind a variable, may want memory or calls to be bound again."""
         if changes.count != self._seen:
             return True
-        for array, version in self._relied:  # noqa: SIM110  # half the time of any(...)
-            if array.storage.version != version:
-                return True
-        return False
+        return self.watching and any(array.storage.version != version for array, version in self._relied)
 
     def refresh(self) -> None:
         """Bind memory and calls anew where needed. Raises: StalePlan."""
         self.plan.check_fresh()
         self._bind()
+        self.watching = any(array.storage.counted for array, _ in self._relied)
         self._seen = changes.count
+
+    @property
+    def single(self) -> Callable[[], Any] | None:
+        """The one native call that does it all, if it is so; it returns None, or `failed_single` says what failed."""
+        only = self._calls[0] if len(self._calls) == 1 else None
+        return getattr(only, "run", None)
+
+    def failed_single(self) -> GraphwrightError:
+        """What to raise after `single` gave something else than None."""
+        error = self._calls[0].failure()
+        failure = self._located(0, error)
+        failure.__cause__ = error
+        return failure
 
     def execute(self) -> None:
         """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
-        self._runs.count += 1  # the version of every block that the plan writes, also if it fails half way
+        self.runs.count += 1  # the version of every block that the plan writes, also if it fails half way
         calls = iter(self._calls)
         try:
             for call in calls:
@@ -334,8 +346,10 @@ class Workspace:
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
         self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
         for key in self._written_keys:
-            self._bound[key].storage.counted_by(self._runs)
+            self._bound[key].storage.counted_by(self.runs)
         self._relied = [*plan.guarded, *self._folded]
+        for array, _ in self._relied:
+            array.storage.watched = True
 
     def _bound_calls(self, start: int, stop: int) -> list[Any]:
         """Calls for a run of instructions of one executor; of ATen, for one."""

@@ -51,3 +51,7 @@ class Code(IntEnum):
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
     ADAMW = auto()
+    # control
+    LOOP = auto()
+    SHARED = auto()
+    SERVE = auto()

@@ -345,7 +345,7 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
 # -- updates -----------------------------------------------------------------------------------------------------------
 @_encoder("adamw_step")
 def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """A row of code per parameter."""
+    """One row of code, and half a row per parameter."""
     lr, found, *members = ins
     if attrs["amsgrad"] or attrs["maximize"] or not _all_f32(*outs, *members):
         return None
@@ -357,8 +357,10 @@ def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
         if out.address != before.address:
             rows += _elementwise(Code.COPY, out, [before]) or []
     numbers = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    rows.append(_row(Code.ADAMW, n, lr.address, found.address, *numbers))
+    table: list[int] = []
     for k in range(n):
         param, m, v, steps = (outs[k + c * n].address for c in range(4))
-        addresses = (param, members[k].address, m, v, steps, lr.address)
-        rows.append(_row(Code.ADAMW, outs[k].size, *addresses, *numbers, found.address))
-    return rows
+        table += [outs[k].size, param, members[k].address, m, v, steps, 0, 0]
+    table += [0] * (-len(table) % CELLS)
+    return rows + [table[i : i + CELLS] for i in range(0, len(table), CELLS)]

@@ -1,9 +1,4 @@
-"""One loop per opcode: what a row of the machine's code does. A row is 16 int64 cells; cell 0 is the opcode.
-
-Elementwise rows walk `rows` times `cols` elements: cells 1 and 2 are the counts, then per operand its address, the
-bytes from one row to the next, and the step along a row, 1 or 0 (one value for all columns). The result comes first and
-its columns are adjacent.
-"""
+"""Loops that see whole rows: sums, softmax, norms, losses. Cells as in `elementwise.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.gemm import gemm
+from graphwright.array.vm.elementwise import F, cell, number
 from graphwright.array.vm.math import exp, native, rsqrt
 from graphwright.array.vm.vector import (
     add,
@@ -21,147 +16,19 @@ from graphwright.array.vm.vector import (
     largest,
     load,
     load_f32,
-    load_f64,
     load_first,
     load_i64,
-    load_mask,
-    load_u8,
     maximum,
     mul,
     select,
     splat,
-    sqrt,
-    store,
     store_f32,
     store_first,
-    store_mask,
     sub,
     total,
 )
 
-F = np.float32
 _BLOCK = 4096  # terms summed in float32 before they go into a float64
-
-
-@native
-def cell(row: Any, index: Any) -> Any:
-    """One int64 of a row."""
-    return load_i64(row + 8 * index)
-
-
-@native
-def number(row: Any, index: Any) -> Any:
-    """A float64 kept in a cell."""
-    return load_f64(row + 8 * index)
-
-
-@native
-def _part(p: Any, step: Any, i: Any) -> Any:
-    return load(p + 4 * i) if step else splat(load_f32(p))
-
-
-@native
-def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
-    return load_first(p + 4 * i, mask) if step else splat(load_f32(p))
-
-
-def unary(f: Any) -> Any:
-    """Out = f(x)."""
-
-    @native
-    def run(row: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-        x, sx, cx = cell(row, 6), cell(row, 7), cell(row, 8)
-        for _ in range(rows):
-            i = 0
-            while i + 16 <= cols:
-                store(o + 4 * i, f(_part(x, cx, i)))
-                i += 16
-            if i < cols:
-                mask = first(cols - i)
-                store_first(o + 4 * i, f(_rest(x, cx, i, mask)), mask)
-            o += so
-            x += sx
-
-    return run
-
-
-def binary(f: Any) -> Any:
-    """Out = f(x, y)."""
-
-    @native
-    def run(row: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-        x, sx, cx = cell(row, 6), cell(row, 7), cell(row, 8)
-        y, sy, cy = cell(row, 9), cell(row, 10), cell(row, 11)
-        for _ in range(rows):
-            i = 0
-            while i + 16 <= cols:
-                store(o + 4 * i, f(_part(x, cx, i), _part(y, cy, i)))
-                i += 16
-            if i < cols:
-                mask = first(cols - i)
-                store_first(o + 4 * i, f(_rest(x, cx, i, mask), _rest(y, cy, i, mask)), mask)
-            o += so
-            x += sx
-            y += sy
-
-    return run
-
-
-def comparison(f: Any) -> Any:
-    """out, a byte of 0 or 1 each, = f(x, y)."""
-
-    @native
-    def run(row: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-        x, sx, cx = cell(row, 6), cell(row, 7), cell(row, 8)
-        y, sy, cy = cell(row, 9), cell(row, 10), cell(row, 11)
-        for _ in range(rows):
-            for i in range(0, cols, 16):
-                mask = first(cols - i)
-                store_mask(o + i, f(_rest(x, cx, i, mask), _rest(y, cy, i, mask)), mask)
-            o += so
-            x += sx
-            y += sy
-
-    return run
-
-
-@native
-def where(row: Any) -> None:
-    """Out = x where the byte is not 0, else y; the bytes come first, in cells 6 to 8."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    c, sc, cc = cell(row, 6), cell(row, 7), cell(row, 8)
-    x, sx, cx = cell(row, 9), cell(row, 10), cell(row, 11)
-    y, sy, cy = cell(row, 12), cell(row, 13), cell(row, 14)
-    for _ in range(rows):
-        for i in range(0, cols, 16):
-            mask = first(cols - i)
-            if cc:
-                picked = select(load_mask(c + i, mask), _rest(x, cx, i, mask), _rest(y, cy, i, mask))
-            else:
-                picked = _rest(x, cx, i, mask) if load_u8(c) else _rest(y, cy, i, mask)
-            store_first(o + 4 * i, picked, mask)
-        o += so
-        c += sc
-        x += sx
-        y += sy
-
-
-@native
-def fill(row: Any) -> None:
-    """Out = the number in cell 6."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    value = splat(F(number(row, 6)))
-    for _ in range(rows):
-        i = 0
-        while i + 16 <= cols:
-            store(o + 4 * i, value)
-            i += 16
-        if i < cols:
-            store_first(o + 4 * i, value, first(cols - i))
-        o += so
 
 
 @native
@@ -342,41 +209,3 @@ def rms_norm(row: Any) -> None:
             store_first(o + 4 * i, mul(normal, load_first(w + 4 * i, mask)), mask)
         o += so
         x += sx
-
-
-@native
-def product(row: Any, scratch: Any) -> None:
-    """A matrix product; cells 1 to 13 are the arguments of `gemm`."""
-    gemm(
-        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 7), cell(row, 8),
-        cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), scratch,
-    )  # fmt: skip
-
-
-@native
-def adamw(row: Any) -> None:
-    """One step in place: cells 1 count, 2 param, 3 gradient, 4 m, 5 v, 6 steps made, 7 lr (float64), 8 to 11 β₁, β₂,
-    eps, decay, 12 the flag under which all stays as it is.
-
-    Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
-    """
-    count, p, g, m, v = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
-    if load_f32(cell(row, 12)) != 0.0:
-        return
-    steps, lr = np.float64(load_f32(cell(row, 6))) + 1.0, load_f64(cell(row, 7))
-    store_f32(cell(row, 6), F(steps))
-    beta1, beta2, eps, decay = number(row, 8), number(row, 9), number(row, 10), number(row, 11)
-    rate = splat(F(lr / (1.0 - beta1**steps)))
-    root = splat(F(np.sqrt(1.0 - beta2**steps)))
-    kept, small = splat(F(1.0 - lr * decay)), splat(F(eps))
-    b1, b2, c1, c2 = splat(F(beta1)), splat(F(beta2)), splat(F(1.0 - beta1)), splat(F(1.0 - beta2))
-    for i in range(0, count, 16):
-        mask = first(count - i)
-        grad = load_first(g + 4 * i, mask)
-        mean = fma(b1, load_first(m + 4 * i, mask), mul(c1, grad))
-        square = fma(b2, load_first(v + 4 * i, mask), mul(mul(c2, grad), grad))
-        new = mul(load_first(p + 4 * i, mask), kept)
-        new = sub(new, div(mul(rate, mean), add(div(sqrt(square), root), small)))
-        store_first(m + 4 * i, mean, mask)
-        store_first(v + 4 * i, square, mask)
-        store_first(p + 4 * i, new, mask)

@@ -1,0 +1,113 @@
+"""Large rows cut into stretches that several threads take in turn; and about how long a row takes.
+
+A SHARED row (cell 1 the number of tickets, 2 the rows of each) stands before its tickets: with one thread it does
+nothing, and the tickets run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphwright.array.vm.code import CELLS, Code
+
+Row = list[int]
+WORTH = 60_000
+"""Nanoseconds of a row from which on it is shared: to wake a pool takes some 5 us, on a busy core more."""
+_TICKET = 20_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
+_MOST = 32
+
+
+class _Walk(NamedTuple):
+    """How a code's operands move: cells of (address, bytes per row), bytes per row that are fixed, bytes per column."""
+
+    rows: tuple[tuple[int, int], ...]
+    fixed: tuple[tuple[int, int], ...] = ()
+    columns: tuple[tuple[int, int], ...] = ()
+    ns: float = 0.2  # per element
+
+
+_ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
+_SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
+_WALKS: dict[int, _Walk] = {
+    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.GELU_TANH + 1)},
+    **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.MAXIMUM + 1)},
+    **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE)},
+    Code.WHERE: _Walk((*_TWO, (12, 13)), (), ((3, 4), (6, 1), (9, 4), (12, 4)), 0.1),
+    Code.FILL: _Walk(((3, 4),), (), ((3, 4),), 0.05),
+    Code.SUM_ROWS: _Walk(_ONE, ns=0.1),
+    Code.AMAX_ROWS: _Walk(_ONE, ns=0.1),
+    Code.SUM_COLUMNS: _Walk((), (), ((3, 4), (6, 4)), 0.1),
+    Code.SOFTMAX: _Walk(_ONE, ns=0.5),
+    Code.RMS_NORM: _Walk(_ONE, ns=0.2),
+    Code.CROSS_ENTROPY: _Walk(((6, 7),), ((3, 4), (8, 8), (9, 4)), ns=0.5),
+    Code.CROSS_ENTROPY_BACKWARD: _Walk(((3, 4), (6, 7), (11, 12)), ((8, 8), (9, 4)), ns=0.5),
+}
+_STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its step along a row
+
+
+def nanoseconds(row: Row) -> float:
+    """About how long a row takes on one core."""
+    if row[0] == Code.PRODUCT:
+        return 20 + row[9] * row[10] * row[11] / 60
+    walk = _WALKS.get(row[0])
+    return 5 + (row[1] * row[2] * walk.ns if walk is not None else 0)
+
+
+def shared(rows: Sequence[Row]) -> list[Row]:
+    """The rows, the large ones cut."""
+    cut: list[Row] = []
+    table = 0  # rows ahead that are no code but an ADAMW row's table
+    for row in rows:
+        if table:
+            table -= 1
+            cut.append(row)
+            continue
+        table = (row[1] + 1) // 2 if row[0] == Code.ADAMW else 0
+        parts = _parts(row) if nanoseconds(row) > WORTH else [row]
+        if len(parts) > 1:
+            cut.append([int(Code.SHARED), len(parts), 1] + [0] * (CELLS - 3))
+        cut += parts
+    return cut
+
+
+def _parts(row: Row) -> list[Row]:
+    count = min(_MOST, int(nanoseconds(row) / _TICKET))
+    if row[0] == Code.PRODUCT:
+        return _product(row, count)
+    walk = _WALKS[row[0]]
+    if walk.rows and row[1] >= count:
+        return [
+            _moved(row, 1, size, [(a, begin * row[j]) for a, j in walk.rows] + [(a, begin * s) for a, s in walk.fixed])
+            for begin, size in _spans(row[1], count, 1)
+        ]
+    if walk.columns and (row[1] == 1 or not walk.rows):
+        return [
+            _moved(row, 2, size, [(a, begin * s * row[_STEPS[a]]) for a, s in walk.columns])
+            for begin, size in _spans(row[2], count, 64 if walk.rows else 16)
+        ]
+    return [row]
+
+
+def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
+    """(begin, size) of about `count` equal stretches of a whole number of grains."""
+    size = -(-total // (count * grain)) * grain
+    return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
+
+
+def _moved(row: Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) -> Row:
+    part = row.copy()
+    part[counted] = size
+    for address, by in moves:
+        part[address] += by
+    return part
+
+
+def _product(row: Row, count: int) -> list[Row]:
+    """Stretches of rows of the result, whole tiles of 12; of few rows, of columns in panels of 32."""
+    m, n = row[9], row[10]
+    if m >= 12 * count or m >= n:
+        moves = [(1, 2), (7, 8)] + ([(12, 13)] if row[12] else [])
+        return [_moved(row, 9, s, [(a, b * row[j]) for a, j in moves]) for b, s in _spans(m, count, 12)]
+    by_columns = [(4, row[6]), (7, 4)] + ([(12, 4)] if row[12] else [])
+    return [_moved(row, 10, s, [(a, b * j) for a, j in by_columns]) for b, s in _spans(n, count, 32)]
