@@ -72,6 +72,8 @@ class Plan:
         early: instruction -> keys of the states it updates before the commit segment.
         guards: constants whose values a rewrite relied on, with their versions.
         choices: what runs each instruction, and why not the VM.
+        groups: runs of elementwise instructions that the VM runs as one loop over tiles.
+        cuts: elementwise instruction -> why it does not continue the group before it.
         arena_bytes: size of the arena.
         options: what was asked for.
         ms: milliseconds that planning took.
@@ -93,6 +95,8 @@ class Plan:
     early: Mapping[int, tuple[str, ...]]
     guards: Mapping[str, tuple[NDArray, int]]
     choices: tuple[Choice, ...]
+    groups: tuple[tuple[int, ...], ...]
+    cuts: Mapping[int, str]
     arena_bytes: int
     options: Options
     ms: float
@@ -158,16 +162,11 @@ class Plan:
         return tuple(Segment(self.choices[a].executor, a, b) for a, b in pairwise(bounds) if a < b)
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of instructions that are one call."""
-        return tuple(tuple(range(s.start, s.stop)) for s in self.segments if s.kind == VM)
-
-    @property
     def schedule(self) -> Schedule:
-        """Instructions as dispatches: a run of the VM is one, each other instruction too."""
-        covered = sum(len(group) for group in self.groups)
+        """Groups, and instructions as dispatches: a run of the VM is one, each other instruction too."""
         total = len(self.instrs)
-        return Schedule(self.groups, covered / total if total else 0.0, total - covered + len(self.groups))
+        calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
+        return Schedule(self.groups, sum(map(len, self.groups)) / total if total else 0.0, calls)
 
     @property
     def input_slots(self) -> tuple[int, ...]:

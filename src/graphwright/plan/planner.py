@@ -11,6 +11,7 @@ from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
 from graphwright.plan.executor import choose
+from graphwright.plan.fusion import fuse
 from graphwright.plan.layout import place, place_naive
 from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
@@ -60,6 +61,7 @@ def make_plan(
         lifetimes(rows)
         in_place(rows)
         choices = choose(rows, executor)
+        fusion = fuse(rows, choices)
         arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
@@ -81,6 +83,8 @@ def make_plan(
         guards=draft.guards,
         arena_bytes=arena,
         choices=choices,
+        groups=fusion.groups,
+        cuts=fusion.cuts,
         options=Options(freeze, rewrites, layout, tuple(watch), executor),
         ms=(perf_counter() - started) * 1e3,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import memmove
 from operator import length_hint
 from threading import Lock
@@ -14,6 +14,7 @@ import numpy as np
 from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.fuse import Inner, Member, encode_group
 from graphwright.autograd import Tensor, Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops import compute, get
@@ -23,7 +24,7 @@ from graphwright.plan.executor import VM
 from graphwright.plan.lease import Lease
 from graphwright.plan.plan import Part, Plan
 from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, Instr
+from graphwright.plan.table import ARENA, CONST, FOLDED, PARAM, STATE, TILE, Instr
 from graphwright.program import FeedError, Value
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
@@ -336,12 +337,9 @@ class Workspace:
         plan = self.plan
         self._views = {}
         self._calls, self._counts, self._singles = [], [], {}
-        for segment in plan.segments:
-            single = segment.kind != VM or self.poison  # what dies is filled after each
-            step = 1 if single else segment.stop - segment.start
-            for start in range(segment.start, segment.stop, step):
-                self._calls += self._bound_calls(start, start + step)
-                self._counts += [len(self._calls)] * step
+        for start, stop in self._units():
+            self._calls += self._bound_calls(start, stop)
+            self._counts += [len(self._calls)] * (stop - start)
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
         self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
@@ -351,27 +349,69 @@ class Workspace:
         for array, _ in self._relied:
             array.storage.watched = True
 
+    def _units(self) -> Iterator[tuple[int, int]]:
+        """Instructions that are called together: runs of the VM; in poison mode groups, since what dies is filled."""
+        plan = self.plan
+        together = {group[0]: group[-1] + 1 for group in plan.groups}
+        for segment in plan.segments:
+            at = segment.start
+            while at < segment.stop:
+                stop = segment.stop if segment.kind == VM and not self.poison else together.get(at, at + 1)
+                yield at, stop
+                at = stop
+
     def _bound_calls(self, start: int, stop: int) -> list[Any]:
         """Calls for a run of instructions of one executor; of ATen, for one."""
-        instrs = self.plan.instrs[start:stop]
-        if self.plan.choices[start].executor == VM:
+        plan = self.plan
+        if plan.choices[start].executor == VM:
             from graphwright.array.vm.segment import VmSegment  # loads numba
 
-            calls: list[Any] = [VmSegment([self._rows(instr) for instr in instrs])]
+            calls: list[Any] = [VmSegment(self._code(start, stop))]
         else:
-            (instr,) = instrs
+            instr = plan.instrs[start]
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             calls = list(backend(CPU).bind(instr.op, outs, ins, instr.attrs, work))
         if self.poison:
-            dead = [self.plan.buffers[b] for b in self.plan.free_after(start)]
+            dead = [plan.buffers[b] for i in range(start, stop) for b in plan.free_after(i)]
             calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
         return calls
+
+    def _code(self, start: int, stop: int) -> list[list[Row]]:
+        """Rows of the VM by instruction; those of a whole group with its first."""
+        code: list[list[Row]] = [[] for _ in range(start, stop)]
+        grouped: set[int] = set()
+        for group in self.plan.groups:
+            if start <= group[0] and group[-1] < stop:
+                code[group[0] - start] = self._group_rows(group)
+                grouped.update(group)
+        for i in range(start, stop):
+            if i not in grouped:
+                code[i - start] = self._rows(self.plan.instrs[i])
+        return code
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""
         outs, ins = ([self._addressed(s) for s in slots] for slots in (instr.outs, instr.ins))
         rows = encode(instr.op, outs, ins, instr.attrs)
         assert rows is not None, "the plan chose the VM where it has a form"
+        return rows
+
+    def _group_rows(self, group: Sequence[int]) -> list[Row]:
+        """A fusion group as code of the VM."""
+        plan = self.plan
+
+        def operand(slot: int) -> View | Inner:
+            buffer = plan.buffers[plan.slots[slot].buffer]
+            return Inner(buffer.offset) if buffer.kind == TILE else self._addressed(slot)
+
+        members = []
+        for i in group:
+            instr = plan.instrs[i]
+            dtypes = [plan.slots[s].dtype for s in (*instr.outs, *instr.ins)]
+            outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
+            members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+        rows = encode_group(plan.slots[plan.instrs[group[0]].outs[0]].layout.shape, members)
+        assert rows is not None, "the plan made a group where there are tiles"
         return rows
 
     def _addressed(self, slot: int) -> View:
@@ -391,7 +431,9 @@ class Workspace:
             assert self._arena is not None
             offset = buffer.offset // row.dtype.itemsize + layout.offset
             return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
-        if buffer.kind == FOLDED:
+        if buffer.kind == TILE and row.buffer not in self._memory:
+            self._memory[row.buffer] = backend(CPU).allocate(buffer.nbytes)
+        if buffer.kind in (FOLDED, TILE):
             return NDArray(self._memory[row.buffer], row.dtype, layout.shape, layout.strides, layout.offset)
         base = self._bound[buffer.key]
         if not base.contiguous:

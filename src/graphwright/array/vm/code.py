@@ -6,6 +6,11 @@ from enum import IntEnum, auto
 
 CELLS = 16
 BYTES = 8 * CELLS
+ZEROS = 128
+SCRATCH = ZEROS + (1 << 16)
+"""Bytes of memory that code works in: zeros, which must be there; then a packed panel, or the tiles of a loop."""
+LOCAL = 1 << 20
+"""Addresses below count from the scratch; no operating system maps memory there."""
 
 
 class Code(IntEnum):

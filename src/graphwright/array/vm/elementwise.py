@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.vm.code import LOCAL
 from graphwright.array.vm.math import native
 from graphwright.array.vm.vector import (
     first,
@@ -31,8 +32,6 @@ from graphwright.array.vm.vector import (
 )
 
 F = np.float32
-LOCAL = 1 << 20
-"""Bytes of scratch that code may name; no operating system maps memory below."""
 
 
 @native

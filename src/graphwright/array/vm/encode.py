@@ -16,7 +16,8 @@ from graphwright.array.vm.code import CELLS, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
-_MOST_ROWS = 64  # rows of code that axes may be unrolled to; beyond it another kernel is no slower
+MOST_ROWS = 64
+"""Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
 
 
 class View(NamedTuple):
@@ -71,7 +72,7 @@ def _all_f32(*views: View) -> bool:
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
-def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
     """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
@@ -84,13 +85,13 @@ def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tupl
     return axes
 
 
-def _spread(view: View, shape: tuple[int, ...]) -> list[int]:
+def spread(view: View, shape: tuple[int, ...]) -> list[int]:
     """Strides of an operand that is broadcast to `shape`."""
     lead = len(shape) - len(view.shape)
     return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
 
 
-def _places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
+def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
     """Element offsets per operand of every index of some axes."""
     places = [[0] * operands]
     for n, steps in axes:
@@ -103,15 +104,15 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
     views = [out, *ins]
     if 0 in out.shape:
         return []
-    axes = _merged(out.shape, [_spread(view, out.shape) for view in views])
+    axes = merged(out.shape, [spread(view, out.shape) for view in views])
     if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
         axes.append((1, (0,) * len(views)))  # one column
-    if prod(n for n, _ in axes[:-2]) > _MOST_ROWS:
+    if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
         return None
     cols, steps = axes[-1]
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
-    for place in _places(axes[:-2], len(views)):
+    for place in places(axes[:-2], len(views)):
         operands: list[int] = []
         for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
             operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
@@ -197,7 +198,7 @@ def _reduction(
     if runs[-1][2] != 1:
         return None
     outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
-    if outer > _MOST_ROWS:
+    if outer > MOST_ROWS:
         return None
     (_, n, step), (_, cols, _) = runs[-2:]
     return [
@@ -235,7 +236,7 @@ def _matrix(view: View) -> tuple[int, int, int] | None:
     """(rows, columns, elements from row to row) of [..., C] whose last axis is adjacent, or None."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
-    lead = _merged(view.shape[:-1], [view.strides[:-1]])
+    lead = merged(view.shape[:-1], [view.strides[:-1]])
     if len(lead) > 1:
         return None
     return (lead[0][0], view.shape[-1], lead[0][1][0]) if lead else (1, view.shape[-1], 0)
@@ -275,7 +276,7 @@ def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str
         return [_row(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
     if len(rest) != 2 or not _all_f32(*rest) or not rest[0].packed:
         return None
-    grads = _merged(rest[1].shape, [rest[1].strides])
+    grads = merged(rest[1].shape, [rest[1].strides])
     if len(grads) > 1:
         return None
     tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
@@ -301,7 +302,7 @@ def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     x, w, *bias = ins
     if not _all_f32(*outs, *ins) or not outs[0].packed or 0 in outs[0].shape:
         return None
-    lead = _merged(x.shape[:-1], [x.strides[:-1]])
+    lead = merged(x.shape[:-1], [x.strides[:-1]])
     if len(lead) > 1 or any(not b.packed for b in bias):
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
@@ -322,18 +323,18 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
         b = b._replace(shape=(*b.shape, 1), strides=(*b.strides, 1))
     m, n = a.shape[-2], b.shape[-1]
     if len(b.shape) == 2 and len(a.shape) > 2:
-        lead = _merged(a.shape[:-1], [a.strides[:-1]])
+        lead = merged(a.shape[:-1], [a.strides[:-1]])
         if len(lead) <= 1:
             rows, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
             a = a._replace(shape=(rows, a.shape[-1]), strides=(step, a.strides[-1]))
             return [_product(a, b, out)]
     batch = out.shape[: len(out.shape) - (len(ins[0].shape) > 1) - (len(ins[1].shape) > 1)]
-    if prod(batch) > _MOST_ROWS:
+    if prod(batch) > MOST_ROWS:
         return None
-    strides = [_spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
+    strides = [spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
     axes = [(size, steps) for size, *steps in zip(batch, *strides, strict=True)]
     rows = []
-    for i, (at_a, at_b) in enumerate(_places([(size, tuple(steps)) for size, steps in axes], 2)):
+    for i, (at_a, at_b) in enumerate(places([(size, tuple(steps)) for size, steps in axes], 2)):
         one, other = (
             v._replace(shape=v.shape[-2:], strides=v.strides[-2:], address=v.address + 4 * at)
             for v, at in ((a, at_a), (b, at_b))

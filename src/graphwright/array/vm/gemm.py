@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from graphwright.array.vm.code import ZEROS
 from graphwright.array.vm.llvm import (
     F32,
     FLOATS,
@@ -30,9 +31,6 @@ from graphwright.array.vm.math import native
 from graphwright.array.vm.vector import first, fma, load_f32, load_first, pick_first, splat, store_f32, store_first
 
 DEPTH, PANEL = 256, 32
-_ZEROS = PANEL * 4
-SCRATCH = _ZEROS + (DEPTH + 16) * PANEL * 4
-"""Bytes that a product works in: a row of zeros, which must be there, and a packed panel."""
 
 
 def _tile(rows: int, vectors: int) -> Any:
@@ -198,7 +196,7 @@ def gemm(
     if n <= 16 and m <= 16 and k <= 32:
         _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
         return
-    panel = scratch + _ZEROS
+    panel = scratch + ZEROS
     for k0 in range(0, max(k, 1), DEPTH):
         terms = min(DEPTH, k - k0)
         for j in range(0, n, PANEL):

@@ -20,9 +20,8 @@ from graphwright.array.vm import context as at
 from graphwright.array.vm import elementwise, rows, update
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.code import BYTES, Code
+from graphwright.array.vm.code import BYTES, SCRATCH, Code
 from graphwright.array.vm.elementwise import cell
-from graphwright.array.vm.gemm import SCRATCH
 from graphwright.array.vm.math import native
 from graphwright.array.vm.sync import fetch_add, start
 from graphwright.array.vm.vector import load_i64, store_i64

@@ -8,12 +8,10 @@ import numpy as np
 
 from graphwright.array.vm import context as at
 from graphwright.array.vm.call import Call, patient, quick
-from graphwright.array.vm.code import BYTES, CELLS
-from graphwright.array.vm.elementwise import LOCAL
+from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode import Row
-from graphwright.array.vm.gemm import SCRATCH
 from graphwright.array.vm.machine import build
-from graphwright.array.vm.share import nanoseconds, shared
+from graphwright.array.vm.share import estimate, shared
 from graphwright.array.vm.team import get_num_threads, parallel
 
 _PATIENT = 50_000  # ns from which on a call lets go of the GIL
@@ -55,7 +53,7 @@ class VmSegment:
         context[at.TEAM], context[at.MACHINE] = head.ctypes.data, build().address
         context[at.PARALLEL], context[at.THREADS] = parallel() if self._share else 0, 1
         self._most, self._context = threads, context
-        long = sum(nanoseconds(row) for op in ops for row in op) > _PATIENT
+        long = sum(map(estimate, ops)) > _PATIENT
         memory = (self._code, self._scratch, self._cells)
         self._alone: Call = patient(context, memory) if long else quick(context, memory)
         self.run: Call = self._shared if self._share else self._alone

@@ -1,12 +1,12 @@
 """Large rows cut into stretches that several threads take in turn; and about how long a row takes.
 
-A SHARED row (cell 1 the number of tickets, 2 the rows of each) stands before its tickets: with one thread it does
-nothing, and the tickets run one after the other.
+A SHARED row (cell 1 the number of tickets, 2 the rows of code of each) stands before its tickets: with one thread it
+does nothing, and the tickets run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from graphwright.array.vm.code import CELLS, Code
@@ -46,8 +46,33 @@ _WALKS: dict[int, _Walk] = {
 _STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its step along a row
 
 
-def nanoseconds(row: Row) -> float:
-    """About how long a row takes on one core."""
+def operand_cells(row: Row) -> tuple[int, ...]:
+    """Cells of an elementwise row that hold addresses; bytes from row to row stand behind each."""
+    return tuple(cell for cell, _ in _WALKS[row[0]].columns)
+
+
+def estimate(rows: Sequence[Row]) -> float:
+    """About how many nanoseconds rows take on one core."""
+    return sum(_nanoseconds(unit) for unit in _units(rows))
+
+
+def _units(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows with what belongs to them: the body of a loop, the table of an update."""
+    i = 0
+    while i < len(rows):
+        row = rows[i]
+        more = row[1] if row[0] == Code.LOOP else (row[1] + 1) // 2 if row[0] == Code.ADAMW else 0
+        yield list(rows[i : i + 1 + more])
+        i += 1 + more
+
+
+def _nanoseconds(unit: list[Row]) -> float:
+    row = unit[0]
+    if row[0] == Code.LOOP:
+        return row[2] * sum(_nanoseconds([inner]) for inner in unit[1:])
+    if row[0] == Code.ADAMW:
+        table = [cell for line in unit[1:] for cell in line]
+        return sum(table[::8]) * 0.5
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
     walk = _WALKS.get(row[0])
@@ -57,36 +82,44 @@ def nanoseconds(row: Row) -> float:
 def shared(rows: Sequence[Row]) -> list[Row]:
     """The rows, the large ones cut."""
     cut: list[Row] = []
-    table = 0  # rows ahead that are no code but an ADAMW row's table
-    for row in rows:
-        if table:
-            table -= 1
-            cut.append(row)
-            continue
-        table = (row[1] + 1) // 2 if row[0] == Code.ADAMW else 0
-        parts = _parts(row) if nanoseconds(row) > WORTH else [row]
+    for unit in _units(rows):
+        taken = _nanoseconds(unit)
+        parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
         if len(parts) > 1:
-            cut.append([int(Code.SHARED), len(parts), 1] + [0] * (CELLS - 3))
-        cut += parts
+            cut.append([int(Code.SHARED), len(parts), len(unit)] + [0] * (CELLS - 3))
+        cut += [row for part in parts for row in part]
     return cut
 
 
-def _parts(row: Row) -> list[Row]:
-    count = min(_MOST, int(nanoseconds(row) / _TICKET))
+def _parts(unit: list[Row], count: int) -> list[list[Row]]:
+    row = unit[0]
+    if row[0] == Code.LOOP:
+        return [_turns(unit, begin, size) for begin, size in _spans(row[2], count, 1)]
     if row[0] == Code.PRODUCT:
-        return _product(row, count)
-    walk = _WALKS[row[0]]
-    if walk.rows and row[1] >= count:
+        return [[part] for part in _product(row, count)]
+    walk = _WALKS.get(row[0])
+    if walk is not None and walk.rows and row[1] >= count:
         return [
-            _moved(row, 1, size, [(a, begin * row[j]) for a, j in walk.rows] + [(a, begin * s) for a, s in walk.fixed])
+            [
+                _moved(
+                    row, 1, size, [(a, begin * row[j]) for a, j in walk.rows] + [(a, begin * s) for a, s in walk.fixed]
+                )
+            ]
             for begin, size in _spans(row[1], count, 1)
         ]
-    if walk.columns and (row[1] == 1 or not walk.rows):
+    if walk is not None and walk.columns and (row[1] == 1 or not walk.rows):
         return [
-            _moved(row, 2, size, [(a, begin * s * row[_STEPS[a]]) for a, s in walk.columns])
+            [_moved(row, 2, size, [(a, begin * s * row[_STEPS[a]]) for a, s in walk.columns])]
             for begin, size in _spans(row[2], count, 64 if walk.rows else 16)
         ]
-    return [row]
+    return [unit]
+
+
+def _turns(unit: list[Row], begin: int, size: int) -> list[Row]:
+    """Some turns of a loop."""
+    head, *body = unit
+    moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
+    return [_moved(head, 2, size, []), *moved]
 
 
 def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
