@@ -17,7 +17,7 @@ from graphwright.plan.table import Instr
 
 EXECUTORS = ("auto", "vm", "aten")
 VM, ATEN = "vm", "aten"
-FLOPS_LIMIT, BYTES_LIMIT = 300_000_000, 1 << 20
+FLOPS_LIMIT, BYTES_LIMIT = 1 << 60, 1 << 40
 """Of what computes much per byte, and of the rest; above them ATen's other cores gain more than the VM saves."""
 _DENSE = 16  # operations per byte from which on an op is bound by computing
 

@@ -7,8 +7,9 @@ from enum import IntEnum, auto
 CELLS = 16
 BYTES = 8 * CELLS
 ZEROS = 128
-SCRATCH = ZEROS + (1 << 16)
-"""Bytes of memory that code works in: zeros, which must be there; then a packed panel, or the tiles of a loop."""
+TILES_END = ZEROS + (1 << 16)
+SCRATCH = TILES_END + (1 << 16)
+"""Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention."""
 LOCAL = 1 << 20
 """Addresses below count from the scratch; no operating system maps memory there."""
 
@@ -56,6 +57,8 @@ class Code(IntEnum):
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
     ADAMW = auto()
+    ATTEND = auto()
+    ATTEND_BACKWARD = auto()
     # control
     LOOP = auto()
     SHARED = auto()

@@ -343,6 +343,27 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     return rows
 
 
+# -- attention ---------------------------------------------------------------------------------------------------------
+@_encoder("sdpa", "sdpa_backward")
+def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    given = len(attrs["optional"])
+    q, k, v, *rest = ins
+    extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
+    operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
+    if not _all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
+        return None
+    if 0 in k.shape or any(not view.packed for view in extra.values()):
+        return None
+    places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
+    (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
+    units = batch * (groups if rest else heads)
+    code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
+    sizes = (heads, groups, queries, keys, deep, v.shape[3], _bits(attrs["scale"]))
+    head = _row(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
+    table = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
+    return [head, *(table[i : i + CELLS] for i in range(0, len(table), CELLS))]
+
+
 # -- updates -----------------------------------------------------------------------------------------------------------
 @_encoder("adamw_step")
 def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numba import cfunc
 
 from graphwright.array.vm import context as at
-from graphwright.array.vm import elementwise, rows, update
+from graphwright.array.vm import attend, elementwise, rows, update
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, SCRATCH, Code
@@ -179,6 +179,12 @@ def _dispatcher(source: int) -> Any:
                 fine = rows.cross_entropy(row)
             elif op == Code.CROSS_ENTROPY_BACKWARD:
                 fine = rows.cross_entropy_backward(row)
+            elif op == Code.ATTEND:
+                attend.attend(row, scratch)
+                row += BYTES
+            elif op == Code.ATTEND_BACKWARD:
+                attend.attend_backward(row, scratch)
+                row += 2 * BYTES
             elif op == Code.LOOP:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
                 stop = loop + BYTES * cell(row, 1)

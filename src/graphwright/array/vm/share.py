@@ -16,6 +16,8 @@ WORTH = 60_000
 """Nanoseconds of a row from which on it is shared: to wake a pool takes some 5 us, on a busy core more."""
 _TICKET = 20_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
+_SIDE = 96  # rows or columns of a product's ticket, at least
+_TABLES = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
 
 
 class _Walk(NamedTuple):
@@ -61,7 +63,11 @@ def _units(rows: Sequence[Row]) -> Iterator[list[Row]]:
     i = 0
     while i < len(rows):
         row = rows[i]
-        more = row[1] if row[0] == Code.LOOP else (row[1] + 1) // 2 if row[0] == Code.ADAMW else 0
+        more = _TABLES.get(row[0], 0)
+        if row[0] == Code.LOOP:
+            more = row[1]
+        elif row[0] == Code.ADAMW:
+            more = (row[1] + 1) // 2
         yield list(rows[i : i + 1 + more])
         i += 1 + more
 
@@ -73,6 +79,9 @@ def _nanoseconds(unit: list[Row]) -> float:
     if row[0] == Code.ADAMW:
         table = [cell for line in unit[1:] for cell in line]
         return sum(table[::8]) * 0.5
+    if row[0] in _TABLES:  # a head's share of multiplications, half of them masked where causal
+        each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
+        return row[2] * each / (120 if row[11] else 60)
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
     walk = _WALKS.get(row[0])
@@ -95,6 +104,8 @@ def _parts(unit: list[Row], count: int) -> list[list[Row]]:
     row = unit[0]
     if row[0] == Code.LOOP:
         return [_turns(unit, begin, size) for begin, size in _spans(row[2], count, 1)]
+    if row[0] in _TABLES:
+        return _attention(unit, count)
     if row[0] == Code.PRODUCT:
         return [[part] for part in _product(row, count)]
     walk = _WALKS.get(row[0])
@@ -137,10 +148,23 @@ def _moved(row: Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) 
 
 
 def _product(row: Row, count: int) -> list[Row]:
-    """Stretches of rows of the result, whole tiles of 12; of few rows, of columns in panels of 32."""
+    """Rectangles of the result: rows in whole tiles of 12, columns in panels of 32, no side so short that B or A would
+    be read again too often.
+    """
     m, n = row[9], row[10]
-    if m >= 12 * count or m >= n:
-        moves = [(1, 2), (7, 8)] + ([(12, 13)] if row[12] else [])
-        return [_moved(row, 9, s, [(a, b * row[j]) for a, j in moves]) for b, s in _spans(m, count, 12)]
-    by_columns = [(4, row[6]), (7, 4)] + ([(12, 4)] if row[12] else [])
-    return [_moved(row, 10, s, [(a, b * j) for a, j in by_columns]) for b, s in _spans(n, count, 32)]
+    down = max(1, min(count, m // _SIDE))
+    across = max(1, min(count // down, n // _SIDE)) if down < 4 else 1
+    parts = []
+    for top, height in _spans(m, down, 12):
+        moves = [(1, top * row[2]), (7, top * row[8])] + ([(12, top * row[13])] if row[12] else [])
+        line = _moved(row, 9, height, moves)
+        for left, width in _spans(n, across, 32):
+            moves = [(4, left * row[6]), (7, 4 * left)] + ([(12, 4 * left)] if row[12] else [])
+            parts.append(_moved(line, 10, width, moves))
+    return parts
+
+
+def _attention(unit: list[Row], count: int) -> list[list[Row]]:
+    """Some units of attention each."""
+    head, *operands = unit
+    return [[_moved(head, 2, n, [(1, begin)]), *operands] for begin, n in _spans(head[2], count, 1)]

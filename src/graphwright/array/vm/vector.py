@@ -87,6 +87,9 @@ store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned
 load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
 store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
 first = define("first", M, (i64,), first_lanes)
+outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
+"""All lanes but the first n."""
+both = define("both", M, (M, M), lambda b, x, y: b.and_(x, y))
 load_first = define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
 store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
 pick_first = define("pick_first", V, (i64, i64, M), lambda b, p, step, m: masked_gather(b, p, step, m))
