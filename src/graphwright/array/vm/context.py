@@ -1,27 +1,32 @@
-"""The block of memory by which the machine is called: cells of 8 bytes, each under its name.
-
-A context with SHARED set is run by several threads at once: each takes the next ticket, which names a stretch of rows,
-until there are none.
-"""
+"""The blocks of memory by which the machine is called, and by which its threads talk: cells of 8 bytes."""
 
 from __future__ import annotations
 
-SHARED = 0  # 1 for a context of several threads
+# a context: what one call runs
+HELPER = 0  # number of the helper that serves the team for ever, from 1 on; 0 to run code
 CODE = 1  # address of the first row
-END = 2  # behind the last; where threads share, bytes per ticket
-SCRATCH = 3  # of this thread; where threads share, of the first
+END = 2  # behind the last
+SCRATCH = 3
 FINE = 4  # what is returned, the address of an object
 COUNTED = 5  # 1 if references to that object are counted
 FAILED = 6  # what is returned if a row found an index out of range
 WHERE = 7  # address of that row, or 0
-TICKETS = 8  # how many there are
-NEXT = 9  # the next one
-ARRIVED = 10  # threads that came
-TEAM = 11  # address of the block that names the context of the threads
-PARALLEL = 12  # address of GOMP_parallel, 0 without
-THREADS = 13  # to share among
-MACHINE = 14  # address of the machine
+TEAM = 8  # address of the team
+THREADS = 9  # to share among, this one included
 CELLS = 16
+
+# a team: helpers, and the stretch of rows that is shared now
+WORD = 0  # tickets · 2³² + the next one, in one word, so that a ticket is of the stretch it was taken from
+ROWS = 1  # address of the first ticket's first row
+SIZE = 2  # bytes per ticket
+DONE = 3  # tickets done
+WRONG = 4  # address of a row that failed, or 0
+ASLEEP = 5  # helpers that wait to be woken
+OWNER = 6  # 1 while a thread has its rows shared
+ALLOWED = 7  # helpers that may take part
+SEM_WAIT, SEM_POST, YIELD = 8, 9, 10  # addresses of functions
+SEMAPHORE = 12  # 4 cells
+TEAM_CELLS = 16
 
 PAYLOAD = 32
 """Where a bytes object of CPython keeps its bytes: what the machine is given is such an object, or looks so."""

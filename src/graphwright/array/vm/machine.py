@@ -20,10 +20,11 @@ from graphwright.array.vm import context as at
 from graphwright.array.vm import attend, elementwise, rows, update
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.code import BYTES, SCRATCH, Code
+from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.math import native
-from graphwright.array.vm.sync import fetch_add, start
+from graphwright.array.vm.sharing import settle, share, take, wait
+from graphwright.array.vm.sync import fetch_add, read
 from graphwright.array.vm.vector import load_i64, store_i64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -56,24 +57,6 @@ lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
 le = elementwise.comparison(native(lambda x, y: v.le(x, y)))
 
 
-@native
-def _share(context: Any, row: Any) -> Any:
-    """Have several threads run the tickets that stand behind a row; returns the last row of them."""
-    tickets, size = cell(row, 1), BYTES * cell(row, 2)
-    team = cell(context, at.TEAM)
-    job = load_i64(team + at.PAYLOAD)
-    store_i64(job + 8 * at.CODE, row + BYTES)
-    store_i64(job + 8 * at.END, size)
-    store_i64(job + 8 * at.TICKETS, tickets)
-    store_i64(job + 8 * at.NEXT, 0)
-    store_i64(job + 8 * at.ARRIVED, 0)
-    store_i64(job + 8 * at.WHERE, 0)
-    threads = min(cell(context, at.THREADS), tickets)
-    start(cell(context, at.PARALLEL), cell(context, at.MACHINE), team, threads)
-    store_i64(context + 8 * at.WHERE, cell(job, at.WHERE))
-    return row + tickets * size
-
-
 def _dispatcher(source: int) -> Any:
     """The interpreter; `source` is part of what numba knows it by."""
 
@@ -81,14 +64,9 @@ def _dispatcher(source: int) -> Any:
     def machine(me: Any) -> Any:
         context = load_i64(me + at.PAYLOAD)
         row, stop, scratch = cell(context, at.CODE), cell(context, at.END), cell(context, at.SCRATCH)
+        helper, team = cell(context, at.HELPER), cell(context, at.TEAM)
         loop, turn, turns, outer = 0, 0, 0, 0
-        shared = cell(context, at.SHARED)
-        if shared:
-            code, size, tickets = row, stop, cell(context, at.TICKETS)
-            scratch += SCRATCH * fetch_add(context + 8 * at.ARRIVED, 1)
-            stop = row
-        else:
-            code, size, tickets = 0, 0, 0
+        sharing, busy, after, final = helper > 0, False, row, stop
         result = cell(context, at.FINE)
         while True:
             if row >= stop:
@@ -97,12 +75,26 @@ def _dispatcher(source: int) -> Any:
                     row = loop
                     if turn == turns:
                         row, stop, loop, turn = stop, outer, 0, 0
-                    continue
-                ticket = fetch_add(context + 8 * at.NEXT, 1) if shared else 0
-                if ticket >= tickets:
+                elif sharing:
+                    if busy:
+                        fetch_add(team + 8 * at.DONE, 1)
+                    ticket = take(team) if helper <= read(team + 8 * at.ALLOWED) else -1
+                    busy = ticket >= 0
+                    if busy:
+                        row = load_i64(team + 8 * at.ROWS) + ticket * load_i64(team + 8 * at.SIZE)
+                        stop = row + load_i64(team + 8 * at.SIZE)
+                    elif helper:
+                        wait(team, helper)
+                    else:
+                        wrong = settle(team, cell(after, 1))
+                        row, stop, sharing = after + BYTES * (1 + cell(after, 1) * cell(after, 2)), final, False
+                        if wrong:
+                            store_i64(context + 8 * at.WHERE, wrong)
+                            result = cell(context, at.FAILED)
+                            break
+                else:
                     break
-                row = code + ticket * size
-                stop = row + size
+                continue
             op, fine = load_i64(row), True
             if op == Code.ADD:
                 add(row, turn, scratch)
@@ -189,13 +181,15 @@ def _dispatcher(source: int) -> Any:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
                 stop = loop + BYTES * cell(row, 1)
             elif op == Code.SHARED:
-                if load_i64(context + 8 * at.THREADS) > 1:
-                    row = _share(context, row)
-                    if load_i64(context + 8 * at.WHERE):
-                        fine = False
+                if share(team, row, cell(context, at.THREADS)):
+                    sharing, after, final = True, row, stop
+                    stop = row
+                    continue
             else:
                 fine = False
-            if not fine:
+            if not fine and sharing:  # whoever shared the rows will say so
+                store_i64(team + 8 * at.WRONG, row)
+            elif not fine:
                 store_i64(context + 8 * at.WHERE, row)
                 result = cell(context, at.FAILED)
                 break

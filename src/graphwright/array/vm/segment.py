@@ -10,9 +10,8 @@ from graphwright.array.vm import context as at
 from graphwright.array.vm.call import Call, patient, quick
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode import Row
-from graphwright.array.vm.machine import build
 from graphwright.array.vm.share import estimate, shared
-from graphwright.array.vm.team import get_num_threads, parallel
+from graphwright.array.vm.team import get_num_threads, team
 
 _PATIENT = 50_000  # ns from which on a call lets go of the GIL
 
@@ -25,41 +24,40 @@ class BadIndex(IndexError):
         self.op = op
 
 
+def new_scratch() -> np.ndarray:
+    """Memory that code works in."""
+    return np.zeros(SCRATCH + 64, np.uint8)
+
+
 class VmSegment:
     """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
 
     Args:
         ops: the rows of each op, in order.
+        scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
 
     Attributes:
         run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
-    def __init__(self, ops: Sequence[Sequence[Row]]) -> None:
+    def __init__(self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None) -> None:
         split = [shared(op) for op in ops]
         self._owner = [i for i, op in enumerate(split) for _ in op]
         self._code = np.array([row for op in split for row in op], np.int64).reshape(-1, CELLS)
-        self._share = any(len(a) != len(b) for a, b in zip(ops, split, strict=True)) and parallel() != 0
-        threads = max(get_num_threads(), 1) if self._share else 1
-        self._scratch = np.zeros(SCRATCH * (threads + 1), np.uint8)
-        self._cells = np.zeros(3 * at.CELLS, np.int64)
-        context, team, head = np.split(self._cells, 3)
-        first = -(-self._scratch.ctypes.data // 64) * 64
+        self._scratch = new_scratch() if scratch is None else scratch
+        context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
-        context[at.SCRATCH] = team[at.SCRATCH] = first
-        team[at.SHARED], team[at.FAILED] = 1, 1
-        head[at.PAYLOAD // 8] = team.ctypes.data
-        context[at.TEAM], context[at.MACHINE] = head.ctypes.data, build().address
-        context[at.PARALLEL], context[at.THREADS] = parallel() if self._share else 0, 1
-        self._most, self._context = threads, context
+        context[at.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
+        shares = any(len(a) != len(b) for a, b in zip(ops, split, strict=True))
+        memory = (self._code, self._scratch)
         long = sum(map(estimate, ops)) > _PATIENT
-        memory = (self._code, self._scratch, self._cells)
         self._alone: Call = patient(context, memory) if long else quick(context, memory)
-        self.run: Call = self._shared if self._share else self._alone
+        self.run: Call = self._shared if shares else self._alone
 
     def _shared(self) -> object:
-        self._context[at.THREADS] = min(get_num_threads(), self._most)
+        threads = get_num_threads()
+        self._context[at.THREADS], self._context[at.TEAM] = threads, team(threads)
         return self._alone()
 
     def failure(self) -> BadIndex:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from graphwright.array.vm.code import CELLS, Code
 
 Row = list[int]
-WORTH = 60_000
-"""Nanoseconds of a row from which on it is shared: to wake a pool takes some 5 us, on a busy core more."""
-_TICKET = 20_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
+WORTH = 100_000
+"""Nanoseconds of a row from which on it is shared: to wake a helper takes some 5 us, on a busy core more."""
+_TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # rows or columns of a product's ticket, at least
 _TABLES = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
