@@ -24,9 +24,9 @@ class Buffer:
 
     Attributes:
         index: place in `plan.buffers`.
-        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), or moved
-            (its slots lie in another buffer, as an in-place result does), or tile (only a fusion group looks at it; it
-            has bytes where the group is run instruction by instruction).
+        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), moved
+            (its slots lie in another buffer, as an in-place result does, or nobody needs them), or tile (only a fusion
+            group looks at it; it has bytes where the group is run instruction by instruction).
         nbytes: size.
         key: of the variable behind it; for a folded one, its node.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to

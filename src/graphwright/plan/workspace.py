@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
 from graphwright.array.layout import row_major
-from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.encode import Row, View, copy_row, encode
 from graphwright.array.vm.fuse import Inner, Member, encode_group
 from graphwright.autograd import Tensor, Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
@@ -75,6 +75,9 @@ class Workspace:
         self._relied: list[tuple[NDArray, int]] = []
         self.watching = False
         self._memory: dict[int, Storage] = {}
+        self._scratch: np.ndarray | None = None
+        self._fed: Any = None
+        self._points: list[Callable[[NDArray], object] | None] = []
         self._busy = Lock()
 
     def _variable(self, key: str, variables: Mapping[str, Variable] | None) -> Variable:
@@ -102,7 +105,24 @@ class Workspace:
 
     def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
-        return self._run(lambda: arrays, False)
+        fed = self._fed
+        if fed is None or changes.count != self._seen or self.watching or self._lease is not None:
+            return self._run(lambda: arrays, False)
+        self._begin()
+        try:
+            self._run_fed(fed, arrays)
+            return {name: take() for name, take in self._takes.items()}
+        finally:
+            self._busy.release()
+
+    def _run_fed(self, fed: Any, arrays: Sequence[NDArray]) -> None:
+        """One native call copies the inputs and runs all instructions."""
+        for point, array in zip(self._points, arrays, strict=True):
+            if point is not None:
+                point(array)
+        self.runs.count += 1
+        if fed.run() is not None:
+            raise self._failed_native(fed)
 
     def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         self._begin()
@@ -115,10 +135,13 @@ class Workspace:
                 self._lease = None
             if self.poison and self._arena is not None:
                 fill(self._arena)
-            for feed, array in zip(self._feeds, arrays, strict=True):
-                if feed is not None:
-                    feed(array)
-            self.execute()
+            if self._fed is not None:
+                self._run_fed(self._fed, arrays)
+            else:
+                for feed, array in zip(self._feeds, arrays, strict=True):
+                    if feed is not None:
+                        feed(array)
+                self.execute()
             if lease:
                 return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
             return {name: take() for name, take in self._takes.items()}
@@ -206,7 +229,10 @@ class Workspace:
 
     def failed_single(self) -> GraphwrightError:
         """What to raise after `single` gave something else than None."""
-        error = self._calls[0].failure()
+        return self._failed_native(self._calls[0])
+
+    def _failed_native(self, segment: Any) -> GraphwrightError:
+        error = segment.failure()
         failure = self._located(0, error)
         failure.__cause__ = error
         return failure
@@ -342,12 +368,28 @@ class Workspace:
             self._counts += [len(self._calls)] * (stop - start)
         used = {plan.buffers[plan.slots[s].buffer].key: self._view(s) for s in plan.input_slots}
         self._feeds = [writer(used[name]) if name in used else None for name in plan.inputs]
+        self._bind_fed([used.get(name) for name in plan.inputs])
         self._takes = {name: reader(self._view(slot)) for name, slot in plan.outputs.items()}
         for key in self._written_keys:
             self._bound[key].storage.counted_by(self.runs)
         self._relied = [*plan.guarded, *self._folded]
         for array, _ in self._relied:
             array.storage.watched = True
+
+    def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
+        """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
+        self._fed, self._points = None, []
+        if self.single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
+            return
+        from graphwright.array.vm.segment import VmSegment
+
+        address = backend(CPU).address
+        copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
+        rows = [row for row in copies if row is not None]
+        fed = self._fed = VmSegment(self._code(0, len(self.plan.instrs)), self._scratch, rows)
+        at = iter(range(len(rows)))
+        for target in targets:
+            self._points.append(None if target is None else pointer(target, fed.source_of(next(at))))
 
     def _units(self) -> Iterator[tuple[int, int]]:
         """Instructions that are called together: runs of the VM; in poison mode groups, since what dies is filled."""
@@ -364,9 +406,11 @@ class Workspace:
         """Calls for a run of instructions of one executor; of ATen, for one."""
         plan = self.plan
         if plan.choices[start].executor == VM:
-            from graphwright.array.vm.segment import VmSegment  # loads numba
+            from graphwright.array.vm.segment import VmSegment, new_scratch  # loads numba
 
-            calls: list[Any] = [VmSegment(self._code(start, stop))]
+            if self._scratch is None:
+                self._scratch = new_scratch()
+            calls: list[Any] = [VmSegment(self._code(start, stop), self._scratch)]
         else:
             instr = plan.instrs[start]
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
@@ -475,14 +519,36 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     return write
 
 
+def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], object]:
+    """What tells native code where an array lies that it will copy into planned memory."""
+    kernels = backend(CPU)
+    last: NDArray | None = None
+
+    def point(array: NDArray) -> None:
+        nonlocal last
+        if array is last and not array.storage.closed:
+            return
+        if array.contiguous:
+            source(kernels.address(array))
+            last = array
+        else:
+            kernels.copy(target, array)
+            source(kernels.address(target))
+            last = None
+
+    return point
+
+
 def reader(source: NDArray) -> Callable[[], NDArray]:
     """What copies a value out of planned memory."""
     host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
-    size = source.nbytes
+    size, flat = source.nbytes, source.contiguous
+    if flat:
+        host = host.reshape(-1)
 
     def read() -> NDArray:
         copy = host.copy()
-        return NDArray(Storage(copy.reshape(-1), size, CPU), kind, shape, strides)
+        return NDArray(Storage(copy if flat else copy.reshape(-1), size, CPU), kind, shape, strides)
 
     return read
 

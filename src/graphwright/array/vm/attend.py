@@ -1,8 +1,8 @@
-"""Attention by blocks of 64 queries and 64 keys: scores of one block at a time, softmax on the way, nothing else stored.
+"""Attention by blocks of 64 queries and 64 keys: scores of one block at a time, softmax on the way.
 
 Source: Dao 2023, "FlashAttention-2", algorithms 1 and 2. A row of code, and two more that hold operands: cells 1 first
-unit, 2 units, 3 query heads, 4 key heads, 5 queries, 6 keys, 7 and 8 their sizes and the values', 9 scale, 10 address of
-the first query's place among the keys (0: keys - queries), 11 causal, 12 window (0: none), 13 key mask (0: none), 14
+unit, 2 units, 3 query heads, 4 key heads, 5 queries, 6 keys, 7 and 8 their sizes and the values', 9 scale, 10 address
+of the first query's place among the keys (0: keys - queries), 11 causal, 12 window (0: none), 13 key mask (0: none), 14
 block table (0: all blocks). Then per operand its address and bytes per batch element, head and position: q, k, v, out;
 for the gradient also that of out, and those of q, k, v. A unit is a batch element's query head, in the gradient a key
 head with all its query heads.

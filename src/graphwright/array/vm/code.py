@@ -42,6 +42,7 @@ class Code(IntEnum):
     DIV = auto()
     MINIMUM = auto()
     MAXIMUM = auto()
+    SWIGLU = auto()
     EQ = auto()
     LT = auto()
     LE = auto()
@@ -57,6 +58,10 @@ class Code(IntEnum):
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
     ADAMW = auto()
+    COPY_AXES = auto()
+    GATHER_ROWS = auto()
+    ADD_ROWS = auto()
+    ROPE = auto()
     ATTEND = auto()
     ATTEND_BACKWARD = auto()
     # control

@@ -71,6 +71,11 @@ def _all_f32(*views: View) -> bool:
     return all(view.dtype is float32 for view in views)
 
 
+def copy_row(target: int, words: int) -> Row:
+    """A copy of packed words of 4 bytes, whatever they stand for, whose source is filled in later."""
+    return _row(Code.COPY, 1, words, target, 0, 1, target, 0, 1)
+
+
 # -- elementwise -------------------------------------------------------------------------------------------------------
 def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
     """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
@@ -122,7 +127,7 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
-_BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum")}
+_BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum", "swiglu")}
 _COMPARISONS = {op: Code[op.upper()] for op in ("eq", "lt", "le")}
 
 
@@ -362,6 +367,57 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     head = _row(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
     table = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
     return [head, *(table[i : i + CELLS] for i in range(0, len(table), CELLS))]
+
+
+# -- moves -------------------------------------------------------------------------------------------------------------
+@_encoder("copy")
+def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """As elementwise, else up to four axes."""
+    out, x = outs[0], ins[0]
+    if not _all_f32(out, x):
+        return None
+    axes = merged(out.shape, [out.strides, spread(x, out.shape)])
+    if len(axes) < 3 or len(axes) > 4 or 0 in out.shape or axes[-1][1] != (1, 1):
+        return _elementwise(Code.COPY, out, ins)
+    (a, b, c, (cols, last)) = [(1, (0, 0))] * (4 - len(axes)) + axes
+    sizes = (a[0], b[0], c[0], cols)
+    target, source = ((view.address, *(4 * axis[1][k] for axis in (a, b, c))) for k, view in enumerate((out, x)))
+    return [_row(Code.COPY_AXES, *sizes, *target, *source, 4 * last[1])]
+
+
+@_encoder("embedding")
+def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    table, ids = ins
+    if not _all_f32(outs[0], table) or ids.dtype is not int64 or not (outs[0].packed and ids.packed):
+        return None
+    if table.strides[1] != 1 and table.shape[1] != 1:
+        return None
+    rows, cols = table.shape
+    head = (ids.size, cols, outs[0].address, 4 * cols, 0, table.address, 4 * table.strides[0])
+    return [_row(Code.GATHER_ROWS, *head, ids.address, rows)]
+
+
+@_encoder("embedding_backward")
+def _embedding_backward(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    grad, ids = ins
+    if not _all_f32(outs[0], grad) or ids.dtype is not int64 or not all(v.packed for v in (outs[0], grad, ids)):
+        return None
+    rows, cols = outs[0].shape
+    return [_row(Code.ADD_ROWS, ids.size, cols, outs[0].address, 4 * cols, rows, grad.address, 4 * cols, ids.address)]
+
+
+@_encoder("rope")
+def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, cos, sin = ins
+    if not _all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
+        return None
+    if x.strides[3] != 1 and x.shape[3] != 1:
+        return None
+    (batch, heads, positions, size), half = x.shape, cos.shape[2]
+    each = 0 if cos.shape[0] == 1 else 4 * positions * half
+    place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
+    tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
+    return [_row(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import numba
 import numpy as np
 from numba import cfunc
 
+from graphwright.array.vm import attend, elementwise, move, rows, update
 from graphwright.array.vm import context as at
-from graphwright.array.vm import attend, elementwise, rows, update
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, Code
@@ -52,6 +52,7 @@ mul = elementwise.binary(native(lambda x, y: v.mul(x, y)))
 div = elementwise.binary(native(lambda x, y: v.div(x, y)))
 minimum = elementwise.binary(native(lambda x, y: v.minimum(x, y)))
 maximum = elementwise.binary(native(lambda x, y: v.maximum(x, y)))
+swiglu = elementwise.binary(native(lambda x, y: v.mul(functions.silu(x), y)))
 eq = elementwise.comparison(native(lambda x, y: v.eq(x, y)))
 lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
 le = elementwise.comparison(native(lambda x, y: v.le(x, y)))
@@ -144,6 +145,8 @@ def _dispatcher(source: int) -> Any:
                 minimum(row, turn, scratch)
             elif op == Code.MAXIMUM:
                 maximum(row, turn, scratch)
+            elif op == Code.SWIGLU:
+                swiglu(row, turn, scratch)
             elif op == Code.EQ:
                 eq(row, turn, scratch)
             elif op == Code.LT:
@@ -171,6 +174,14 @@ def _dispatcher(source: int) -> Any:
                 fine = rows.cross_entropy(row)
             elif op == Code.CROSS_ENTROPY_BACKWARD:
                 fine = rows.cross_entropy_backward(row)
+            elif op == Code.COPY_AXES:
+                move.copy_axes(row)
+            elif op == Code.ROPE:
+                move.rope(row)
+            elif op == Code.GATHER_ROWS:
+                fine = move.gather_rows(row)
+            elif op == Code.ADD_ROWS:
+                fine = move.add_rows(row)
             elif op == Code.ATTEND:
                 attend.attend(row, scratch)
                 row += BYTES
@@ -221,6 +232,14 @@ def _stamp() -> Path:
 def built() -> bool:
     """True if the machine lies on disk, so that getting it takes no compilation."""
     return _stamp().exists()
+
+
+@cache
+def wide_vectors() -> bool:
+    """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
+    from llvmlite.binding import get_host_cpu_features
+
+    return bool(get_host_cpu_features().get("avx512f"))
 
 
 class Machine(NamedTuple):

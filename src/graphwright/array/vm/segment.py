@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,15 +36,18 @@ class VmSegment:
     Args:
         ops: the rows of each op, in order.
         scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
+        lead: rows before those of the ops.
 
     Attributes:
         run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
-    def __init__(self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None) -> None:
+    def __init__(
+        self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = ()
+    ) -> None:
         split = [shared(op) for op in ops]
-        self._owner = [i for i, op in enumerate(split) for _ in op]
-        self._code = np.array([row for op in split for row in op], np.int64).reshape(-1, CELLS)
+        self._owner = [-1] * len(lead) + [i for i, op in enumerate(split) for _ in op]
+        self._code = np.array([*lead, *(row for op in split for row in op)], np.int64).reshape(-1, CELLS)
         self._scratch = new_scratch() if scratch is None else scratch
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
@@ -59,6 +63,11 @@ class VmSegment:
         threads = get_num_threads()
         self._context[at.THREADS], self._context[at.TEAM] = threads, team(threads)
         return self._alone()
+
+    def source_of(self, lead: int) -> Callable[[int], None]:
+        """What sets the address that a leading row copies from."""
+        cells = self._code.reshape(-1)
+        return partial(cells.__setitem__, CELLS * lead + 6)
 
     def failure(self) -> BadIndex:
         """What to raise after a run that did not return None."""

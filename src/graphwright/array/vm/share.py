@@ -7,6 +7,7 @@ does nothing, and the tickets run one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
 from graphwright.array.vm.code import CELLS, Code
@@ -27,13 +28,14 @@ class _Walk(NamedTuple):
     fixed: tuple[tuple[int, int], ...] = ()
     columns: tuple[tuple[int, int], ...] = ()
     ns: float = 0.2  # per element
+    counts: tuple[int, ...] = (1, 2)  # cells whose product is the number of elements
 
 
 _ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
 _SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
 _WALKS: dict[int, _Walk] = {
     **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.GELU_TANH + 1)},
-    **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.MAXIMUM + 1)},
+    **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.SWIGLU + 1)},
     **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE)},
     Code.WHERE: _Walk((*_TWO, (12, 13)), (), ((3, 4), (6, 1), (9, 4), (12, 4)), 0.1),
     Code.FILL: _Walk(((3, 4),), (), ((3, 4),), 0.05),
@@ -42,6 +44,10 @@ _WALKS: dict[int, _Walk] = {
     Code.SUM_COLUMNS: _Walk((), (), ((3, 4), (6, 4)), 0.1),
     Code.SOFTMAX: _Walk(_ONE, ns=0.5),
     Code.RMS_NORM: _Walk(_ONE, ns=0.2),
+    Code.COPY_AXES: _Walk(((5, 6), (9, 10)), ns=0.15, counts=(1, 2, 3, 4)),
+    Code.GATHER_ROWS: _Walk(((3, 4),), ((8, 8),), ns=0.15),
+    Code.ADD_ROWS: _Walk((), ns=0.2),
+    Code.ROPE: _Walk(((6, 7), (10, 14), (11, 13), (12, 13)), ns=0.3, counts=(1, 2, 3, 4)),
     Code.CROSS_ENTROPY: _Walk(((6, 7),), ((3, 4), (8, 8), (9, 4)), ns=0.5),
     Code.CROSS_ENTROPY_BACKWARD: _Walk(((3, 4), (6, 7), (11, 12)), ((8, 8), (9, 4)), ns=0.5),
 }
@@ -85,7 +91,7 @@ def _nanoseconds(unit: list[Row]) -> float:
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
     walk = _WALKS.get(row[0])
-    return 5 + (row[1] * row[2] * walk.ns if walk is not None else 0)
+    return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
 
 
 def shared(rows: Sequence[Row]) -> list[Row]:
@@ -109,7 +115,7 @@ def _parts(unit: list[Row], count: int) -> list[list[Row]]:
     if row[0] == Code.PRODUCT:
         return [[part] for part in _product(row, count)]
     walk = _WALKS.get(row[0])
-    if walk is not None and walk.rows and row[1] >= count:
+    if walk is not None and walk.rows and row[1] >= min(count, 8):
         return [
             [
                 _moved(

@@ -19,9 +19,7 @@ def _called(builder: Any, function: Any, argument: Any) -> None:
 
 
 read = define("read", i64, (i64,), lambda b, p: b.load_atomic(pointer(b, p, I64), "seq_cst", 8))
-write = define(
-    "write", void, (i64, i64), effect(lambda b, p, x: b.store_atomic(x, pointer(b, p, I64), "seq_cst", 8))
-)
+write = define("write", void, (i64, i64), effect(lambda b, p, x: b.store_atomic(x, pointer(b, p, I64), "seq_cst", 8)))
 fetch_add = define("fetch_add", i64, (i64, i64), lambda b, p, x: b.atomic_rmw("add", pointer(b, p, I64), x, "seq_cst"))
 """The word as it was before."""
 exchange = define("exchange", i64, (i64, i64), lambda b, p, x: b.atomic_rmw("xchg", pointer(b, p, I64), x, "seq_cst"))
