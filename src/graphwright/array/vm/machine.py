@@ -251,7 +251,7 @@ class Machine(NamedTuple):
 
 @cache
 def build() -> Machine:
-    """The machine, compiled now if it was not before: some 15 s, once per install."""
+    """The machine, compiled now if it was not before: some 20 s, once per install."""
     began = perf_counter()
     code = _dispatcher(_source())
     stamp = _stamp()
