@@ -75,27 +75,32 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
     for place in lead:
         if turns == 1:  # one axis: whole tiles, then the rest
             whole = cols // TILE
-            rows += _loop(members, place, [TILE * s for s in steps], steps, whole, TILE)
+            rows += _looped(_body(members, place, [TILE * s for s in steps], steps, TILE), whole)
             begins, width = ([whole * TILE] if cols % TILE else []), cols % TILE
         else:
             begins, width = range(0, cols, TILE), TILE
-        for begin in begins:
+        body: list[Row] = []
+        for begin in begins:  # a row is finished before the next is begun: memory is walked in order
             at = [p + begin * s for p, s in zip(place, steps, strict=True)]
-            rows += _loop(members, at, jumps, steps, turns, min(width, cols - begin))
+            body += _body(members, at, jumps, steps, min(width, cols - begin))
+        rows += _looped(body, turns)
     return rows
 
 
-def _loop(
+def _looped(body: list[Row], turns: int) -> list[Row]:
+    if turns < 2:
+        return body * turns
+    return [[int(Code.LOOP), len(body), turns] + [0] * (CELLS - 3), *body]
+
+
+def _body(
     members: Sequence[Member],
     at: Sequence[int],
     jumps: Sequence[int],
     steps: Sequence[int],
-    turns: int,
     cols: int,
 ) -> list[Row]:
     """The members' rows for one tile, with where operands begin and how far they move from turn to turn."""
-    if turns == 0:
-        return []
     body: list[Row] = []
     k = 0
     for m in members:
@@ -114,6 +119,4 @@ def _loop(
             for cell in operand_cells(row):
                 row[cell], row[cell + 1] = moves[row[cell]]
         body += made
-    if turns == 1:
-        return body
-    return [[int(Code.LOOP), len(body), turns] + [0] * (CELLS - 3), *body]
+    return body

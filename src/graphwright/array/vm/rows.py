@@ -22,6 +22,7 @@ from graphwright.array.vm.vector import (
     mul,
     select,
     splat,
+    store,
     store_f32,
     store_first,
     sub,
@@ -112,12 +113,18 @@ def softmax(row: Any) -> None:
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx = cell(row, 6), cell(row, 7)
     for _ in range(rows):
-        top = splat(_row_largest(x, cols))
-        for i in range(0, cols, 16):
+        top, i = splat(_row_largest(x, cols)), 0
+        while i + 16 <= cols:
+            store(o + 4 * i, exp(sub(load(x + 4 * i), top)))
+            i += 16
+        if i < cols:
             mask = first(cols - i)
             store_first(o + 4 * i, exp(sub(load_first(x + 4 * i, mask), top)), mask)
-        scale = splat(F(1.0 / _row_total(o, cols)))
-        for i in range(0, cols, 16):
+        scale, i = splat(F(1.0 / _row_total(o, cols))), 0
+        while i + 16 <= cols:
+            store(o + 4 * i, mul(load(o + 4 * i), scale))
+            i += 16
+        if i < cols:
             mask = first(cols - i)
             store_first(o + 4 * i, mul(load_first(o + 4 * i, mask), scale), mask)
         o += so
@@ -130,13 +137,17 @@ def _scaled_exponentials(x: Any, cols: Any, top: Any) -> Any:
     whole, i, high = 0.0, 0, splat(top)
     while i < cols:
         end = min(cols, i + _BLOCK)
-        part = splat(F(0.0))
+        part, other = splat(F(0.0)), splat(F(0.0))
+        while i + 32 <= end:
+            part = add(part, exp(sub(load(x + 4 * i), high)))
+            other = add(other, exp(sub(load(x + 4 * i + 64), high)))
+            i += 32
         while i < end:
             mask = first(end - i)
             part = add(part, select(mask, exp(sub(load_first(x + 4 * i, mask), high)), splat(F(0.0))))
             i += 16
         i = end
-        whole += total(part)
+        whole += total(add(part, other))
     return whole
 
 
@@ -174,8 +185,11 @@ def cross_entropy_backward(row: Any) -> Any:
         if target != ignored and not 0 <= target < cols:
             return False
         weight = F(0.0) if target == ignored else load_f32(g)
-        scale, less = splat(weight), splat(load_f32(lse + 4 * r))
-        for i in range(0, cols, 16):
+        scale, less, i = splat(weight), splat(load_f32(lse + 4 * r)), 0
+        while i + 16 <= cols:
+            store(o + 4 * i, mul(exp(sub(load(x + 4 * i), less)), scale))
+            i += 16
+        if i < cols:
             mask = first(cols - i)
             store_first(o + 4 * i, mul(exp(sub(load_first(x + 4 * i, mask), less)), scale), mask)
         if target != ignored:
@@ -195,15 +209,22 @@ def rms_norm(row: Any) -> None:
         whole, i = 0.0, 0
         while i < cols:
             end = min(cols, i + _BLOCK)
-            part = splat(F(0.0))
+            part, other = splat(F(0.0)), splat(F(0.0))
+            while i + 32 <= end:
+                u, v = load(x + 4 * i), load(x + 4 * i + 64)
+                part, other = fma(u, u, part), fma(v, v, other)
+                i += 32
             while i < end:
                 v = load_first(x + 4 * i, first(end - i))
                 part = fma(v, v, part)
                 i += 16
             i = end
-            whole += total(part)
-        scale = rsqrt(splat(F(whole) / F(cols) + eps))
-        for i in range(0, cols, 16):
+            whole += total(add(part, other))
+        scale, i = rsqrt(splat(F(whole) / F(cols) + eps)), 0
+        while i + 16 <= cols:
+            store(o + 4 * i, mul(mul(load(x + 4 * i), scale), load(w + 4 * i)))
+            i += 16
+        if i < cols:
             mask = first(cols - i)
             normal = mul(load_first(x + 4 * i, mask), scale)
             store_first(o + 4 * i, mul(normal, load_first(w + 4 * i, mask)), mask)

@@ -14,12 +14,14 @@ from graphwright.array.vm.vector import (
     div,
     first,
     fma,
+    load,
     load_f32,
     load_f64,
     load_first,
     mul,
     splat,
     sqrt,
+    store,
     store_f32,
     store_first,
     sub,
@@ -75,7 +77,17 @@ def adamw(row: Any) -> None:
             first_left, second_left = _powers(beta1, beta2, np.int64(steps))
             rate = splat(F(lr / (1.0 - first_left)))
             unroot = splat(F(1.0 / np.sqrt(1.0 - second_left)))
-        for i in range(0, count, 16):
+        i = 0
+        while i + 16 <= count:
+            grad = load(g + 4 * i)
+            mean = fma(b1, load(m + 4 * i), mul(c1, grad))
+            square = fma(b2, load(v + 4 * i), mul(mul(c2, grad), grad))
+            new = mul(load(p + 4 * i), kept)
+            store(m + 4 * i, mean)
+            store(v + 4 * i, square)
+            store(p + 4 * i, sub(new, div(mul(rate, mean), fma(sqrt(square), unroot, small))))
+            i += 16
+        if i < count:
             mask = first(count - i)
             grad = load_first(g + 4 * i, mask)
             mean = fma(b1, load_first(m + 4 * i, mask), mul(c1, grad))
