@@ -9,6 +9,7 @@ from numba.core.event import install_recorder
 from random_programs import programs
 
 import graphwright as gw
+from graphwright import nn
 from graphwright.array.vm import machine
 from graphwright.errors import ComputeError
 from graphwright.plan import Workspace
@@ -104,3 +105,48 @@ def test_an_index_outside_names_its_node_and_the_next_run_is_fine() -> None:
 def test_unknown_executors_are_refused() -> None:
     with pytest.raises(gw.GraphwrightError, match="executor"):
         chain(1).compile(x=(2,), executor="gpu")
+
+
+def scored(z: gw.Tensor, t: gw.Tensor) -> gw.Tensor:
+    return nn.functional.cross_entropy(z.tanh(), t, reduction="none").exp()
+
+
+def test_a_bound_call_says_which_node_failed_and_the_next_one_is_fine() -> None:
+    z, t = np.ones((2, 3), np.float32), np.array([0, 2])
+    run = gw.compile(scored, executor="vm")
+    bound = run.bind(z, t)
+    bound.inputs["z"][:], bound.inputs["t"][:] = z, t
+    bound()
+    truth = bound.outputs["out"].copy()
+    bound.inputs["z"][:], bound.inputs["t"][:] = z, 3
+    with pytest.raises(ComputeError, match="cross_entropy"):
+        bound()
+    with pytest.raises(ComputeError, match="cross_entropy"):
+        run(gw.tensor(z), gw.tensor(np.array([0, 3])))
+    bound.inputs["z"][:], bound.inputs["t"][:] = z, t
+    bound()
+    assert bound.outputs["out"].tolist() == truth.tolist()
+    np.testing.assert_allclose(run(gw.tensor(z), gw.tensor(t)).numpy(), truth)
+
+
+def test_inputs_are_read_from_wherever_they_lie() -> None:
+    run = gw.compile(lambda x, y: x * 2 + y, executor="vm")
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    cases = [(base[:, :3], base[:, 3:]), (base[:, ::2], base[:, 1::2]), (base[:, 3:], base[:, :3])] * 2
+    for x, y in cases:
+        given = gw.tensor(x), gw.tensor(y)
+        for _ in range(3):
+            assert run(*given).tolist() == (2 * x + y).tolist()
+    views = gw.tensor(base)[:, :3], gw.tensor(base)[:, 3:]
+    assert run(*views).tolist() == (2 * base[:, :3] + base[:, 3:]).tolist()
+
+
+def test_a_changed_constant_is_noticed_by_a_bound_call() -> None:
+    scale = gw.autograd.Variable(np.float32(2.0))
+    bound = gw.compile(lambda x: x * scale, executor="vm").bind(np.ones(3, np.float32))
+    bound.inputs["x"][:] = 1
+    bound()
+    assert bound.outputs["out"].tolist() == [2.0] * 3
+    scale.assign(gw.tensor(np.float32(5.0)))
+    bound()
+    assert bound.outputs["out"].tolist() == [5.0] * 3

@@ -18,7 +18,7 @@ WORTH = 100_000
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # rows or columns of a product's ticket, at least
-_TABLES = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
+_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
 
 
 class _Walk(NamedTuple):
