@@ -16,7 +16,7 @@ from graphwright.array.vm.fuse import TILES, layout_of_tiles
 from graphwright.ops import OPS
 from graphwright.plan.executor import VM, Choice
 from graphwright.plan.lower import Rows
-from graphwright.plan.table import ARENA, TEMP, TILE, Instr
+from graphwright.plan.table import ARENA, TEMP, Instr
 
 _DTYPES = (float32, bool_)
 
@@ -29,32 +29,35 @@ class Fusion(NamedTuple):
         cuts: instruction -> why it does not continue the group before it: not_elementwise, no_form, shape, dtype,
             layout, stateful, alias_hazard (a value would be read at another index than it is written), registers (more
             inner values than tiles) or large (left to ATen).
+        tiles: buffer that lives inside one group -> the number of its tile; it needs no bytes.
+        last: buffer that a group reads -> the end of the group, up to which it must be kept.
     """
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: list[tuple[int, ...]]
     cuts: dict[int, str]
+    tiles: dict[int, int]
+    last: dict[int, int]
 
 
 def fuse(rows: Rows, choices: Sequence[Choice]) -> Fusion:
-    """Find the groups, take the bytes of their inner buffers away, and let what they touch live as long as they run."""
-    groups: list[tuple[int, ...]] = []
-    cuts: dict[int, str] = {}
+    """Find the groups of instructions in order, by layouts and the times of buffers; changes nothing."""
+    found = Fusion([], {}, {}, {})
     if all(c.executor != VM for c in choices):
-        return Fusion((), cuts)
+        return found
     run = _Run(rows)
     for i, instr in enumerate(rows.instrs):
         why = "" if choices[i].executor == VM else _unsuited(rows, instr, choices[i])
         why = why or run.refuses(instr)
         if why:
-            run.close(groups, cuts)
+            run.close(found)
             if run.members or choices[i].executor == VM or OPS[instr.op].traits.elementwise:
-                cuts[i] = why
+                found.cuts[i] = why
             run = _Run(rows)
             if choices[i].executor != VM or run.refuses(instr):
                 continue
         run.add(i, instr)
-    run.close(groups, cuts)
-    return Fusion(tuple(groups), cuts)
+    run.close(found)
+    return found
 
 
 def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:
@@ -120,16 +123,16 @@ class _Run:
             if not _plain(layout, out.shape):
                 self.strides.add(layout)
 
-    def close(self, groups: list[tuple[int, ...]], cuts: dict[int, str]) -> None:
+    def close(self, found: Fusion) -> None:
         """Make a group of the members, or several where one would hold too many tiles."""
         members = self.members
         while len(members) > 1:
             count = self._held(members)
             if count < len(members):
-                cuts[members[count]] = "registers"
+                found.cuts[members[count]] = "registers"
             if count > 1:
-                groups.append(tuple(members[:count]))
-                self._settle(members[:count])
+                found.groups.append(tuple(members[:count]))
+                self._settle(members[:count], found)
             members = members[count:]
 
     def _inner(self, members: Sequence[int], b: int) -> bool:
@@ -148,25 +151,22 @@ class _Run:
             held -= {x for x in held if rows.buffers[x].last == i}
         return len(members)
 
-    def _settle(self, members: Sequence[int]) -> None:
-        """Give inner buffers a tile in place of bytes; let what is read live to the end of the group."""
+    def _settle(self, members: Sequence[int], found: Fusion) -> None:
+        """Give inner buffers a tile in place of bytes; keep what is read to the end of the group."""
         rows = self.rows
         start, stop = members[0], members[-1]
         free = list(range(TILES - 1, -1, -1))
         dying: dict[int, list[int]] = {}
         for i in members:
-            for s in (*rows.instrs[i].outs, *rows.instrs[i].ins):
-                b = rows.buffer_of[s]
+            for b in [rows.buffer_of[s] for s in (*rows.instrs[i].outs, *rows.instrs[i].ins)]:
                 buffer = rows.buffers[b]
-                if buffer.kind == TEMP and start <= buffer.first and buffer.last <= stop:
-                    buffer.kind, buffer.offset = TILE, free.pop()
-                    dying.setdefault(buffer.last, []).append(buffer.offset)
+                if self._inner(members, b):
+                    if b not in found.tiles:
+                        found.tiles[b] = free.pop()
+                        dying.setdefault(buffer.last, []).append(found.tiles[b])
+                elif buffer.kind in ARENA and start <= buffer.last < stop:  # no later result may take its place
+                    found.last[b] = stop
             free += dying.pop(i, ())
-        for i in members:
-            for s in (*rows.instrs[i].outs, *rows.instrs[i].ins):
-                buffer = rows.buffers[rows.buffer_of[s]]
-                if buffer.kind in ARENA and start <= buffer.last < stop:  # no later result may take its place
-                    buffer.last = stop
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
 from graphwright.plan.plan import Options, Plan
 from graphwright.plan.rewrites import MODES, rewrite
-from graphwright.plan.table import Slot
+from graphwright.plan.table import TILE, Slot
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
 
@@ -62,6 +62,10 @@ def make_plan(
         in_place(rows)
         choices = choose(rows, executor)
         fusion = fuse(rows, choices)
+        for b, tile in fusion.tiles.items():
+            rows.buffers[b].kind, rows.buffers[b].offset = TILE, tile
+        for b, last in fusion.last.items():
+            rows.buffers[b].last = last
         arena = _LAYOUTS[layout](rows.buffers, len(rows.instrs))
         columns = zip(rows.values, rows.buffer_of, rows.specs, rows.layouts, rows.bases, strict=True)
         slots = tuple([Slot(i, v, b, spec.dtype, at, base) for i, (v, b, spec, at, base) in enumerate(columns)])
@@ -83,7 +87,7 @@ def make_plan(
         guards=draft.guards,
         arena_bytes=arena,
         choices=choices,
-        groups=fusion.groups,
+        groups=tuple(fusion.groups),
         cuts=fusion.cuts,
         options=Options(freeze, rewrites, layout, tuple(watch), executor),
         ms=(perf_counter() - started) * 1e3,
