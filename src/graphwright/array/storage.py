@@ -89,6 +89,8 @@ class Storage:
     def written(self) -> None:
         """Count a write."""
         self._version += 1
+        if self.watched:
+            changes.count += 1
 
     def counted_by(self, count: WriteCount) -> None:
         """From now on a rise of `count` is a write."""

@@ -411,7 +411,7 @@ def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     x, cos, sin = ins
     if not _all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
         return None
-    if x.strides[3] != 1 and x.shape[3] != 1:
+    if attrs["style"] != "half" or (x.strides[3] != 1 and x.shape[3] != 1):
         return None
     (batch, heads, positions, size), half = x.shape, cos.shape[2]
     each = 0 if cos.shape[0] == 1 else 4 * positions * half
