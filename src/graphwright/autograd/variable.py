@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graphwright.array import DType, NDArray, float32
+from graphwright.array import DType, NDArray, changes, float32
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.changes import changes
 from graphwright.autograd.lineage import Lineage
 from graphwright.autograd.recorder import active
 from graphwright.autograd.tensor import Tensor

@@ -16,9 +16,10 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, tables
 from graphwright.plan.executor import ATEN, VM, Choice
+from graphwright.plan.fusion import Fusion, Rows, cuts
 from graphwright.plan.layout import aligned
 from graphwright.plan.ledger import Ledger, Row
-from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, TEMP, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, TEMP, TILE, Buffer, Instr, Schedule, Segment, Slot
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
@@ -97,12 +98,14 @@ class Arranged:
         variables: by key, those behind params, consts and states.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
         written: keys of the states that the plan writes.
+        groups, tiles: times of the instructions of each fusion group; buffer that lives inside one -> its tile.
     """
 
     __slots__ = (
         "bound",
         "first",
         "folds",
+        "groups",
         "home",
         "last",
         "ledger",
@@ -112,6 +115,7 @@ class Arranged:
         "rows",
         "slots",
         "sources",
+        "tiles",
         "total",
         "turn",
         "used",
@@ -131,9 +135,11 @@ class Arranged:
         total: int,
         bound: int,
         roots: tuple[NodeId, ...],
+        fusion: Fusion,
     ) -> None:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
+        self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
@@ -238,6 +244,21 @@ class Plan:
         return self._once("rewrites", self._rewrites)
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Runs of elementwise instructions that the VM runs as one loop over tiles."""
+        return self.arranged.groups
+
+    @property
+    def cuts(self) -> Mapping[int, str]:
+        """Elementwise instruction -> why it does not continue the group before it."""
+        return self._once("cuts", self._cuts)
+
+    def _cuts(self) -> dict[int, str]:
+        at = self.arranged
+        own = at.home == np.arange(len(at.home))
+        return cuts(Rows(at.ledger, at.order, at.home, at.first, at.last, own))
+
+    @property
     def arena_bytes(self) -> int:
         """Size of the arena."""
         return self.arranged.total
@@ -264,7 +285,9 @@ class Plan:
         for b, ((kind, size, key), home, first, last, offset, used) in enumerate(
             zip(at.ledger.buffers, *columns, strict=False)
         ):
-            made.append(Buffer(b, "moved" if home != b else kind if used else "unused", size, key, first, last, offset))
+            tile = at.tiles.get(b)
+            here = "moved" if home != b else "unused" if not used else kind if tile is None else TILE
+            made.append(Buffer(b, here, size, key, first, last, offset if tile is None else tile))
         return tuple(made)
 
     def _rows(self) -> list[Row]:
@@ -402,16 +425,11 @@ class Plan:
         return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of instructions that are one call."""
-        return tuple(tuple(range(s.start, s.stop)) for s in self.segments if s.kind == VM)
-
-    @property
     def schedule(self) -> Schedule:
-        """Instructions as dispatches: a run of the VM is one, each other instruction too."""
-        covered = sum(len(group) for group in self.groups)
+        """Groups, and instructions as dispatches: a run of the VM is one, each other instruction too."""
         total = len(self.instrs)
-        return Schedule(self.groups, covered / total if total else 0.0, total - covered + len(self.groups))
+        calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
+        return Schedule(self.groups, sum(map(len, self.groups)) / total if total else 0.0, calls)
 
     @property
     def input_slots(self) -> tuple[int, ...]:

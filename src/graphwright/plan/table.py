@@ -13,7 +13,7 @@ from graphwright.array import DType, Layout, Spec
 from graphwright.graph import NodeId
 from graphwright.program import Value
 
-INPUT, PARAM, CONST, STATE, TEMP, FOLDED = "input", "param", "const", "state", "temp", "folded"
+INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 ARENA = frozenset({INPUT, TEMP})
 """Kinds of buffer that lie in the plan's arena; the others are memory of variables."""
 
@@ -24,13 +24,14 @@ class Buffer:
 
     Attributes:
         index: place in `plan.buffers`.
-        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), or moved
-            (its slots lie in another buffer, as an in-place result does).
+        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), moved
+            (its slots lie in another buffer, as an in-place result does, or nobody needs them), or tile (only a fusion
+            group looks at it; it has bytes where the group is run instruction by instruction).
         nbytes: size.
         key: of the variable behind it; for a folded one, its node.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
             the whole run.
-        offset: place in the arena; -1 for memory of a variable.
+        offset: place in the arena; of a tile its number; -1 for memory of a variable.
     """
 
     index: int
@@ -99,9 +100,9 @@ class Schedule(NamedTuple):
     """How instructions become dispatches.
 
     Attributes:
-        groups: runs that are one call.
+        groups: runs of elementwise instructions that are one loop over tiles.
         coverage: share of instructions inside groups.
-        dispatches: kernel launches of one run.
+        dispatches: calls of one run: a segment of the VM is one, each other instruction too.
     """
 
     groups: tuple[tuple[int, ...], ...]
