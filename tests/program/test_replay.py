@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from axis_samples import perceptron
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import counters, fingerprint, random_program, tiny
@@ -135,8 +136,10 @@ def test_a_taken_junction_port_becomes_another():
 
 # -- JSON forms -----------------------------------------------------------------------------------------------------
 def test_every_primitive_has_its_forms():
-    p = scripted(tiny())
-    seen = {record["edit"] for entry in p.journal for record in entry.edits}
+    p, q = scripted(tiny()), perceptron()
+    with q.edit("other order") as e:
+        e.permute("first.neurons", [2, 0, 1, 4, 3])
+    seen = {record["edit"] for entry in (*p.journal, *q.journal) for record in entry.edits}
     assert seen == set(PRIMITIVES) == set(FIELDS)
 
 

@@ -10,9 +10,9 @@ from program_samples import fingerprint, weight_bytes
 
 import graphwright as gw
 import graphwright.program.spill as spill_module
-from graphwright.array import NDArray, bfloat16
+from graphwright.array import bfloat16
 from graphwright.program import Builder, NotUndoable, Program, load, replay
-from graphwright.program.edits import payload
+from graphwright.program.edits import payloads
 
 LIMIT = 1 << 20
 SIZE = 400  # 640 kB in float32
@@ -36,7 +36,8 @@ def held(p: Program) -> int:
         for entry in p.journal
         if entry.undo is not None
         for edit in (*entry.undo.forward, *entry.undo.inverse)
-        if isinstance(a := payload(edit), NDArray) and not a.storage.readonly and id(a) not in live
+        for a in payloads(edit)
+        if not a.storage.readonly and id(a) not in live
     }
     return sum(a.nbytes for a in arrays.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
+from graphwright.array.changes import changes
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable, names_device
 from graphwright.array.dtype import (
     BY_TAG,
@@ -54,6 +55,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "broadcast_shapes",
+    "changes",
     "dtype",
     "empty",
     "float8_e4m3fn",

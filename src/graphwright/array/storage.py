@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphwright.array.changes import changes
 from graphwright.array.device import Device
 from graphwright.errors import ComputeError
 
@@ -44,6 +45,7 @@ class Storage:
             `mapped`: the bytes of a file, never written.
         readonly: writes are refused (a mapped file, a borrowed read-only buffer).
         version: rises with every write; caches of what was computed from the block compare it.
+        watched: a write raises `changes`: a plan relies on what the block holds.
         views: typed flat views that a backend made of the block, by DType; the backend's own cache.
         closed: True once the memory was let go.
     """
@@ -61,6 +63,7 @@ class Storage:
         "nbytes",
         "readonly",
         "views",
+        "watched",
     )
 
     def __init__(
@@ -68,7 +71,7 @@ class Storage:
     ) -> None:
         self._memory, self._open, self._check = memory, None, None
         self.nbytes, self.device, self.readonly, self.kind = nbytes, device, readonly, kind
-        self._version, self.closed = 0, False
+        self._version, self.closed, self.watched = 0, False, False
         self._counts: tuple[WriteCount, ...] = ()
         self.views: dict[Any, Any] = {}
 
@@ -80,10 +83,14 @@ class Storage:
     @version.setter
     def version(self, value: int) -> None:
         self._version += value - self.version
+        if self.watched:
+            changes.count += 1
 
     def written(self) -> None:
         """Count a write."""
         self._version += 1
+        if self.watched:
+            changes.count += 1
 
     def counted_by(self, count: WriteCount) -> None:
         """From now on a rise of `count` is a write."""
@@ -91,6 +98,12 @@ class Storage:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
             self._counts = (*kept, count)
+            changes.count += self.watched
+
+    @property
+    def counted(self) -> bool:
+        """True if plans write the block."""
+        return bool(self._counts)
 
     @classmethod
     def mapped(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from graphwright.array import changes
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.changes import changes
 from graphwright.autograd.create import (
     arange,
     empty,

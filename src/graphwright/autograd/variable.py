@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from graphwright.array import DType, NDArray, float32
+from graphwright.array import DType, NDArray, changes, float32
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.changes import changes
+from graphwright.autograd.lineage import Lineage
 from graphwright.autograd.recorder import active
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import AliasError, ShapeError
 from graphwright.ops import compute, get
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BINDING = frozenset({"data", "shared", "requires_grad"})
 """What a plan relies on to stay as it is."""
@@ -27,13 +30,14 @@ class Variable(Tensor):
         data: an NDArray, which it holds; of a tensor, numpy array or number a copy.
     """
 
-    __slots__ = ("shared",)
+    __slots__ = ("lineage", "shared")
     data: NDArray  # never a symbol
     carried: ClassVar[bool] = True
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
         super().__init__(data if isinstance(data, NDArray) else held(data), requires_grad, name)
         self.shared = False
+        self.lineage: Lineage | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -45,6 +49,21 @@ class Variable(Tensor):
         if self.shared or self.data.storage.readonly or not self.data.contiguous:
             self.data, self.shared = self.data.copy(), False
         return self.data
+
+    def reshape_to(self, data: NDArray, places: Mapping[int, np.ndarray], *, back: bool = False) -> None:
+        """Take an array of another shape whose entries come from the places given; a gradient is forgotten.
+
+        Args:
+            data: the values.
+            places: axis -> old place of each new one, -1 for a new one.
+            back: this takes the last change of shape back.
+        """
+        here = self.lineage
+        if back and here is not None and here.sizes == data.shape:
+            self.lineage = here.before
+        else:
+            self.lineage = Lineage(here, self.data.shape, places)
+        self.data, self.shared, self.grad = data, True, None
 
     def assign(self, value: Tensor) -> None:
         """Take the value of a tensor of the same spec. Raises: ShapeError."""

@@ -26,7 +26,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     from graphwright.plan import native as planning
 
     if not (quiet or as_json or built()):
-        say("building the VM, once per install: some 10 s")
+        say("building the VM, once per install: some 20 s")
     build()
     planning.build()
     bulk_edits()

@@ -115,6 +115,10 @@ class Model:
             )
         return self._original
 
+    def select(self, pattern: str = "**", **filters: Any) -> Any:
+        """Nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
+        return self.program.select(pattern, **filters)
+
     # -- running -----------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
         """Scores of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).

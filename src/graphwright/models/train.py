@@ -101,7 +101,7 @@ class Trainer:
         )
         self.done = 0
         self._positions = np.ascontiguousarray(np.broadcast_to(np.arange(recipe.window), (recipe.batch, recipe.window)))
-        self._compiled = compile(self._step, executor="aten")
+        self._compiled = compile(self._step)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets int64 [batch, window] of a step; depends on seed and step alone."""

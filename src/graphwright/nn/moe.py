@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphwright.array import float32
+from graphwright.array import float32, int64
 from graphwright.autograd import Parameter, Tensor, zeros
 from graphwright.errors import UsageError
 from graphwright.nn import init
@@ -93,8 +93,7 @@ class MoE(Module):
         tokens = x.reshape(-1, x.shape[-1])
         order = routing.ids.reshape(-1).argsort()  # stable: tokens of an expert keep their order
         rows = order // self.k
-        first = call("full_like", call("slice", routing.counts, axis=0, start=0, size=1), value=0)
-        offsets = call("concat", first, routing.counts.cumsum(0), axis=0)
+        offsets = call("concat", zeros(1, dtype=int64), routing.counts.cumsum(0), axis=0)
         given = call("embedding", tokens, rows)
         inner = call("swiglu", *(call("grouped_matmul", given, w, offsets) for w in (self.gate, self.up)))
         made = call("grouped_matmul", inner, self.down, offsets)

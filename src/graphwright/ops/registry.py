@@ -102,6 +102,8 @@ class Op:
         traits: see Traits.
         sample: seeded generator -> operands (numpy) and attributes for the tests.
         expand: operands and attributes -> the same results by simpler ops; None for a primitive.
+        axes: how dimensions of operands and results hang together; None for the line in `ops.axes`, or for the
+            elementwise trait, which says it too.
         why: the reason for each cell that is None.
     """
 
@@ -117,6 +119,7 @@ class Op:
     traits: Traits
     sample: Callable[..., Any]
     expand: Callable[[Sequence[Any], Attrs], Any] | None = None
+    axes: Callable[[Any], Sequence[Any]] | None = None
     why: Mapping[str, str] = field(default_factory=dict)
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:

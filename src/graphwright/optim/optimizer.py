@@ -14,7 +14,8 @@ import numpy as np
 
 from graphwright.array import DType, NDArray, Spec, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, stochastic_round, update
-from graphwright.errors import ShapeError, UsageError
+from graphwright.autograd.lineage import Lineage, moved, path
+from graphwright.errors import UsageError
 from graphwright.ops import call
 
 LOW = ("master", "stochastic", "nearest")
@@ -66,7 +67,7 @@ class State:
 
     Attributes:
         name: what its variables are called by.
-        spec: that of the parameter when the state was made.
+        spec, lineage: of the parameter when the state was made.
         steps: updates made, 0-d float32.
         moments: by name, in float32 or wider.
         master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
@@ -74,6 +75,7 @@ class State:
 
     name: str
     spec: Spec
+    lineage: Lineage | None
     steps: Variable
     moments: dict[str, Variable]
     master: Variable | None
@@ -245,51 +247,22 @@ class Optimizer:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> State:
-        """State of a parameter: zero at first, and after a change of shape that `follow` was not told of."""
+        """State of a parameter: zero at first, and carried along where an edit of an axis gave it another shape.
+
+        What stays keeps its moments bit for bit, in its new place; moments of new entries are 0, also of those that an
+        undo brings back. A shape that came about otherwise (a weight that was set) begins anew.
+        """
         found = self.state.get(p)
-        if found is not None and found.spec == p.spec and found.steps.device == p.device:
+        if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
             return found
         if names is None:
             names = next((self.moments(g.options) for g in self.param_groups if p in set(g.parameters())), ())
-        cast_only = found is not None and found.spec.sizes == p.shape
-        return self._new_state(p, names, found, (lambda moment: moment) if cast_only else None)
-
-    def follow(self, p: Parameter, places: Mapping[int, Sequence[int]]) -> None:
-        """Carry a parameter's state over to the shape that an edit gave it: surviving entries keep their bits.
-
-        Args:
-            p: the parameter as it is now.
-            places: axis -> for each place of the new axis the place it had before, or -1 for a new one, whose moments
-                are 0. Axes left out are as they were.
-        Raises: ShapeError if the old state does not become the parameter's shape in this way.
-        """
-        found = self.state.get(p)
-        if found is None:  # never stepped: there is nothing to carry
-            return
-        before = found.spec.sizes
-        maps = {axis % len(before): np.asarray(old, np.int64) for axis, old in places.items()}
-        after = tuple(len(maps[i]) if i in maps else n for i, n in enumerate(before))
-        outside = any(((m < -1) | (m >= before[i])).any() for i, m in maps.items())
-        if after != p.shape or outside:
-            raise ShapeError(
-                "the places do not lead from the old shape to the new one",
-                where=p.name or None,
-                expected=f"{before} -> {p.shape}",
-                got=", ".join(f"axis {i}: {len(m)} places" for i, m in maps.items()),
-                fix="tell the optimizer after the edit, with one old place (or -1) per new one",
-            )
-
-        def carry(moment: np.ndarray) -> np.ndarray:
-            for axis, old in maps.items():
-                moment = np.take(moment, np.maximum(old, 0), axis)
-                moment[(slice(None),) * axis + (old < 0,)] = 0
-            return moment
-
-        self._new_state(p, tuple(found.moments), found, carry)
+        return self._new_state(p, names, found, None if found is None else _carrier(found, p))
 
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: State | None, carry: Callable[[np.ndarray], np.ndarray] | None
     ) -> State:
+        """A state in the parameter's shape and dtype: the old one carried over, or zeros."""
         kind, name = wide(p.dtype), self._fresh_name(p) if old is None else old.name
 
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
@@ -305,7 +278,7 @@ class Optimizer:
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
         count = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
-        made = State(name, p.spec, count, moments, master)
+        made = State(name, p.spec, p.lineage, count, moments, master)
         self.state[p] = made
         return made
 
@@ -332,6 +305,22 @@ class Optimizer:
 def wide(dtype: DType) -> DType:
     """The dtype in which a parameter of `dtype` is updated."""
     return float32 if dtype.is_low else dtype
+
+
+def _carrier(old: State, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
+    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there."""
+    steps, shape = list(path(old.lineage, p.lineage)), old.spec.sizes
+    for before, places in steps:
+        if shape != before:
+            return None
+        shape = tuple(len(places[i]) if i in places else n for i, n in enumerate(shape))
+
+    def carry(moment: np.ndarray) -> np.ndarray:
+        for _, places in steps:
+            moment = moved(moment, places)
+        return moment
+
+    return carry if shape == p.shape else None
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:

@@ -100,7 +100,7 @@ class CaptureWorkspace(Workspace):
         if self._override is not None:
             super().execute()
             return
-        self._runs.count += 1
+        self.runs.count += 1
         ran: list[int] = []
         recording = self.state.name == DONE or (self.state.name != FAILED and self.state.warm >= self.warmups)
         settled = False
@@ -202,7 +202,7 @@ class CaptureWorkspace(Workspace):
     def _gate(self, i: int) -> list[Any]:
         return []  # `execute` waits where the host goes on
 
-    def _dead_fills(self, i: int) -> list[Any]:
+    def _dead_fills(self, start: int, stop: int) -> list[Any]:
         return []  # dead in the order of the plan is not dead in the order of the regions
 
 

@@ -224,17 +224,21 @@ class _Entry:
 
     def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
         """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
-        if self.seen != changes.count or self.mode != _mode() or any(fact() != value for fact, value in self._facts):
+        if self.seen != changes.count or self.mode != _mode():
             return None
-        arrays = [a.data for a in args if type(a) is Tensor]
-        if len(arrays) != len(args) or len(args) != len(self._expected):
+        if self._facts and any(fact() != value for fact, value in self._facts):
             return None
-        for array, (shape, kind) in zip(arrays, self._expected, strict=True):
+        if len(args) != len(self._expected):
+            return None
+        arrays: list[NDArray] = []
+        for a, (shape, kind) in zip(args, self._expected, strict=True):
+            array = a.data if type(a) is Tensor else None
             if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
                 return None
             if array.storage.device is not CPU:
                 return None  # it may lie where the plan cannot read it
-        return arrays  # pyright: ignore[reportReturnType]  # each was looked at
+            arrays.append(array)
+        return arrays
 
     @property
     def fresh(self) -> bool:
@@ -249,11 +253,11 @@ class _Entry:
 
     def shape(self, outputs: Mapping[str, NDArray]) -> Any:
         """Outputs in the form that the function returned them."""
-        tensors = {name: Tensor(array) for name, array in outputs.items()}
         if self._result is None:
             return None
         if isinstance(self._result, Tensor):
-            return tensors["out"]
+            return Tensor(outputs["out"])
+        tensors = {name: Tensor(array) for name, array in outputs.items()}
         if isinstance(self._result, Mapping):
             return {name: tensors[str(name)] for name in self._result}
         return type(self._result)(tensors.values())

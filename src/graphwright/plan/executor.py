@@ -16,8 +16,10 @@ from graphwright.plan.table import Instr, Slot
 
 EXECUTORS = ("auto", "vm", "aten", "capture")
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
-FLOPS_LIMIT, BYTES_LIMIT = 300_000_000, 1 << 20
-"""Of what computes much per byte, and of the rest; above them ATen's other cores gain more than the VM saves."""
+LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
+"""Bytes of operands and results from which on ATen's kernel of an op is faster."""
+FLOPS_LIMIT = 16_000_000
+"""Of products and attention where a core has no vectors of 64 bytes: the VM's tiles are made for them."""
 _DENSE = 16  # operations per byte from which on an op is bound by computing
 
 
@@ -44,18 +46,25 @@ def chooser(executor: str, device: Device) -> Chooser:
     if executor in (ATEN, CAPTURE) or device != CPU:
         plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
         return lambda instr, outs, ins: plain
-    from graphwright.array.vm.machine import built
+    from graphwright.array.vm.machine import built, wide_vectors
 
     if executor == "auto" and not built():
         unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
-    return lambda instr, outs, ins: _choice(instr, outs, ins, executor == "auto")
+    wide, limited = wide_vectors(), executor == "auto"
+    return lambda instr, outs, ins: _choice(instr, outs, ins, limited, wide)
 
 
-def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool) -> Choice:
+def may_join(instr: Instr) -> bool:
+    """True if an instruction computes each element of its one result from elements at the same place."""
+    traits = get(instr.op).traits
+    return (traits.elementwise or traits.nary) and len(instr.outs) == 1 and not traits.update
+
+
+def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> Choice:
     if instr.op not in ENCODERS:
         return Choice(ATEN, "the VM has no such op")
-    if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)])):
+    if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)], wide)):
         return Choice(ATEN, why)
     if encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs) is None:
         return Choice(ATEN, "no VM form for these dtypes or layouts")
@@ -67,11 +76,14 @@ def view_of(slot: Slot) -> View:
     return View(slot.dtype, slot.layout.shape, slot.layout.strides)
 
 
-def _large(instr: Instr, specs: Sequence[Spec]) -> str:
-    """Why an instruction is too large for one core, or nothing."""
-    ins, outs = specs[: len(instr.ins)], specs[len(instr.ins) :]
-    cost = get(instr.op).cost(ins, outs, instr.attrs)
-    if cost.flops > _DENSE * (cost.read + cost.write):
-        return f"large: {cost.flops / 1e6:.0f} MFLOP" if cost.flops > FLOPS_LIMIT else ""
-    moved = sum(spec.nbytes for spec in specs)
-    return f"large: {moved / 2**20:.1f} MiB" if moved > BYTES_LIMIT else ""
+def _large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
+    """Why ATen is faster on an instruction of this size, or nothing."""
+    limit = LIMITS.get(instr.op)
+    if limit is not None:
+        moved = sum(spec.nbytes for spec in specs)
+        return f"large: {moved / 2**20:.1f} MiB" if moved > limit else ""
+    if wide:
+        return ""
+    cost = get(instr.op).cost(specs[: len(instr.ins)], specs[len(instr.ins) :], instr.attrs)
+    dense = cost.flops > _DENSE * (cost.read + cost.write)
+    return f"large: {cost.flops / 1e6:.0f} MFLOP" if dense and cost.flops > FLOPS_LIMIT else ""

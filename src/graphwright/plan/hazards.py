@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from graphwright.plan.layout import aligned
 from graphwright.plan.plan import Plan
-from graphwright.plan.table import ARENA, FOLDED, INPUT
+from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
 
 DATA, STORAGE, STATE = "data", "storage", "state"
 
@@ -54,12 +54,12 @@ class _Hazards:
         instr, slots = self.plan.instrs[i], self.plan.slots
         for b in {slots[s].buffer for s in instr.ins}:
             if b in self._writer:
-                self._wait(i, self._writer[b], DATA if self._in_arena(b) else STATE)
+                self._wait(i, self._writer[b], DATA if self._is_temporary(b) else STATE)
             if self.plan.buffers[b].kind != FOLDED:
                 self._readers.setdefault(b, []).append(i)
         for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
             for before in self._last(b):
-                self._wait(i, before, STORAGE if self._in_arena(b) else STATE)
+                self._wait(i, before, STORAGE if self._is_temporary(b) else STATE)
             if self._in_arena(b) and b not in self._settled:
                 self._settled.add(b)
                 row = self.plan.buffers[b]
@@ -76,6 +76,9 @@ class _Hazards:
     def _wait(self, i: int, before: int, kind: str) -> None:
         if before != i:
             self.waits[i].setdefault(before, kind)
+
+    def _is_temporary(self, buffer: int) -> bool:
+        return self._in_arena(buffer) or self.plan.buffers[buffer].kind == TILE
 
     def _in_arena(self, buffer: int) -> bool:
         return self.plan.buffers[buffer].kind in ARENA

@@ -18,7 +18,7 @@ from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.executor import VM, Choice, chooser
+from graphwright.plan.executor import VM, Choice, chooser, may_join
 from graphwright.plan.layout import aligned
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
@@ -126,7 +126,8 @@ class Ledger:
         sizes, codes: bytes of each buffer in the arena, and where it lies.
         turn: rises with every plan made of the ledger.
         frozen, holders: of each slot, whether it depends on frozen weights alone, and its buffer.
-        native: of each instruction, whether the VM runs it.
+        native, joins: of each instruction, whether the VM runs it, and whether it may be part of a fusion group.
+        fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
         order: instructions of all rows, as they run.
         on_host: buffers that lie on the host, though the plan runs on another device.
@@ -158,7 +159,8 @@ class Ledger:
         self.sizes, self.codes = array("q"), array("b")
         self.instrs: list[Instr] = []
         self.choices: list[Choice] = []
-        self.native = array("b")
+        self.native, self.joins = array("b"), array("b")
+        self.fusions: dict[Any, Any] = {}
         self.folded: set[NodeId] = set()
         self.reads, self.outs, self.works, self.pairs = Lists(), Lists(), Lists(), Lists()
         self.order = np.zeros(0, np.int32)
@@ -508,10 +510,14 @@ class Ledger:
             if (had.op, had.ins, had.outs, had.why) == (op, ins, made, why) and had.attrs is attrs:
                 row.instr, row.own = old.instr, old.own
                 return
-        scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
-        work = tuple(self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch))
-        row.own = (*made, *work)
-        row.instr = self.instruction(Instr(op, ins, made, work, attrs, row.node, why), _MAIN)
+        instr = Instr(op, ins, made, (), attrs, row.node, why)
+        choice = self.choose(instr, [slots[s] for s in made], [slots[s] for s in ins])
+        if choice.executor != VM:  # which has scratch of its own
+            scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
+            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch)]
+            instr = instr._replace(work=tuple(work))
+        row.own = (*made, *instr.work)
+        row.instr = self.instruction(instr, _MAIN, choice)
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -525,15 +531,16 @@ class Ledger:
         if self.codes[buffer] != ELSEWHERE:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
-    def instruction(self, instr: Instr, rank: int = _MAIN) -> int:
+    def instruction(self, instr: Instr, rank: int = _MAIN, choice: Choice | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
         slots = self.slots
         self.instrs.append(instr)
         self._ranks.append(rank)
         outs, ins = [slots[s] for s in instr.outs], [slots[s] for s in instr.ins]
-        choice = self.choose(instr, outs, ins)
+        choice = self.choose(instr, outs, ins) if choice is None else choice
         self.choices.append(choice)
         self.native.append(choice.executor == VM)
+        self.joins.append(choice.executor == VM and may_join(instr))
         self.reads.add([s.buffer for s in ins])
         self.outs.add([s.buffer for s in outs])
         self.works.add([slots[s].buffer for s in instr.work])

@@ -5,7 +5,7 @@ The bits are those of the plan in order. What gains is work that lets go of Pyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heapify, heappop, heappush
 from threading import Condition, Event, local
@@ -13,7 +13,9 @@ from time import monotonic
 from typing import Any
 from weakref import finalize
 
-from graphwright.array import CPU
+import numpy as np
+
+from graphwright.array import CPU, NDArray
 from graphwright.autograd import Variable
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.executor import VM
@@ -106,7 +108,7 @@ class ParallelWorkspace(Workspace):
         if self._override is not None:  # it is one call, for which nothing is known of what waits for what
             super().execute()
             return
-        self._runs.count += 1
+        self.runs.count += 1
         run = _Run(self._tasks, self._task_calls(), self._cancel, self._until)
         if self._pool is None and self.threads > 1:
             self._pool = ThreadPoolExecutor(self.threads - 1, f"plan {self.plan.program.name}")
@@ -130,6 +132,15 @@ class ParallelWorkspace(Workspace):
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+    def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
+        """No native call for all: it could not be stopped in front of the commit."""
+
+    def _room_of_vm(self) -> np.ndarray:
+        """Scratch of its own per segment, as they run side by side."""
+        from graphwright.array.vm.segment import new_scratch  # loads numba
+
+        return new_scratch()
 
     def _task_calls(self) -> list[list[Any]]:
         ends = [0, *self._counts]

@@ -17,6 +17,7 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.describe import explain, nodes, tables
 from graphwright.plan.executor import ATEN, CAPTURE, VM, Choice
+from graphwright.plan.fusion import Fusion, Rows, cuts
 from graphwright.plan.layout import aligned
 from graphwright.plan.ledger import Ledger, Row
 from graphwright.plan.table import (
@@ -26,6 +27,7 @@ from graphwright.plan.table import (
     INPUT,
     PARAM,
     TEMP,
+    TILE,
     UNUSED,
     Buffer,
     Instr,
@@ -128,12 +130,14 @@ class Arranged:
         variables: by key, those behind params, consts and states.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
         written: keys of the states that the plan writes.
+        groups, tiles: times of the instructions of each fusion group; buffer that lives inside one -> its tile.
     """
 
     __slots__ = (
         "bound",
         "first",
         "folds",
+        "groups",
         "home",
         "last",
         "ledger",
@@ -143,6 +147,7 @@ class Arranged:
         "rows",
         "slots",
         "sources",
+        "tiles",
         "total",
         "turn",
         "used",
@@ -162,9 +167,11 @@ class Arranged:
         total: int,
         bound: int,
         roots: tuple[NodeId, ...],
+        fusion: Fusion,
     ) -> None:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
+        self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
@@ -269,6 +276,21 @@ class Plan:
         return self._once("rewrites", self._rewrites)
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Runs of elementwise instructions that the VM runs as one loop over tiles."""
+        return self.arranged.groups
+
+    @property
+    def cuts(self) -> Mapping[int, str]:
+        """Elementwise instruction -> why it does not continue the group before it."""
+        return self._once("cuts", self._cuts)
+
+    def _cuts(self) -> dict[int, str]:
+        at = self.arranged
+        own = at.home == np.arange(len(at.home))
+        return cuts(Rows(at.ledger, at.order, at.home, at.first, at.last, own))
+
+    @property
     def arena_bytes(self) -> int:
         """Size of the arena."""
         return self.arranged.total
@@ -295,8 +317,10 @@ class Plan:
         for b, ((kind, size, key), home, first, last, offset, used) in enumerate(
             zip(at.ledger.buffers, *columns, strict=False)
         ):
-            kind = "moved" if home != b else kind if used else UNUSED
-            made.append(Buffer(b, kind, size, key, first, last, offset, b in at.ledger.on_host))
+            tile = at.tiles.get(b)
+            here = "moved" if home != b else UNUSED if not used else kind if tile is None else TILE
+            there = b in at.ledger.on_host
+            made.append(Buffer(b, here, size, key, first, last, offset if tile is None else tile, there))
         return tuple(made)
 
     def _rows(self) -> list[Row]:
@@ -493,18 +517,17 @@ class Plan:
         return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of instructions that are one call."""
-        return tuple(tuple(range(s.start, s.stop)) for s in self.segments if s.kind == VM)
-
-    @property
     def schedule(self) -> Schedule:
-        """Instructions as dispatches: a run of the VM is one, a captured region too, and each other instruction."""
-        groups, total = self.groups, len(self.instrs)
+        """Groups (on a device captured regions), and instructions as dispatches.
+
+        A run of the VM is one, a captured region too, and each other instruction.
+        """
+        total, groups = len(self.instrs), self.groups
+        calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self._captures:
             groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURE)
-        covered = sum(len(group) for group in groups)
-        return Schedule(groups, covered / total if total else 0.0, total - covered + len(groups))
+            calls = total - sum(map(len, groups)) + len(groups)
+        return Schedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
     @property
     def input_slots(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
+from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
@@ -156,6 +157,10 @@ def _arrange(
     used = last >= 0
     used[: len(need)] |= need
     own = (codes != ELSEWHERE) & (home == np.arange(count))
+    fusion = fuse(Rows(ledger, order, home, first, last, own))
+    for b, end in fusion.ends.items():
+        last[b] = end
+    own[list(fusion.tiles)] = False
     sizes = np.frombuffer(ledger.sizes, np.int64).copy()
     times = np.where(own, last, -1)
     offsets = np.full(count, -1, np.int64)
@@ -179,7 +184,7 @@ def _arrange(
         if total < 0:
             offsets[:] = -1
             total = int(run.place(sizes, first, times, offsets, steps))
-    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, nodes)
+    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, nodes, fusion)
     return commit, arranged, patched
 
 

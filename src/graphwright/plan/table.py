@@ -13,7 +13,7 @@ from graphwright.array import DType, Layout, Spec
 from graphwright.graph import NodeId
 from graphwright.program import Value
 
-INPUT, PARAM, CONST, STATE, TEMP, FOLDED = "input", "param", "const", "state", "temp", "folded"
+INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 HOST, UNUSED = "host", "unused"
 ARENA = frozenset({INPUT, TEMP})
 """Kinds of buffer that lie in the plan's arena; the others are memory of variables."""
@@ -26,13 +26,14 @@ class Buffer:
     Attributes:
         index: place in `plan.buffers`.
         kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), host (an
-            input that only the host reads, of a plan on another device), or moved (its slots lie in another buffer, as
-            an in-place result does).
+            input that only the host reads, of a plan on another device), moved (its slots lie in another buffer, as an
+            in-place result does), unused (nobody needs it), or tile (only a fusion group looks at it; it has bytes
+            where the group is run instruction by instruction).
         nbytes: size.
         key: of the variable behind it; for a folded one, its node.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
             the whole run.
-        offset: place in the arena; -1 for memory of a variable.
+        offset: place in the arena; of a tile its number; -1 for memory of a variable.
         on_host: it lies on the host, though the plan runs on another device: kernels there ask for its value.
     """
 
@@ -103,9 +104,9 @@ class Schedule(NamedTuple):
     """How instructions become dispatches.
 
     Attributes:
-        groups: runs that are one call.
+        groups: runs of elementwise instructions that are one loop over tiles.
         coverage: share of instructions inside groups.
-        dispatches: kernel launches of one run.
+        dispatches: calls of one run: a segment of the VM is one, each other instruction too.
     """
 
     groups: tuple[tuple[int, ...], ...]

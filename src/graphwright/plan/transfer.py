@@ -62,16 +62,38 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     return write
 
 
+def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], object]:
+    """What tells native code where an array lies that it will copy into planned memory."""
+    kernels = backend(CPU)
+    last: NDArray | None = None
+
+    def point(array: NDArray) -> None:
+        nonlocal last
+        if array is last and not array.storage.closed:
+            return
+        if array.contiguous:
+            source(kernels.address(array))
+            last = array
+        else:
+            kernels.copy(target, array)
+            source(kernels.address(target))
+            last = None
+
+    return point
+
+
 def reader(source: NDArray) -> Callable[[], NDArray]:
     """What copies a value out of planned memory; it stays on its device."""
     if source.device != CPU:
         return source.copy
     host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
-    size = source.nbytes
+    size, flat = source.nbytes, source.contiguous
+    if flat:
+        host = host.reshape(-1)
 
     def read() -> NDArray:
         copy = host.copy()
-        return NDArray(Storage(copy.reshape(-1), size, CPU), kind, shape, strides)
+        return NDArray(Storage(copy if flat else copy.reshape(-1), size, CPU), kind, shape, strides)
 
     return read
 

@@ -13,7 +13,8 @@ from weakref import finalize, ref
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
-from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.encode import Row, View, copy_row, encode
+from graphwright.array.vm.fuse import Inner, Member, encode_group
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
@@ -28,10 +29,12 @@ from graphwright.plan.override import Override, OverrideCall, OverrideFailed
 from graphwright.plan.plan import Part, Plan, StalePlan
 from graphwright.plan.poison import PoisonCall, fill
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, PARAM, STATE, Instr
-from graphwright.plan.transfer import as_array, made_of, reader, writer
+from graphwright.plan.transfer import as_array, made_of, pointer, reader, writer
 from graphwright.program import FeedError
 from graphwright.program.interpret import origin
 from graphwright.program.kinds import STORED
+
+_NO_ROWS: list[Row] = []
 
 
 class Workspace:
@@ -66,8 +69,8 @@ class Workspace:
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
         self.handle = ref(self)
         self.pinned = False
-        self._runs = WriteCount()
-        finalize(self, self._runs.retire)
+        self.runs = WriteCount()
+        finalize(self, self.runs.retire)
         self._bound: dict[str, NDArray] = {}
         self._given: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
@@ -82,12 +85,17 @@ class Workspace:
         self._takes: dict[str, Callable[[], NDArray]] = {}
         self._seen = -1
         self._relied: list[tuple[NDArray, int]] = []
+        self.watching = False
         self._memory: dict[int, Storage] = {}
         self._bound_calls: dict[int, list[Any]] = {}
-        self._code: dict[tuple[int, ...], Any] = {}
+        self._groups: dict[Any, list[Row]] = {}
+        self._segments: dict[Any, Any] = {}
         self._readers: dict[int, Callable[[], NDArray]] = {}
         self._writers: dict[int, Callable[[NDArray], object]] = {}
         self._placed: list[tuple[NDArray, int]] = []
+        self._scratch: np.ndarray | None = None
+        self._fed: Any = None
+        self._points: list[Callable[[NDArray], object] | None] = []
         self._busy = Lock()
         self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
@@ -123,10 +131,11 @@ class Workspace:
             changed = after.moved_since(before)
             ledger, run = after.ledger, loops(len(after.order))
             lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            for q in self._bound_calls.keys() - set(after.order.tolist()):
-                del self._bound_calls[q]
-            for q in run.moved(after.order, *lists, changed).tolist():
+            moved = set(run.moved(after.order, *lists, changed).tolist())
+            for q in self._bound_calls.keys() - set(after.order.tolist()) | moved:
                 self._bound_calls.pop(q, None)
+            alive = set(after.order.tolist()) - moved
+            self._groups = {key: rows for key, rows in self._groups.items() if alive.issuperset(key[0])}
             known = np.fromiter(self._views, np.int64, len(self._views))
             holders = np.frombuffer(ledger.holders, np.int32)
             for slot in known[changed[holders[known]]].tolist():
@@ -158,26 +167,48 @@ class Workspace:
 
     def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
-        return self._run(lambda: arrays, False)
+        self._begin()
+        try:
+            if self._fed is None or changes.count != self._seen or self.watching or self._lease is not None:
+                return self._run_held(lambda: arrays, False)
+            self._run_fed(self._fed, arrays)
+            return {name: take() for name, take in self._takes.items()}
+        finally:
+            self._end()
+
+    def _run_fed(self, fed: Any, arrays: Sequence[NDArray]) -> None:
+        """One native call copies the inputs and runs all instructions."""
+        for point, array in zip(self._points, arrays, strict=True):
+            if point is not None:
+                point(array)
+        self.runs.count += 1
+        if fed.run() is not None:
+            raise self._failed_native(fed)
 
     def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         self._begin()
         try:
-            if self.stale:
-                self.refresh()
-            arrays = feeds()
-            self.end_lease()  # what was leased is read by now
-            if self.poison and self._arena is not None:
-                fill(self._arena)
+            return self._run_held(feeds, lease)
+        finally:
+            self._end()
+
+    def _run_held(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
+        if self.stale:
+            self.refresh()
+        arrays = feeds()
+        self.end_lease()  # what was leased is read by now
+        if self.poison and self._arena is not None:
+            fill(self._arena)
+        if self._fed is not None:
+            self._run_fed(self._fed, arrays)
+        else:
             for feed, array in zip(self._feeds, arrays, strict=True):
                 if feed is not None:
                     feed(array)
             self.execute()
-            if lease:
-                return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
-            return {name: take() for name, take in self._takes.items()}
-        finally:
-            self._end()
+        if lease:
+            return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
+        return {name: take() for name, take in self._takes.items()}
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -210,7 +241,8 @@ class Workspace:
         self.end_lease()
         self._arena, self._seen = None, -1
         self._calls, self._counts, self._singles, self._feeds, self._takes = [], [], {}, [], {}
-        for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
+        self._fed, self._points = None, []
+        for kept in (self._bound_calls, self._groups, self._segments, self._views, self._readers, self._writers):
             kept.clear()
 
     def _leased(self, view: NDArray) -> NDArray:
@@ -232,7 +264,7 @@ class Workspace:
             if self.stale:
                 self.refresh()
             if part.start == 0:
-                self._runs.count += 1
+                self.runs.count += 1
             for i in range(part.start, part.stop):
                 if i not in self._singles:
                     self._singles[i] = self._calls_of(i, i + 1)
@@ -284,10 +316,7 @@ class Workspace:
         """True if an edit, or another array behind a variable, may want memory or calls to be bound again."""
         if changes.count != self._seen:
             return True
-        for array, version in self._relied:  # noqa: SIM110  # half the time of any(...)
-            if array.storage.version != version:
-                return True
-        return False
+        return self.watching and any(array.storage.version != version for array, version in self._relied)
 
     def refresh(self) -> None:
         """Bind memory and calls anew where needed. Raises: StalePlan."""
@@ -297,11 +326,28 @@ class Workspace:
         if wanted is not self._override:
             self._override, self._calls = wanted, []
         self._bind()
+        self.watching = any(array.storage.counted for array, _ in self._relied)
         self._seen = changes.count
+
+    @property
+    def single(self) -> Callable[[], Any] | None:
+        """The one native call that does it all, if it is so; it returns None, or `failed_single` says what failed."""
+        only = self._calls[0] if len(self._calls) == 1 else None
+        return getattr(only, "run", None)
+
+    def failed_single(self) -> GraphwrightError:
+        """What to raise after `single` gave something else than None."""
+        return self._failed_native(self._calls[0])
+
+    def _failed_native(self, segment: Any) -> GraphwrightError:
+        error = segment.failure()
+        failure = self._located(0, error)
+        failure.__cause__ = error
+        return failure
 
     def execute(self) -> None:
         """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
-        self._runs.count += 1  # the version of every block that the plan writes, also if it fails half way
+        self.runs.count += 1  # the version of every block that the plan writes, also if it fails half way
         calls = iter(self._calls)
         try:
             for call in calls:
@@ -417,7 +463,7 @@ class Workspace:
             self._check_arrays()
             self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
             self._given = {key: self._value(v) for key, v in self.variables.items()}
-            for kept in (self._bound_calls, self._views, self._readers, self._writers):
+            for kept in (self._bound_calls, self._groups, self._views, self._readers, self._writers):
                 kept.clear()
         elif any(array.storage.version != version for array, version in self._placed):
             for array, _ in self._placed:
@@ -486,8 +532,10 @@ class Workspace:
         ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
         mark[buffer] = True
         lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-        for q in loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist():
+        moved = set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist())
+        for q in moved:
             self._bound_calls.pop(q, None)
+        self._groups = {key: rows for key, rows in self._groups.items() if moved.isdisjoint(key[0])}
         for slot in [s for s in self._views if ledger.slots[s].buffer == buffer]:
             del self._views[slot]
             self._readers.pop(slot, None)
@@ -495,27 +543,32 @@ class Workspace:
     def _bind_calls(self) -> None:
         plan = self.plan
         order = plan.arranged.order.tolist()
-        code: dict[tuple[int, ...], Any] = {}
         self._calls, self._counts, self._singles = [], [], {}
         self._place_host()
+        if any(segment.kind == VM for segment in plan.segments):
+            from graphwright.array.vm.segment import VmSegment  # loads numba
+        segments: dict[Any, Any] = {}
+        together = {group[0]: group[-1] + 1 for group in plan.groups}
         for segment in plan.segments:
-            at = self._override
-            if at is not None and at.start <= segment.start and segment.stop <= at.stop:
-                if segment.start == at.start:
-                    self._calls.append(OverrideCall(plan, at, self._view))
+            over = self._override
+            if over is not None and over.start <= segment.start and segment.stop <= over.stop:
+                if segment.start == over.start:
+                    self._calls.append(OverrideCall(plan, over, self._view))
                 self._counts += [len(self._calls)] * (segment.stop - segment.start)
-            elif self.poison:  # what dies is filled after each
-                for i in range(segment.start, segment.stop):
-                    self._calls += self._gate(i) + self._calls_of(i, i + 1)
-                    self._counts.append(len(self._calls))
+            elif self.poison:  # what dies is filled after each instruction or group
+                at = segment.start
+                while at < segment.stop:
+                    stop = together.get(at, at + 1)
+                    self._calls += self._gate(at) + self._calls_of(at, stop)
+                    self._counts += [len(self._calls)] * (stop - at)
+                    at = stop
             elif segment.kind == VM:
-                key = tuple(order[segment.start : segment.stop])
-                known = self._code.get(key)
-                if known is None or any(q not in self._bound_calls for q in key):
-                    (known,) = self._calls_of(segment.start, segment.stop)
-                code[key] = known
-                self._calls.append(known)
-                self._counts += [len(self._calls)] * len(key)
+                rows = self._code(segment.start, segment.stop)
+                key = tuple(map(id, rows))
+                known = self._segments.get(key)
+                segments[key] = known = (rows, VmSegment(rows, self._room_of_vm())) if known is None else known
+                self._calls.append(known[1])
+                self._counts += [len(self._calls)] * (segment.stop - segment.start)
             else:
                 part, bound = order[segment.start : segment.stop], self._bound_calls
                 for i, q in enumerate(part, segment.start):
@@ -529,14 +582,17 @@ class Workspace:
                     ]
                 self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
                 self._calls += chain.from_iterable(lists)
-        self._code = code
+        self._segments = segments
         ledger = plan.arranged.ledger
         used = {ledger.buffers[ledger.slots[s].buffer][2]: s for s in plan.input_slots}
         self._feeds = [self._writer(used[name]) if name in used else None for name in plan.inputs]
+        self._bind_fed([self._view(used[name]) if name in used else None for name in plan.inputs])
         self._takes = {name: self._reader(slot) for name, slot in plan.outputs.items()}
         for key in plan.arranged.written:
-            self._bound[key].storage.counted_by(self._runs)
+            self._bound[key].storage.counted_by(self.runs)
         self._relied = [*plan.guarded, *self._folded, *self._placed]
+        for array, _ in self._relied:
+            array.storage.watched = True
 
     def _place_host(self) -> None:
         """Memory for what lies on the host, of a plan on another device."""
@@ -560,6 +616,29 @@ class Workspace:
                 f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
             ) from error
 
+    def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
+        """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
+        self._fed, self._points = None, []
+        if self.single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
+            return
+        from graphwright.array.vm.segment import VmSegment
+
+        address = backend(CPU).address
+        copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
+        rows = [row for row in copies if row is not None]
+        fed = self._fed = VmSegment(self._code(0, len(self.plan.arranged.order)), self._room_of_vm(), rows)
+        at = iter(range(len(rows)))
+        for target in targets:
+            self._points.append(None if target is None else pointer(target, fed.source_of(next(at))))
+
+    def _room_of_vm(self) -> np.ndarray:
+        """Scratch of the VM, one for all segments."""
+        if self._scratch is None:
+            from graphwright.array.vm.segment import new_scratch  # loads numba
+
+            self._scratch = new_scratch()
+        return self._scratch
+
     def _writer(self, slot: int) -> Callable[[NDArray], object]:
         if slot not in self._writers:
             self._writers[slot] = writer(self._view(slot))
@@ -573,36 +652,72 @@ class Workspace:
     def _calls_of(self, start: int, stop: int) -> list[Any]:
         """Calls for a run of instructions of one executor; of ATen, for one."""
         arranged = self.plan.arranged
-        numbers = arranged.order[start:stop].tolist()
-        instrs = [arranged.ledger.instrs[q] for q in numbers]
-        if arranged.ledger.choices[numbers[0]].executor == VM:
+        instr = arranged.ledger.instrs[arranged.order[start]]
+        if arranged.ledger.choices[arranged.order[start]].executor == VM:
             from graphwright.array.vm.segment import VmSegment  # loads numba
 
-            rows = []
-            for q, instr in zip(numbers, instrs, strict=True):
-                if q not in self._bound_calls:
-                    self._bound_calls[q] = self._rows(instr)
-                rows.append(self._bound_calls[q])
-            calls: list[Any] = [VmSegment(rows)]
+            calls: list[Any] = [VmSegment(self._code(start, stop), self._room_of_vm())]
         else:
-            (instr,) = instrs
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             if instr.op == "copy" and ins[0].device != outs[0].device:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
                 calls = list(backend(outs[0].device).bind(instr.op, outs, ins, instr.attrs, work))
-        return calls + self._dead_fills(start)
+        return calls + self._dead_fills(start, stop)
 
-    def _dead_fills(self, i: int) -> list[Any]:
-        """What poisons the buffers that die with an instruction."""
-        dead = [self.plan.buffers[b] for b in self.plan.free_after(i)] if self.poison else []
+    def _dead_fills(self, start: int, stop: int) -> list[Any]:
+        """What poisons the buffers that die with instructions."""
+        if not self.poison:
+            return []
+        dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
         return [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
+
+    def _code(self, start: int, stop: int) -> list[list[Row]]:
+        """Rows of the VM by instruction; those of a whole group with its first."""
+        arranged, none = self.plan.arranged, _NO_ROWS
+        numbers, bound = arranged.order[start:stop].tolist(), self._bound_calls
+        code: list[list[Row]] = [none] * len(numbers)
+        grouped: set[int] = set()
+        for group in self.plan.groups:
+            if start <= group[0] and group[-1] < stop:
+                code[group[0] - start] = self._group_rows(numbers[group[0] - start : group[-1] + 1 - start])
+                grouped.update(range(group[0] - start, group[-1] + 1 - start))
+        for i, q in enumerate(numbers):
+            if i not in grouped:
+                if q not in bound:
+                    bound[q] = self._rows(arranged.ledger.instrs[q])
+                code[i] = bound[q]
+        return code
 
     def _rows(self, instr: Instr) -> list[Row]:
         """An instruction as code of the VM."""
         outs, ins = ([self._addressed(s) for s in slots] for slots in (instr.outs, instr.ins))
         rows = encode(instr.op, outs, ins, instr.attrs)
         assert rows is not None, "the plan chose the VM where it has a form"
+        return rows
+
+    def _group_rows(self, numbers: Sequence[int]) -> list[Row]:
+        """A fusion group as code of the VM."""
+        arranged = self.plan.arranged
+        ledger, tiles = arranged.ledger, arranged.tiles
+        instrs = [ledger.instrs[q] for q in numbers]
+        inner = {s: tiles.get(arranged.place(ledger.slots[s].buffer)) for i in instrs for s in (*i.outs, *i.ins)}
+        key = (tuple(numbers), tuple(inner.values()))
+        if key in self._groups:
+            return self._groups[key]
+
+        def operand(slot: int) -> View | Inner:
+            tile = inner[slot]
+            return self._addressed(slot) if tile is None else Inner(tile)
+
+        members = []
+        for instr in instrs:
+            dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
+            outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
+            members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+        rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
+        assert rows is not None, "the plan made a group where there are tiles"
+        self._groups[key] = rows
         return rows
 
     def _addressed(self, slot: int) -> View:
@@ -620,6 +735,10 @@ class Workspace:
         row = arranged.ledger.slots[slot]
         layout, place = row.layout, arranged.place(row.buffer)
         kind, _, key = arranged.ledger.buffers[place]
+        if place in arranged.tiles:  # looked at by itself, not in its group
+            if place not in self._memory:
+                self._memory[place] = backend(CPU).allocate(arranged.ledger.buffers[place][1])
+            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
         if kind in ARENA:
             assert self._arena is not None
             offset = int(arranged.offsets[place]) // row.dtype.itemsize + layout.offset

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from graphwright.program.axes import Axes, AxisGroup
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.errors import (
     BadName,
     BoundaryMismatch,
+    EmptyAxis,
     FeedError,
     ForeignNode,
+    FrozenAxis,
     InvalidProgram,
     NameTaken,
     NotAJunction,
@@ -17,10 +20,13 @@ from graphwright.program.errors import (
     PortEmpty,
     PortTaken,
     ProgramFileError,
+    RaggedUnit,
     Released,
     ReplayConflict,
     SpecMismatch,
     StaleRun,
+    UnitRange,
+    UnknownAxis,
     UnknownEdge,
     UnknownNode,
 )
@@ -37,19 +43,24 @@ from graphwright.program.selection import CountMismatch, EmptySelection, Selecti
 from graphwright.program.taped import tape
 from graphwright.program.trace import TraceRecorder, record, trace
 from graphwright.program.transaction import Transaction
+from graphwright.program.units import Units
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
 
 __all__ = [
     "AssemblyReport",
+    "Axes",
+    "AxisGroup",
     "BadName",
     "BoundaryMismatch",
     "Builder",
     "CountMismatch",
+    "EmptyAxis",
     "EmptySelection",
     "Entry",
     "FeedError",
     "ForeignNode",
+    "FrozenAxis",
     "InvalidProgram",
     "Journal",
     "Mismatch",
@@ -63,6 +74,7 @@ __all__ = [
     "Program",
     "ProgramDiff",
     "ProgramFileError",
+    "RaggedUnit",
     "Released",
     "ReplayConflict",
     "Replayed",
@@ -73,6 +85,9 @@ __all__ = [
     "StaleSelection",
     "TraceRecorder",
     "Transaction",
+    "UnitRange",
+    "Units",
+    "UnknownAxis",
     "UnknownEdge",
     "UnknownNode",
     "Value",

@@ -6,7 +6,7 @@ Test property: for any edit that passes `check`, apply and then the inverse give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graphwright.array import NDArray, Spec
@@ -17,8 +17,9 @@ from graphwright.ops import get
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.resize import ResizeAxis
 from graphwright.program.structure import MAX_PORT, Value, is_key
-from graphwright.program.weights import SOURCE, array_digest
+from graphwright.program.weights import payload_json
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -135,7 +136,7 @@ class AddNode:
             "seq": self.seq,
         }
         if self.variable is not None:
-            record["payload"] = payload_json(p, self.variable.data)
+            record["payload"] = payload_json(p.weights, self.variable.data)
         return record
 
 
@@ -306,7 +307,7 @@ class SetAttr:
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
             p.weights.rekey(old, new)
-            for reader in _readers(p, old):
+            for reader in p.readers(old):
                 p.update_node(reader, attrs={**p.attrs(reader), "key": new})
         op = p.op(self.node)
         complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may come as its name
@@ -385,10 +386,10 @@ class SetWeight:
             p.update_node(node, specs=(self.array.spec,))
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return _readers(p, self.key)
+        return p.readers(self.key)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p, self.array)}
+        record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p.weights, self.array)}
         return {**record, "inplace": True} if self.inplace else record
 
 
@@ -416,33 +417,41 @@ class SetOutputs:
 
 
 PRIMITIVES: dict[str, type] = {
-    c.__name__: c for c in (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, SetOutputs)
+    c.__name__: c
+    for c in (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, ResizeAxis, SetOutputs)
 }
 
 
-def payload_json(p: Program, array: NDArray) -> dict[str, Any]:
-    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors`.
-
-    A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
-    """
-    digest = p.weights.reference_of(array) or array_digest(array)
-    name = {"source": True} if digest == SOURCE else {"blake2b": digest}
-    return {"spec": array.spec.to_json(), **name}
-
-
-def payload(edit: Edit) -> NDArray | None:
-    """The array that an edit puts in, if it puts one in."""
+def payloads(edit: Edit) -> tuple[NDArray, ...]:
+    """The arrays that an edit puts in."""
     if isinstance(edit, AddNode):
         data = None if edit.variable is None else edit.variable.data
-        return data if isinstance(data, NDArray) else None
-    return edit.array if isinstance(edit, SetWeight) else None
+        return (data,) if isinstance(data, NDArray) else ()
+    if isinstance(edit, ResizeAxis):
+        return tuple(w.array for w in edit.weights)
+    return (edit.array,) if isinstance(edit, SetWeight) else ()
+
+
+def holding(edit: Edit, swaps: Mapping[int, NDArray]) -> Edit:
+    """An edit with another array for those whose id is given; a variable, which keeps its identity, takes it itself."""
+    if not any(id(array) in swaps for array in payloads(edit)):
+        return edit
+    if isinstance(edit, AddNode) and edit.variable is not None:
+        edit.variable.data, edit.variable.shared = swaps[id(edit.variable.data)], True
+        return edit
+    if isinstance(edit, ResizeAxis):
+        return replace(edit, weights=tuple(w._replace(array=swaps.get(id(w.array), w.array)) for w in edit.weights))
+    assert isinstance(edit, SetWeight)
+    return replace(edit, array=swaps[id(edit.array)])
+
+
+def written(edit: Edit) -> tuple[str, ...]:
+    """Keys of the weights that an edit gives other values."""
+    if isinstance(edit, ResizeAxis):
+        return tuple(w.key for w in edit.weights)
+    return (edit.key,) if isinstance(edit, SetWeight) else ()
 
 
 def made_by(edit: Edit) -> NodeId | EdgeId | None:
     """The handle that an edit issues, if it issues one."""
     return edit.node if isinstance(edit, AddNode) else edit.edge if isinstance(edit, AddEdge) else None
-
-
-def _readers(p: Program, key: str) -> tuple[NodeId, ...]:
-    """Nodes that stand for a weight."""
-    return tuple(n for kind in sorted(STORED) for n in p.of_kind(kind) if p.key(n) == key)

@@ -14,6 +14,26 @@ class UnknownNode(UsageError, KeyError):
     """No node of this name or handle."""
 
 
+class UnknownAxis(UsageError, KeyError):
+    """No axis of this name."""
+
+
+class FrozenAxis(UsageError):
+    """An axis whose size is bound: to an input, an output, or an op that has no rule for it."""
+
+
+class RaggedUnit(UsageError):
+    """A unit that can't go alone: the others of its kind would differ in number."""
+
+
+class UnitRange(UsageError, IndexError):
+    """No unit of this number."""
+
+
+class EmptyAxis(UsageError):
+    """Cutting the last unit of an axis."""
+
+
 class UnknownEdge(UsageError, KeyError):
     """No edge between these nodes, or several."""
 

@@ -13,6 +13,7 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.hashing import decode_attrs
 from graphwright.program.structure import Value
+from graphwright.program.units import parsed
 
 MAX_RANK = 32
 _BIG = 1 << 62
@@ -86,6 +87,14 @@ def attrs(data: Any) -> dict[str, Any]:
         raise
     except Exception as error:
         raise wrong("attributes", data) from error
+
+
+def places(data: Any) -> tuple[int, ...]:
+    """Places along an axis, as `units.runs` wrote them."""
+    try:
+        return parsed(text(data))
+    except ValueError as error:
+        raise wrong("places along an axis", data) from error
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:

@@ -10,7 +10,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.edits import SetWeight, made_by, payload
+from graphwright.program.edits import SetWeight, made_by, payloads
 from graphwright.program.errors import NotUndoable
 from graphwright.program.interrupts import held_back
 from graphwright.program.journal import Entry, Undo
@@ -282,6 +282,8 @@ class History:
                 own = handle is not None and record.get("handle") == handle and isinstance(ref, EdgeId) == of_edge
                 reads = at is not None and record.get("dst") == at
                 hit |= own or reads or (name is not None and name in map(record.get, ("path", "dst", "key", "name")))
+                several = (*record.get("paths", ()), *record.get("keys", ()))  # of an edit of axes
+                hit |= name in several or (isinstance(ref, NodeId) and handle in record.get("handles", ()))
                 if own and not of_edge:  # the path it had before this edit
                     at = None if record["edit"] == "AddNode" else record["path"]
             if hit:
@@ -317,9 +319,8 @@ def _check_kept(entry: Entry) -> Undo:
         raise NotUndoable(
             "what would undo this entry was not kept", where=where, fix="edit(keep_undo=True), and save(history='full')"
         )
-    for edit in (*entry.undo.inverse, *entry.undo.forward):
-        array = payload(edit)
-        if array is not None and array.storage.readonly:
+    for array in (a for edit in (*entry.undo.inverse, *entry.undo.forward) for a in payloads(edit)):
+        if array.storage.readonly:
             try:
                 array.storage.check()  # the file must still be the one that was read, and as it was
             except GraphwrightError as error:

@@ -17,6 +17,8 @@ from graphwright.program.edits import PRIMITIVES, Edit, made_by
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.journal import Undo
 from graphwright.program.program import Program
+from graphwright.program.resize import Resized, Sliced
+from graphwright.program.units import runs
 from graphwright.program.weights import SOURCE, array_digest
 
 Fetch = Callable[[str, bool], NDArray]
@@ -182,6 +184,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "SetAttr": {"node": "node", "attrs": "attrs"},
     "Rename": {"node": "node", "name": "text"},
     "SetWeight": {"key": "text", "array": "array", "inplace": "flag"},
+    "ResizeAxis": {"axes": "axes", "weights": "sliced", "attrs": "node_attrs", "correct": "flag"},
     "SetOutputs": {"outputs": "outputs"},
 }
 """Fields of each primitive, with their kinds."""
@@ -198,6 +201,11 @@ WRITERS: dict[str, Callable[[Packer, Any], Any]] = {
     "array": Packer.array,
     "variable": Packer.variable,
     "outputs": lambda _, x: [[name, forms.value_form(v)] for name, v in x],
+    "axes": lambda _, x: [[axis, of, runs(places)] for axis, of, places in x],
+    "sliced": lambda packer, x: [
+        [key, packer.array(array), [[dim, runs(old)] for dim, old in places]] for key, array, places in x
+    ],
+    "node_attrs": lambda _, x: [[forms.handle_form(node), encode_attrs(attrs)] for node, attrs in x],
 }
 READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
     "node": lambda _, x: forms.handle(x, NodeId),
@@ -213,7 +221,22 @@ READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
     "outputs": lambda _, x: tuple(
         (forms.text(n), forms.value(v)) for n, v in (forms.array(o, 2) for o in forms.array(x))
     ),
+    "axes": lambda _, x: tuple(
+        Resized(forms.text(axis), forms.integer(of), forms.places(places))
+        for axis, of, places in (forms.array(row, 3) for row in forms.array(x))
+    ),
+    "sliced": lambda packer, x: tuple(_sliced(packer, forms.array(row, 3)) for row in forms.array(x)),
+    "node_attrs": lambda _, x: tuple(
+        (forms.handle(node, NodeId), forms.attrs(attrs))
+        for node, attrs in (forms.array(row, 2) for row in forms.array(x))
+    ),
 }
+
+
+def _sliced(unpacker: Unpacker, row: list[Any]) -> Sliced:
+    places = ((forms.integer(dim, 0, forms.MAX_RANK), forms.places(old))
+              for dim, old in (forms.array(p, 2) for p in forms.array(row[2])))  # fmt: skip
+    return Sliced(forms.text(row[0]), unpacker.array(row[1]), tuple(places))
 
 
 def _removed(record: RemovedNode | RemovedEdge) -> list[Any]:

@@ -6,7 +6,7 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable, changes
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from graphwright.files import StrPath
+    from graphwright.program.axes import Axes
     from graphwright.program.diff import ProgramDiff
     from graphwright.program.journal import Entry, Journal
     from graphwright.program.running import Run
     from graphwright.program.selection import Selection
     from graphwright.program.transaction import Transaction
+    from graphwright.program.units import Units
     from graphwright.program.validate import AssemblyReport
 
 
@@ -84,11 +86,24 @@ class Program(Structure):
         stored = [n for n in self.order() if self.op(n) in (PARAM, CONST)]
         return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
 
-    def select(self, pattern: str = "**", **filters: Any) -> Selection:
-        """Nodes by path pattern and filters; see `Selection`."""
+    @overload
+    def select(self, pattern: str = "**", *, units: None = None, **filters: Any) -> Selection: ...
+
+    @overload
+    def select(self, pattern: str = "**", *, units: str, **filters: Any) -> Units: ...
+
+    def select(self, pattern: str = "**", *, units: str | None = None, **filters: Any) -> Selection | Units:
+        """Nodes by path pattern and filters; with `units`, the heads, neurons, ... that they make; see `Selection`."""
         from graphwright.program.selection import Selection
 
-        return Selection.of(self, pattern, **filters)
+        selection = Selection.of(self, pattern, **filters)
+        return selection if units is None else selection.units(units)
+
+    def axes(self) -> Axes:
+        """Dimensions that are resized together, by name; see `program.axes`."""
+        from graphwright.program.axes import axes
+
+        return axes(self)
 
     def hash(self) -> str:
         """sha256 over structure and the bytes of all weights; equal programs have equal hashes."""

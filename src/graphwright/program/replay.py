@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from graphwright.array import DType, NDArray, dtype, empty
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError
@@ -36,6 +38,7 @@ from graphwright.program.journal import Entry, Journal
 from graphwright.program.kinds import PARAM
 from graphwright.program.load import load
 from graphwright.program.program import Program, Value
+from graphwright.program.resize import by_name, resize
 from graphwright.program.weights import array_digest
 
 Ports = dict[tuple[str, int], int]
@@ -160,14 +163,15 @@ class _Arrays:
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
         """The array of edit `i` of an entry. Raises: ReplayConflict if nobody has it."""
-        own = edits.payload(entry.undo.forward[i]) if entry.undo is not None else None
+        brought = edits.payloads(entry.undo.forward[i]) if entry.undo is not None else ()
         digest = named.get("blake2b")
-        if own is not None and (digest is None or array_digest(own) == digest):
-            return own
+        for own in brought:
+            if (digest is None and len(brought) == 1) or array_digest(own) == digest:
+                return own
         if digest not in self._known and not self._searched:
             self._searched = True
             for undo in (e.undo for e in self._entries if e.undo is not None):
-                arrays = [a for a in map(edits.payload, (*undo.inverse, *undo.forward)) if a is not None]
+                arrays = [a for edit in (*undo.inverse, *undo.forward) for a in edits.payloads(edit)]
                 self._known = {**{array_digest(a): a for a in arrays}, **self._known}
         if digest not in self._known:
             what = "the values of this weight are not in the history"
@@ -225,9 +229,26 @@ def from_json(
         present = p.weights.array(record["key"]).dtype
         inplace = forms.flag(record.get("inplace", False))
         return SetWeight(record["key"], _cast(payload(record["payload"]), present), inplace)
+    if name == "ResizeAxis":
+        return _resize(p, record, payload)
     if name == "SetOutputs":
         return SetOutputs(tuple((label, _value(p, v)) for label, v in record["outputs"]))
     raise ReplayConflict("no such edit", got=name)
+
+
+def _resize(p: Program, record: Mapping[str, Any], payload: Callable[[Any], NDArray]) -> Edit:
+    """Solved again here: what stays is what this program has, only values at new places come from the journal."""
+    brought = forms.table(record["payloads"])
+
+    def new(key: str, array: NDArray, places: Any) -> np.ndarray:
+        value = payload(brought[key]).to_numpy("float64")
+        wanted = tuple(len(places[d]) if d in places else n for d, n in enumerate(array.shape))
+        if value.shape != wanted:
+            raise ReplayConflict("new rows of another size", where=key, expected=wanted, got=value.shape)
+        return value
+
+    correct = forms.flag(record["correct"])
+    return resize(p.axes(), by_name(p.axes(), forms.array(record["axes"])), correct=correct, new=new)
 
 
 def _value(p: Program, form: Mapping[str, Any]) -> Value:

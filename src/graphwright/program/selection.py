@@ -17,6 +17,7 @@ from graphwright.program.paths import BadPattern, matches
 if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.transaction import Transaction
+    from graphwright.program.units import Units
 
 
 class EmptySelection(UsageError):
@@ -24,7 +25,7 @@ class EmptySelection(UsageError):
 
 
 class StaleSelection(UsageError):
-    """Nodes of the selection were deleted since it was made."""
+    """Nodes of the selection were deleted, or its axes resized, since it was made."""
 
 
 class CountMismatch(UsageError):
@@ -178,6 +179,52 @@ class Selection:
         """Edges that leave to the outside, by source."""
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.out_edges(n) if p.graph.target(e) not in inside)
+
+    # -- units -------------------------------------------------------------------------------------------------------
+    def units(self, kind: str) -> Units:
+        """Units of one kind (`heads`, `neurons`, ...) whose axes the selection makes; see `Units.within`."""
+        from graphwright.program.axes import KINDS
+        from graphwright.program.units import Units
+
+        if kind not in (*KINDS, "units"):
+            raise UsageError("no such kind of units", expected=", ".join((*KINDS, "units")), got=kind)
+        return Units.within(self, kind)
+
+    @property
+    def heads(self) -> Units:
+        """Query heads."""
+        return self.units("heads")
+
+    @property
+    def kv_groups(self) -> Units:
+        """Key heads, each with the query heads that read it."""
+        return self.units("kv_groups")
+
+    @property
+    def neurons(self) -> Units:
+        """Inner units of an MLP."""
+        return self.units("neurons")
+
+    @property
+    def channels(self) -> Units:
+        """Channels: the residual width, or those of convolutions."""
+        return self.units("channels")
+
+    @property
+    def experts(self) -> Units:
+        """Experts of a mixture."""
+        return self.units("experts")
+
+    @property
+    def layers(self) -> Units:
+        """Numbered modules that the selection lies in, `layers.3`; see `program.layers`."""
+        from graphwright.program.layers import layers
+        from graphwright.program.units import Units
+
+        self.names()  # raises StaleSelection
+        here, whole = layers(self.program, self.nodes), layers(self.program)
+        chosen = {prefix: tuple(whole[prefix].index(n) for n in numbers) for prefix, numbers in here.items()}
+        return Units(self.program, chosen, {prefix: len(whole[prefix]) for prefix in here})
 
     # -- staying true ------------------------------------------------------------------------------------------------
     def refresh(self) -> Selection:

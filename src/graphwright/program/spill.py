@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage
-from graphwright.program.edits import AddNode, Edit, SetWeight, payload
+from graphwright.program.edits import holding, payloads
 from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Undo
 from graphwright.program.weights import Promise, digest_of
@@ -114,23 +114,11 @@ class Spill:
         for entry in journal:
             if entry.undo is not None and any(id(array) in moved for array in _arrays(entry.undo)):
                 forward, inverse = (
-                    tuple(_holding(edit, moved) for edit in side) for side in (entry.undo.forward, entry.undo.inverse)
+                    tuple(holding(edit, moved) for edit in side) for side in (entry.undo.forward, entry.undo.inverse)
                 )
                 journal.put(replace(entry, undo=replace(entry.undo, forward=forward, inverse=inverse)))
         h.undoable, h.redoable = ([journal[e.seq] for e in stack] for stack in (h.undoable, h.redoable))
 
 
 def _arrays(undo: Undo) -> Iterator[NDArray]:
-    return (array for edit in (*undo.inverse, *undo.forward) if (array := payload(edit)) is not None)
-
-
-def _holding(edit: Edit, moved: dict[int, NDArray]) -> Edit:
-    """An edit with another array for one that was moved out; a variable, which keeps its identity, takes it itself."""
-    twin = moved.get(id(payload(edit)))
-    if twin is None:
-        return edit
-    if isinstance(edit, AddNode) and edit.variable is not None:
-        edit.variable.data, edit.variable.shared = twin, True
-        return edit
-    assert isinstance(edit, SetWeight)
-    return replace(edit, array=twin)
+    return (array for edit in (*undo.inverse, *undo.forward) for array in payloads(edit))

@@ -195,6 +195,10 @@ class Structure:
             raise UnknownNode("only params, consts and states have a key", where=self.path(node), got=self.op(node))
         return self.attrs(node)["key"]
 
+    def readers(self, key: str) -> tuple[NodeId, ...]:
+        """Nodes that stand for a weight."""
+        return tuple(n for kind in sorted(STORED) for n in self.of_kind(kind) if self.key(n) == key)
+
     def in_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Edges into a node, by port."""
         edges, graph = self.graph.in_edges(self.node(ref)), self.graph

@@ -32,6 +32,7 @@ from graphwright.program.edits import (
     SetAttr,
     SetOutputs,
     SetWeight,
+    written,
 )
 from graphwright.program.errors import NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
@@ -41,12 +42,14 @@ from graphwright.program.journal import AUTHORS
 from graphwright.program.kinds import CONST, INPUT, PARAM, SOURCES, STATE, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.replace import replace
+from graphwright.program.reshaping import cut_units, grow, permute
 from graphwright.program.unfold import fold, unfold
 from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.program.journal import Entry
     from graphwright.program.selection import Selection
+    from graphwright.program.units import Units
 
 Ref = NodeId | Value | str
 _PACKAGE = str(Path(__file__).parents[1])
@@ -83,17 +86,15 @@ class Transaction:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
-        if isinstance(
-            edit, SetWeight | RemoveNode
-        ):  # their inverse takes the value from before: it must be the journal's
-            p.history.collect_trained(self)
+        if written(edit) or isinstance(edit, RemoveNode):
+            p.history.collect_trained(self)  # the inverse takes the value from before: it must be the journal's
         record, inverse = edit.to_json(p), edit.invert(p)
         with held_back():
             edit.apply(p)
             self.done.append((edit, inverse, record))
-            if isinstance(edit, SetWeight):
-                p.history.note(p.weights[edit.key])
-            elif isinstance(edit, AddNode) and edit.variable is not None:
+            for key in written(edit):
+                p.history.note(p.weights[key])
+            if isinstance(edit, AddNode) and edit.variable is not None:
                 p.history.note(edit.variable)
             for node in edit.touches(p):
                 self.touched[node] = None
@@ -197,8 +198,8 @@ class Transaction:
         while len(self.done) > mark:
             inverse = self.done.pop()[1]
             inverse.apply(p)
-            if isinstance(inverse, SetWeight):
-                p.history.note(p.weights[inverse.key])
+            for key in written(inverse):
+                p.history.note(p.weights[key])
         p.sort_weights(undone)
         while len(self.relabelled) > labels:
             p.restore_order(self.relabelled.pop())
@@ -464,6 +465,38 @@ class Transaction:
         return replace(self, self.program.nodes_of(selection), subprogram, match)
 
     # -- units -------------------------------------------------------------------------------------------------------
+    def cut_units(self, units: Units, *, ragged: bool = False, correct: bool = True) -> None:
+        """Remove units of some axes from every weight along them; other weights and all other places keep their bits.
+
+        Args:
+            units: `program.axes()["layers.1.attn.heads"].units([3])`, or `program.select("layers.1.attn").heads[3]`.
+            ragged: let key heads have query heads in unequal number: a table then says which key head each one reads.
+            correct: keep RMSNorms over a cut axis exact where the units that go are zero.
+        Raises: EmptySelection, FrozenAxis with the reason, RaggedUnit, EmptyAxis for the last unit, StaleSelection if
+            an axis has another size by now.
+        """
+        cut_units(self, units, ragged=ragged, correct=correct)
+
+    def grow(self, axis: str, n: int, init: str = "zero_out", *, seed: int = 0) -> None:
+        """Add `n` units at the end of an axis; the function stays the same.
+
+        Args:
+            axis: name in `program.axes()`.
+            init: "zero_out": new rows random, what reads them 0; where a norm runs over the axis new rows are 0 and
+                what reads them random. "duplicate": copies of random units, which share what reads them by random
+                parts, from a quarter to three quarters.
+            seed: of the random numbers.
+        Raises: FrozenAxis, UsageError where no weight reads the axis alone.
+        """
+        grow(self, axis, n, init, seed)
+
+    def permute(self, axis: str, order: Sequence[int]) -> None:
+        """Put the units of an axis in another order: new unit i is the old `order[i]`. The function stays the same.
+
+        Raises: FrozenAxis, UsageError if `order` is none.
+        """
+        permute(self, axis, order)
+
     def unfold(self, ref: Ref, axis: str, units: int | None = None) -> NodeId:
         """Write an op as one op per unit of an axis, summed by a junction; the same function, by the same weights.
 

@@ -43,6 +43,16 @@ def digest_of(spec: Spec, content: Any) -> str:
     return state.hexdigest()
 
 
+def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
+    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors`.
+
+    A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
+    """
+    digest = weights.reference_of(array) or array_digest(array)
+    name = {"source": True} if digest == SOURCE else {"blake2b": digest}
+    return {"spec": array.spec.to_json(), **name}
+
+
 def as_array(value: Any, kind: Any = None) -> NDArray:
     """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
     if isinstance(value, Tensor):

@@ -6,6 +6,12 @@ from enum import IntEnum, auto
 
 CELLS = 16
 BYTES = 8 * CELLS
+ZEROS = 128
+TILES_END = ZEROS + (1 << 16)
+SCRATCH = TILES_END + (1 << 16)
+"""Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention."""
+LOCAL = 1 << 20
+"""Addresses below count from the scratch; no operating system maps memory there."""
 
 
 class Code(IntEnum):
@@ -36,6 +42,7 @@ class Code(IntEnum):
     DIV = auto()
     MINIMUM = auto()
     MAXIMUM = auto()
+    SWIGLU = auto()
     EQ = auto()
     LT = auto()
     LE = auto()
@@ -51,3 +58,13 @@ class Code(IntEnum):
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
     ADAMW = auto()
+    COPY_AXES = auto()
+    GATHER_ROWS = auto()
+    ADD_ROWS = auto()
+    ROPE = auto()
+    ATTEND = auto()
+    ATTEND_BACKWARD = auto()
+    # control
+    LOOP = auto()
+    SHARED = auto()
+    SERVE = auto()

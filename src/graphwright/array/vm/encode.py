@@ -16,7 +16,8 @@ from graphwright.array.vm.code import CELLS, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
-_MOST_ROWS = 64  # rows of code that axes may be unrolled to; beyond it another kernel is no slower
+MOST_ROWS = 64
+"""Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
 
 
 class View(NamedTuple):
@@ -70,8 +71,13 @@ def _all_f32(*views: View) -> bool:
     return all(view.dtype is float32 for view in views)
 
 
+def copy_row(target: int, words: int) -> Row:
+    """A copy of packed words of 4 bytes, whatever they stand for, whose source is filled in later."""
+    return _row(Code.COPY, 1, words, target, 0, 1, target, 0, 1)
+
+
 # -- elementwise -------------------------------------------------------------------------------------------------------
-def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
     """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
@@ -84,13 +90,13 @@ def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tupl
     return axes
 
 
-def _spread(view: View, shape: tuple[int, ...]) -> list[int]:
+def spread(view: View, shape: tuple[int, ...]) -> list[int]:
     """Strides of an operand that is broadcast to `shape`."""
     lead = len(shape) - len(view.shape)
     return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
 
 
-def _places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
+def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
     """Element offsets per operand of every index of some axes."""
     places = [[0] * operands]
     for n, steps in axes:
@@ -103,15 +109,15 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
     views = [out, *ins]
     if 0 in out.shape:
         return []
-    axes = _merged(out.shape, [_spread(view, out.shape) for view in views])
+    axes = merged(out.shape, [spread(view, out.shape) for view in views])
     if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
         axes.append((1, (0,) * len(views)))  # one column
-    if prod(n for n, _ in axes[:-2]) > _MOST_ROWS:
+    if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
         return None
     cols, steps = axes[-1]
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
-    for place in _places(axes[:-2], len(views)):
+    for place in places(axes[:-2], len(views)):
         operands: list[int] = []
         for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
             operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
@@ -121,7 +127,7 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
-_BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum")}
+_BINARY = {op: Code[op.upper()] for op in ("add", "sub", "mul", "div", "minimum", "maximum", "swiglu")}
 _COMPARISONS = {op: Code[op.upper()] for op in ("eq", "lt", "le")}
 
 
@@ -197,7 +203,7 @@ def _reduction(
     if runs[-1][2] != 1:
         return None
     outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
-    if outer > _MOST_ROWS:
+    if outer > MOST_ROWS:
         return None
     (_, n, step), (_, cols, _) = runs[-2:]
     return [
@@ -235,7 +241,7 @@ def _matrix(view: View) -> tuple[int, int, int] | None:
     """(rows, columns, elements from row to row) of [..., C] whose last axis is adjacent, or None."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
-    lead = _merged(view.shape[:-1], [view.strides[:-1]])
+    lead = merged(view.shape[:-1], [view.strides[:-1]])
     if len(lead) > 1:
         return None
     return (lead[0][0], view.shape[-1], lead[0][1][0]) if lead else (1, view.shape[-1], 0)
@@ -275,7 +281,7 @@ def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str
         return [_row(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
     if len(rest) != 2 or not _all_f32(*rest) or not rest[0].packed:
         return None
-    grads = _merged(rest[1].shape, [rest[1].strides])
+    grads = merged(rest[1].shape, [rest[1].strides])
     if len(grads) > 1:
         return None
     tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
@@ -301,7 +307,7 @@ def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     x, w, *bias = ins
     if not _all_f32(*outs, *ins) or not outs[0].packed or 0 in outs[0].shape:
         return None
-    lead = _merged(x.shape[:-1], [x.strides[:-1]])
+    lead = merged(x.shape[:-1], [x.strides[:-1]])
     if len(lead) > 1 or any(not b.packed for b in bias):
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
@@ -322,18 +328,18 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
         b = b._replace(shape=(*b.shape, 1), strides=(*b.strides, 1))
     m, n = a.shape[-2], b.shape[-1]
     if len(b.shape) == 2 and len(a.shape) > 2:
-        lead = _merged(a.shape[:-1], [a.strides[:-1]])
+        lead = merged(a.shape[:-1], [a.strides[:-1]])
         if len(lead) <= 1:
             rows, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
             a = a._replace(shape=(rows, a.shape[-1]), strides=(step, a.strides[-1]))
             return [_product(a, b, out)]
     batch = out.shape[: len(out.shape) - (len(ins[0].shape) > 1) - (len(ins[1].shape) > 1)]
-    if prod(batch) > _MOST_ROWS:
+    if prod(batch) > MOST_ROWS:
         return None
-    strides = [_spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
+    strides = [spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
     axes = [(size, steps) for size, *steps in zip(batch, *strides, strict=True)]
     rows = []
-    for i, (at_a, at_b) in enumerate(_places([(size, tuple(steps)) for size, steps in axes], 2)):
+    for i, (at_a, at_b) in enumerate(places([(size, tuple(steps)) for size, steps in axes], 2)):
         one, other = (
             v._replace(shape=v.shape[-2:], strides=v.strides[-2:], address=v.address + 4 * at)
             for v, at in ((a, at_a), (b, at_b))
@@ -342,10 +348,82 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     return rows
 
 
+# -- attention ---------------------------------------------------------------------------------------------------------
+@_encoder("sdpa", "sdpa_backward")
+def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    given = len(attrs["optional"])
+    q, k, v, *rest = ins
+    extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
+    operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
+    if not _all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
+        return None
+    if 0 in k.shape or any(not view.packed for view in extra.values()):
+        return None
+    places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
+    (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
+    units = batch * (groups if rest else heads)
+    code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
+    sizes = (heads, groups, queries, keys, deep, v.shape[3], _bits(attrs["scale"]))
+    head = _row(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
+    table = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
+    return [head, *(table[i : i + CELLS] for i in range(0, len(table), CELLS))]
+
+
+# -- moves -------------------------------------------------------------------------------------------------------------
+@_encoder("copy")
+def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """As elementwise, else up to four axes."""
+    out, x = outs[0], ins[0]
+    if not _all_f32(out, x):
+        return None
+    axes = merged(out.shape, [out.strides, spread(x, out.shape)])
+    if len(axes) < 3 or len(axes) > 4 or 0 in out.shape or axes[-1][1] != (1, 1):
+        return _elementwise(Code.COPY, out, ins)
+    (a, b, c, (cols, last)) = [(1, (0, 0))] * (4 - len(axes)) + axes
+    sizes = (a[0], b[0], c[0], cols)
+    target, source = ((view.address, *(4 * axis[1][k] for axis in (a, b, c))) for k, view in enumerate((out, x)))
+    return [_row(Code.COPY_AXES, *sizes, *target, *source, 4 * last[1])]
+
+
+@_encoder("embedding")
+def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    table, ids = ins
+    if not _all_f32(outs[0], table) or ids.dtype is not int64 or not (outs[0].packed and ids.packed):
+        return None
+    if table.strides[1] != 1 and table.shape[1] != 1:
+        return None
+    rows, cols = table.shape
+    head = (ids.size, cols, outs[0].address, 4 * cols, 0, table.address, 4 * table.strides[0])
+    return [_row(Code.GATHER_ROWS, *head, ids.address, rows)]
+
+
+@_encoder("embedding_backward")
+def _embedding_backward(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    grad, ids = ins
+    if not _all_f32(outs[0], grad) or ids.dtype is not int64 or not all(v.packed for v in (outs[0], grad, ids)):
+        return None
+    rows, cols = outs[0].shape
+    return [_row(Code.ADD_ROWS, ids.size, cols, outs[0].address, 4 * cols, rows, grad.address, 4 * cols, ids.address)]
+
+
+@_encoder("rope")
+def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, cos, sin = ins
+    if not _all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
+        return None
+    if attrs["style"] != "half" or (x.strides[3] != 1 and x.shape[3] != 1):
+        return None
+    (batch, heads, positions, size), half = x.shape, cos.shape[2]
+    each = 0 if cos.shape[0] == 1 else 4 * positions * half
+    place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
+    tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
+    return [_row(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
+
+
 # -- updates -----------------------------------------------------------------------------------------------------------
 @_encoder("adamw_step")
 def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """A row of code per parameter."""
+    """One row of code, and half a row per parameter."""
     lr, found, *members = ins
     if attrs["amsgrad"] or attrs["maximize"] or not _all_f32(*outs, *members):
         return None
@@ -357,8 +435,10 @@ def _adamw(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
         if out.address != before.address:
             rows += _elementwise(Code.COPY, out, [before]) or []
     numbers = [_bits(attrs[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    rows.append(_row(Code.ADAMW, n, lr.address, found.address, *numbers))
+    table: list[int] = []
     for k in range(n):
         param, m, v, steps = (outs[k + c * n].address for c in range(4))
-        addresses = (param, members[k].address, m, v, steps, lr.address)
-        rows.append(_row(Code.ADAMW, outs[k].size, *addresses, *numbers, found.address))
-    return rows
+        table += [outs[k].size, param, members[k].address, m, v, steps, 0, 0]
+    table += [0] * (-len(table) % CELLS)
+    return rows + [table[i : i + CELLS] for i in range(0, len(table), CELLS)]

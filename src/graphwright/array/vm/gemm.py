@@ -12,10 +12,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from graphwright.array.vm.code import ZEROS
 from graphwright.array.vm.llvm import (
     F32,
     FLOATS,
     I32,
+    I64,
     INTS,
     aligned,
     broadcast,
@@ -26,13 +28,9 @@ from graphwright.array.vm.llvm import (
     pointer,
 )
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import load_f32, store_f32
+from graphwright.array.vm.vector import first, fma, load_f32, load_first, pick_first, splat, store_f32, store_first
 
 DEPTH, PANEL = 256, 32
-_ZEROS = PANEL * 4
-SCRATCH = _ZEROS + (DEPTH + 16) * PANEL * 4
-"""Bytes that a product works in: a row of zeros, which must be there, and a packed panel."""
-_I64 = ir.IntType(64)
 
 
 def _tile(rows: int, vectors: int) -> Any:
@@ -40,12 +38,12 @@ def _tile(rows: int, vectors: int) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i = args
-        cut = first_lanes(builder, builder.sub(columns, _I64(16 * (vectors - 1))))
+        cut = first_lanes(builder, builder.sub(columns, I64(16 * (vectors - 1))))
         whole = ir.Constant(ir.VectorType(ir.IntType(1), 16), [ir.IntType(1)(1)] * 16)
         masks = [whole] * (vectors - 1) + [cut]
 
         def place(base: Any, stride: Any, r: int, v: int) -> Any:
-            return builder.add(builder.add(base, builder.mul(stride, _I64(r))), _I64(64 * v))
+            return builder.add(builder.add(base, builder.mul(stride, I64(r))), I64(64 * v))
 
         def fetch(address: Any, v: int) -> Any:
             if masks[v] is whole:
@@ -55,11 +53,11 @@ def _tile(rows: int, vectors: int) -> Any:
         start = [[fetch(place(init, row_i, r, v), v) for v in range(vectors)] for r in range(rows)]
         before = builder.block
         loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
-        builder.cbranch(builder.icmp_signed(">", k, _I64(0)), loop, done)
+        builder.cbranch(builder.icmp_signed(">", k, I64(0)), loop, done)
         builder.position_at_end(loop)
-        left, at_a, at_b = (builder.phi(_I64) for _ in range(3))
+        left, at_a, at_b = (builder.phi(I64) for _ in range(3))
         sums = [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
-        panel = [fetch(builder.add(at_b, _I64(64 * v)), v) for v in range(vectors)]
+        panel = [fetch(builder.add(at_b, I64(64 * v)), v) for v in range(vectors)]
         grown = []
         for r in range(rows):
             entry = aligned(builder.load(pointer(builder, place(at_a, row_a, r, 0), F32)), 4)
@@ -67,15 +65,15 @@ def _tile(rows: int, vectors: int) -> Any:
             grown.append(
                 [intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide, panel[v], sums[r][v]) for v in range(vectors)]
             )
-        steps = ((left, k, builder.sub(left, _I64(1))), (at_a, a, builder.add(at_a, col_a)))
-        for phi, first, then in (*steps, (at_b, b, builder.add(at_b, row_b))):
-            phi.add_incoming(first, before)
+        steps = ((left, k, builder.sub(left, I64(1))), (at_a, a, builder.add(at_a, col_a)))
+        for phi, begin, then in (*steps, (at_b, b, builder.add(at_b, row_b))):
+            phi.add_incoming(begin, before)
             phi.add_incoming(then, loop)
         for r in range(rows):
             for v in range(vectors):
                 sums[r][v].add_incoming(start[r][v], before)
                 sums[r][v].add_incoming(grown[r][v], loop)
-        builder.cbranch(builder.icmp_signed(">", left, _I64(1)), loop, done)
+        builder.cbranch(builder.icmp_signed(">", left, I64(1)), loop, done)
         builder.position_at_end(done)
         for r in range(rows):
             for v in range(vectors):
@@ -136,12 +134,12 @@ def _turned(typingctx: Any, source: Any, stride: Any, target: Any, rows: Any, co
         none = ir.Constant(inside.type, None)
         taken = []
         for r in range(16):
-            mask = builder.select(builder.icmp_signed(">", rows, _I64(r)), inside, none)
+            mask = builder.select(builder.icmp_signed(">", rows, I64(r)), inside, none)
             taken.append(
-                masked_load(builder, builder.add(source, builder.mul(stride, _I64(r))), mask, FLOATS, "v16f32", 4)
+                masked_load(builder, builder.add(source, builder.mul(stride, I64(r))), mask, FLOATS, "v16f32", 4)
             )
         for r, vector in enumerate(_transpose(builder, taken)):
-            aligned(builder.store(vector, pointer(builder, builder.add(target, _I64(4 * PANEL * r)), FLOATS)), 4)
+            aligned(builder.store(vector, pointer(builder, builder.add(target, I64(4 * PANEL * r)), FLOATS)), 4)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     return types.void(*[types.int64] * 5), codegen
@@ -164,6 +162,29 @@ def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any
 
 
 @native
+def _small(
+    a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
+    m: Any, n: Any, k: Any, init: Any, row_i: Any,
+) -> None:  # fmt: skip
+    """Four rows of C at a time, B gathered as it lies; the last rows are computed again where fewer are left."""
+    mask = first(n)
+    for i in range(0, m, 4):
+        i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
+        s0, s1 = load_first(init + i * row_i, mask), load_first(init + i1 * row_i, mask)
+        s2, s3 = load_first(init + i2 * row_i, mask), load_first(init + i3 * row_i, mask)
+        a0, a1, a2, a3, at_b = a + i * row_a, a + i1 * row_a, a + i2 * row_a, a + i3 * row_a, b
+        for _ in range(k):
+            line = load_first(at_b, mask) if col_b == 4 or n == 1 else pick_first(at_b, col_b, mask)
+            s0, s1 = fma(splat(load_f32(a0)), line, s0), fma(splat(load_f32(a1)), line, s1)
+            s2, s3 = fma(splat(load_f32(a2)), line, s2), fma(splat(load_f32(a3)), line, s3)
+            a0, a1, a2, a3, at_b = a0 + col_a, a1 + col_a, a2 + col_a, a3 + col_a, at_b + row_b
+        store_first(c + i * row_c, s0, mask)
+        store_first(c + i1 * row_c, s1, mask)
+        store_first(c + i2 * row_c, s2, mask)
+        store_first(c + i3 * row_c, s3, mask)
+
+
+@native
 def gemm(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any, scratch: Any,
@@ -172,7 +193,10 @@ def gemm(
 
     `init` 0 stands for zeros.
     """
-    panel = scratch + _ZEROS
+    if n <= 16 and m <= 16 and k <= 32:
+        _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
+        return
+    panel = scratch + ZEROS
     for k0 in range(0, max(k, 1), DEPTH):
         terms = min(DEPTH, k - k0)
         for j in range(0, n, PANEL):

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 LANES = 16
-F32, I32, I8, I1 = ir.FloatType(), ir.IntType(32), ir.IntType(8), ir.IntType(1)
+F32, I64, I32, I8, I1 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.IntType(1)
 FLOATS, INTS, BYTES, FLAGS = (ir.VectorType(t, LANES) for t in (F32, I32, I8, I1))
 
 
@@ -51,6 +51,16 @@ def masked_load(builder: Any, address: Any, mask: Any, kind: Any, suffix: str, a
     place = pointer(builder, address, kind)
     zero = ir.Constant(kind, None)
     return intrinsic_call(builder, f"llvm.masked.load.{suffix}.p0", kind, place, I32(align), mask, zero)
+
+
+def masked_gather(builder: Any, address: Any, step: Any, mask: Any) -> Any:
+    """Floats `step` bytes apart in the lanes of a mask, 0 in the others."""
+    lanes = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
+    places = builder.add(broadcast(builder, address), builder.mul(broadcast(builder, step), lanes))
+    kind = ir.VectorType(ir.PointerType(F32), LANES)
+    zero = ir.Constant(FLOATS, None)
+    pointers = builder.inttoptr(places, kind)
+    return intrinsic_call(builder, "llvm.masked.gather.v16f32.v16p0", FLOATS, pointers, I32(4), mask, zero)
 
 
 def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str, align: int) -> None:

@@ -6,144 +6,208 @@ It is built once per install; numba keeps it on disk, and makes it again when an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import njit
+from numba import cfunc
 
-from graphwright.array.vm import loops
+from graphwright.array.vm import attend, elementwise, move, rows, update
+from graphwright.array.vm import context as at
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, Code
+from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import load_i64
-
-Machine = Callable[[int, int, int], int]
-"""(address of the code, number of rows, address of scratch) -> -1, or the row that found an index out of range."""
+from graphwright.array.vm.sharing import settle, share, take, wait
+from graphwright.array.vm.sync import fetch_add, read
+from graphwright.array.vm.vector import load_i64, store_i64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
-copy = loops.unary(native(lambda x: x))
-neg = loops.unary(native(lambda x: v.neg(x)))
-absolute = loops.unary(native(lambda x: v.absolute(x)))
-sign = loops.unary(functions.sign)
-floor = loops.unary(native(lambda x: v.floor(x)))
-exp = loops.unary(functions.exp)
-log = loops.unary(functions.log)
-sqrt = loops.unary(native(lambda x: v.sqrt(x)))
-rsqrt = loops.unary(functions.rsqrt)
-reciprocal = loops.unary(native(lambda x: v.div(v.splat(_ONE), x)))
-tanh = loops.unary(functions.tanh)
-sigmoid = loops.unary(functions.sigmoid)
-erf = loops.unary(functions.erf)
-relu = loops.unary(native(lambda x: v.maximum(x, v.splat(_ZERO))))
-silu = loops.unary(functions.silu)
-gelu = loops.unary(functions.gelu)
-gelu_tanh = loops.unary(functions.gelu_tanh)
-add = loops.binary(native(lambda x, y: v.add(x, y)))
-sub = loops.binary(native(lambda x, y: v.sub(x, y)))
-mul = loops.binary(native(lambda x, y: v.mul(x, y)))
-div = loops.binary(native(lambda x, y: v.div(x, y)))
-minimum = loops.binary(native(lambda x, y: v.minimum(x, y)))
-maximum = loops.binary(native(lambda x, y: v.maximum(x, y)))
-eq = loops.comparison(native(lambda x, y: v.eq(x, y)))
-lt = loops.comparison(native(lambda x, y: v.lt(x, y)))
-le = loops.comparison(native(lambda x, y: v.le(x, y)))
+copy = elementwise.unary(native(lambda x: x))
+neg = elementwise.unary(native(lambda x: v.neg(x)))
+absolute = elementwise.unary(native(lambda x: v.absolute(x)))
+sign = elementwise.unary(functions.sign)
+floor = elementwise.unary(native(lambda x: v.floor(x)))
+exp = elementwise.unary(functions.exp)
+log = elementwise.unary(functions.log)
+sqrt = elementwise.unary(native(lambda x: v.sqrt(x)))
+rsqrt = elementwise.unary(functions.rsqrt)
+reciprocal = elementwise.unary(native(lambda x: v.div(v.splat(_ONE), x)))
+tanh = elementwise.unary(functions.tanh)
+sigmoid = elementwise.unary(functions.sigmoid)
+erf = elementwise.unary(functions.erf)
+relu = elementwise.unary(native(lambda x: v.maximum(x, v.splat(_ZERO))))
+silu = elementwise.unary(functions.silu)
+gelu = elementwise.unary(functions.gelu)
+gelu_tanh = elementwise.unary(functions.gelu_tanh)
+add = elementwise.binary(native(lambda x, y: v.add(x, y)))
+sub = elementwise.binary(native(lambda x, y: v.sub(x, y)))
+mul = elementwise.binary(native(lambda x, y: v.mul(x, y)))
+div = elementwise.binary(native(lambda x, y: v.div(x, y)))
+minimum = elementwise.binary(native(lambda x, y: v.minimum(x, y)))
+maximum = elementwise.binary(native(lambda x, y: v.maximum(x, y)))
+swiglu = elementwise.binary(native(lambda x, y: v.mul(functions.silu(x), y)))
+eq = elementwise.comparison(native(lambda x, y: v.eq(x, y)))
+lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
+le = elementwise.comparison(native(lambda x, y: v.le(x, y)))
 
 
 def _dispatcher(source: int) -> Any:
     """The interpreter; `source` is part of what numba knows it by."""
 
-    @njit("int64(int64, int64, int64)", cache=True, error_model="numpy")
-    def machine(code: Any, count: Any, scratch: Any) -> Any:
-        for i in range(count):
-            row = code + BYTES * i
+    @cfunc("int64(int64)", cache=True, error_model="numpy")
+    def machine(me: Any) -> Any:
+        context = load_i64(me + at.PAYLOAD)
+        row, stop, scratch = cell(context, at.CODE), cell(context, at.END), cell(context, at.SCRATCH)
+        helper, team = cell(context, at.HELPER), cell(context, at.TEAM)
+        loop, turn, turns, outer = 0, 0, 0, 0
+        sharing, busy, after, final = helper > 0, False, row, stop
+        result = cell(context, at.FINE)
+        while True:
+            if row >= stop:
+                if loop:
+                    turn += 1
+                    row = loop
+                    if turn == turns:
+                        row, stop, loop, turn = stop, outer, 0, 0
+                elif sharing:
+                    if busy:
+                        fetch_add(team + 8 * at.DONE, 1)
+                    ticket = take(team) if helper <= read(team + 8 * at.ALLOWED) else -1
+                    busy = ticket >= 0
+                    if busy:
+                        row = load_i64(team + 8 * at.ROWS) + ticket * load_i64(team + 8 * at.SIZE)
+                        stop = row + load_i64(team + 8 * at.SIZE)
+                    elif helper:
+                        wait(team, helper)
+                    else:
+                        wrong = settle(team, cell(after, 1))
+                        row, stop, sharing = after + BYTES * (1 + cell(after, 1) * cell(after, 2)), final, False
+                        if wrong:
+                            store_i64(context + 8 * at.WHERE, wrong)
+                            result = cell(context, at.FAILED)
+                            break
+                else:
+                    break
+                continue
             op, fine = load_i64(row), True
             if op == Code.ADD:
-                add(row)
+                add(row, turn, scratch)
             elif op == Code.MUL:
-                mul(row)
+                mul(row, turn, scratch)
             elif op == Code.SUB:
-                sub(row)
+                sub(row, turn, scratch)
             elif op == Code.DIV:
-                div(row)
+                div(row, turn, scratch)
             elif op == Code.PRODUCT:
-                loops.product(row, scratch)
+                update.product(row, scratch)
             elif op == Code.COPY:
-                copy(row)
+                copy(row, turn, scratch)
             elif op == Code.NEG:
-                neg(row)
+                neg(row, turn, scratch)
             elif op == Code.ABS:
-                absolute(row)
+                absolute(row, turn, scratch)
             elif op == Code.SIGN:
-                sign(row)
+                sign(row, turn, scratch)
             elif op == Code.FLOOR:
-                floor(row)
+                floor(row, turn, scratch)
             elif op == Code.EXP:
-                exp(row)
+                exp(row, turn, scratch)
             elif op == Code.LOG:
-                log(row)
+                log(row, turn, scratch)
             elif op == Code.SQRT:
-                sqrt(row)
+                sqrt(row, turn, scratch)
             elif op == Code.RSQRT:
-                rsqrt(row)
+                rsqrt(row, turn, scratch)
             elif op == Code.RECIPROCAL:
-                reciprocal(row)
+                reciprocal(row, turn, scratch)
             elif op == Code.TANH:
-                tanh(row)
+                tanh(row, turn, scratch)
             elif op == Code.SIGMOID:
-                sigmoid(row)
+                sigmoid(row, turn, scratch)
             elif op == Code.ERF:
-                erf(row)
+                erf(row, turn, scratch)
             elif op == Code.RELU:
-                relu(row)
+                relu(row, turn, scratch)
             elif op == Code.SILU:
-                silu(row)
+                silu(row, turn, scratch)
             elif op == Code.GELU:
-                gelu(row)
+                gelu(row, turn, scratch)
             elif op == Code.GELU_TANH:
-                gelu_tanh(row)
+                gelu_tanh(row, turn, scratch)
             elif op == Code.MINIMUM:
-                minimum(row)
+                minimum(row, turn, scratch)
             elif op == Code.MAXIMUM:
-                maximum(row)
+                maximum(row, turn, scratch)
+            elif op == Code.SWIGLU:
+                swiglu(row, turn, scratch)
             elif op == Code.EQ:
-                eq(row)
+                eq(row, turn, scratch)
             elif op == Code.LT:
-                lt(row)
+                lt(row, turn, scratch)
             elif op == Code.LE:
-                le(row)
+                le(row, turn, scratch)
             elif op == Code.WHERE:
-                loops.where(row)
+                elementwise.where(row, turn, scratch)
             elif op == Code.FILL:
-                loops.fill(row)
+                elementwise.fill(row, turn, scratch)
             elif op == Code.SUM_ROWS:
-                loops.sum_rows(row)
+                rows.sum_rows(row)
             elif op == Code.SUM_COLUMNS:
-                loops.sum_columns(row)
+                rows.sum_columns(row)
             elif op == Code.AMAX_ROWS:
-                loops.amax_rows(row)
+                rows.amax_rows(row)
             elif op == Code.SOFTMAX:
-                loops.softmax(row)
+                rows.softmax(row)
             elif op == Code.RMS_NORM:
-                loops.rms_norm(row)
+                rows.rms_norm(row)
             elif op == Code.ADAMW:
-                loops.adamw(row)
+                update.adamw(row)
+                row += BYTES * ((cell(row, 1) + 1) // 2)
             elif op == Code.CROSS_ENTROPY:
-                fine = loops.cross_entropy(row)
+                fine = rows.cross_entropy(row)
             elif op == Code.CROSS_ENTROPY_BACKWARD:
-                fine = loops.cross_entropy_backward(row)
+                fine = rows.cross_entropy_backward(row)
+            elif op == Code.COPY_AXES:
+                move.copy_axes(row)
+            elif op == Code.ROPE:
+                move.rope(row)
+            elif op == Code.GATHER_ROWS:
+                fine = move.gather_rows(row)
+            elif op == Code.ADD_ROWS:
+                fine = move.add_rows(row)
+            elif op == Code.ATTEND:
+                attend.attend(row, scratch)
+                row += BYTES
+            elif op == Code.ATTEND_BACKWARD:
+                attend.attend_backward(row, scratch)
+                row += 2 * BYTES
+            elif op == Code.LOOP:
+                turns, outer, loop = cell(row, 2), stop, row + BYTES
+                stop = loop + BYTES * cell(row, 1)
+            elif op == Code.SHARED:
+                if share(team, row, cell(context, at.THREADS)):
+                    sharing, after, final = True, row, stop
+                    stop = row
+                    continue
             else:
                 fine = False
-            if not fine:
-                return i
-        return -1 if source else 0
+            if not fine and sharing:  # whoever shared the rows will say so
+                store_i64(team + 8 * at.WRONG, row)
+            elif not fine:
+                store_i64(context + 8 * at.WHERE, row)
+                result = cell(context, at.FAILED)
+                break
+            row += BYTES
+        if cell(context, at.COUNTED):  # a reference to the object that is returned
+            store_i64(result, load_i64(result) + 1)
+        return result if source else 0
 
     return machine
 
@@ -171,14 +235,29 @@ def built() -> bool:
 
 
 @cache
+def wide_vectors() -> bool:
+    """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
+    from llvmlite.binding import get_host_cpu_features
+
+    return bool(get_host_cpu_features().get("avx512f"))
+
+
+class Machine(NamedTuple):
+    """The compiled function: an object that keeps it alive, and its address. Its C form is int64(int64)."""
+
+    code: Any
+    address: int
+
+
+@cache
 def build() -> Machine:
-    """The machine, compiled now if it was not before: some 10 s, once per install."""
-    start = perf_counter()
-    machine = _dispatcher(_source())
+    """The machine, compiled now if it was not before: some 20 s, once per install."""
+    began = perf_counter()
+    code = _dispatcher(_source())
     stamp = _stamp()
     if not stamp.exists():
-        logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - start)
+        logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - began)
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
         built.cache_clear()
-    return machine
+    return Machine(code, code.address)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from graphwright.array.vm.code import CELLS
+from graphwright.array.vm import context as at
+from graphwright.array.vm.call import Call, patient, quick
+from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode import Row
-from graphwright.array.vm.gemm import SCRATCH
-from graphwright.array.vm.machine import build
+from graphwright.array.vm.share import estimate, shared
+from graphwright.array.vm.team import get_num_threads, team
+
+_PATIENT = 50_000  # ns from which on a call lets go of the GIL
 
 
 class BadIndex(IndexError):
@@ -20,23 +25,58 @@ class BadIndex(IndexError):
         self.op = op
 
 
+def new_scratch() -> np.ndarray:
+    """Memory that code works in."""
+    return np.zeros(SCRATCH + 64, np.uint8)
+
+
 class VmSegment:
     """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
 
     Args:
         ops: the rows of each op, in order.
+        scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
+        lead: rows before those of the ops.
+
+    Attributes:
+        run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
-    def __init__(self, ops: Sequence[Sequence[Row]]) -> None:
-        rows = [row for op in ops for row in op]
-        self._owner = [i for i, op in enumerate(ops) for _ in op]
-        self._code = np.array(rows, np.int64).reshape(-1, CELLS)
-        self._scratch = np.zeros(SCRATCH, np.uint8)
-        self._machine = build()
-        self._args = (self._code.ctypes.data, len(self._code), self._scratch.ctypes.data)
+    def __init__(
+        self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = ()
+    ) -> None:
+        split = [shared(op) for op in ops]
+        self._owner = [-1] * len(lead) + [i for i, op in enumerate(split) for _ in op]
+        self._code = np.array([*lead, *(row for op in split for row in op)], np.int64).reshape(-1, CELLS)
+        self._scratch = new_scratch() if scratch is None else scratch
+        context = self._context = np.zeros(at.CELLS, np.int64)
+        context[at.CODE] = self._code.ctypes.data
+        context[at.END] = self._code.ctypes.data + self._code.nbytes
+        context[at.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
+        shares = any(len(a) != len(b) for a, b in zip(ops, split, strict=True))
+        memory = (self._code, self._scratch)
+        long = sum(map(estimate, ops)) > _PATIENT
+        self._alone: Call = patient(context, memory) if long else quick(context, memory)
+        self.run: Call = self._shared if shares else self._alone
+
+    def _shared(self) -> object:
+        threads = get_num_threads()
+        self._context[at.THREADS], self._context[at.TEAM] = threads, team(threads)
+        return self._alone()
+
+    def source_of(self, lead: int) -> Callable[[int], None]:
+        """What sets the address that a leading row copies from."""
+        cells = self._code.reshape(-1)
+        return partial(cells.__setitem__, CELLS * lead + 6)
+
+    def failure(self) -> BadIndex:
+        """What to raise after a run that did not return None."""
+        return BadIndex(self._owner[(int(self._context[at.WHERE]) - self._code.ctypes.data) // BYTES])
 
     def __call__(self) -> None:
         """Run. Raises: BadIndex; what was computed before it stays computed."""
-        failed = self._machine(*self._args)
-        if failed >= 0:
-            raise BadIndex(self._owner[failed])
+        if self.run() is not None:
+            raise self.failure()
+
+
+assert SCRATCH <= LOCAL

@@ -21,6 +21,7 @@ from graphwright.array.vm.llvm import (
     I1,
     I8,
     I32,
+    I64,
     INTS,
     LANES,
     aligned,
@@ -28,6 +29,7 @@ from graphwright.array.vm.llvm import (
     constant,
     first_lanes,
     intrinsic_call,
+    masked_gather,
     masked_load,
     masked_store,
     pointer,
@@ -50,7 +52,7 @@ def _model(self: Any, dmm: Any, fe: Any) -> None:
     models.PrimitiveModel.__init__(self, dmm, fe, FLOATS if fe.name == V.name else FLAGS)
 
 
-def _define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -> Any:
+def define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -> Any:
     """An intrinsic of fixed operand types; `emit(builder, *values)` writes the instructions."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -65,7 +67,9 @@ def _define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -
 i64, f32, f64, void = types.int64, types.float32, types.float64, types.void
 
 
-def _void(emit: Callable[..., Any]) -> Callable[..., Any]:
+def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
+    """Code for an intrinsic that returns nothing."""
+
     def wrapped(builder: Any, *args: Any) -> Any:
         emit(builder, *args)
         return ir.Constant(I8.as_pointer(), None)
@@ -74,46 +78,52 @@ def _void(emit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-load_i64 = _define("load_i64", i64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, ir.IntType(64))), 8))
-load_f32 = _define("load_f32", f32, (i64,), lambda b, p: aligned(b.load(pointer(b, p, F32)), 4))
-load_f64 = _define("load_f64", f64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, ir.DoubleType())), 8))
-load_u8 = _define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, p, I8)))
-store_f32 = _define("store_f32", void, (i64, f32), _void(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
-load = _define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
-store = _define("store", void, (i64, V), _void(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
-first = _define("first", M, (i64,), first_lanes)
-load_first = _define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
-store_first = _define("store_first", void, (i64, V, M), _void(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
-load_mask = _define(
+load_i64 = define("load_i64", i64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, I64)), 8))
+load_f32 = define("load_f32", f32, (i64,), lambda b, p: aligned(b.load(pointer(b, p, F32)), 4))
+load_f64 = define("load_f64", f64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, ir.DoubleType())), 8))
+load_u8 = define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, p, I8)))
+store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, I64)), 8)))
+store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
+load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
+store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
+first = define("first", M, (i64,), first_lanes)
+outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
+"""All lanes but the first n."""
+both = define("both", M, (M, M), lambda b, x, y: b.and_(x, y))
+load_first = define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
+store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
+pick_first = define("pick_first", V, (i64, i64, M), lambda b, p, step, m: masked_gather(b, p, step, m))
+"""The lanes of a mask, `step` bytes apart; 0 in the others."""
+load_mask = define(
     "load_mask",
     M,
     (i64, M),
     lambda b, p, m: b.icmp_unsigned("!=", masked_load(b, p, m, BYTES, "v16i8", 1), ir.Constant(BYTES, None)),
 )
-store_mask = _define(
-    "store_mask", void, (i64, M, M), _void(lambda b, p, x, m: masked_store(b, b.zext(x, BYTES), p, m, "v16i8", 1))
+store_mask = define(
+    "store_mask", void, (i64, M, M), effect(lambda b, p, x, m: masked_store(b, b.zext(x, BYTES), p, m, "v16i8", 1))
 )
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-splat = _define("splat", V, (f32,), broadcast)
-add = _define("add", V, (V, V), lambda b, x, y: b.fadd(x, y))
-sub = _define("sub", V, (V, V), lambda b, x, y: b.fsub(x, y))
-mul = _define("mul", V, (V, V), lambda b, x, y: b.fmul(x, y))
-div = _define("div", V, (V, V), lambda b, x, y: b.fdiv(x, y))
-neg = _define("neg", V, (V,), lambda b, x: b.fneg(x))
-fma = _define("fma", V, (V, V, V), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.v16f32", FLOATS, x, y, z))
-sqrt = _define("sqrt", V, (V,), lambda b, x: intrinsic_call(b, "llvm.sqrt.v16f32", FLOATS, x))
-rint = _define("rint", V, (V,), lambda b, x: intrinsic_call(b, "llvm.rint.v16f32", FLOATS, x))
-floor = _define("floor", V, (V,), lambda b, x: intrinsic_call(b, "llvm.floor.v16f32", FLOATS, x))
-absolute = _define("absolute", V, (V,), lambda b, x: intrinsic_call(b, "llvm.fabs.v16f32", FLOATS, x))
-copysign = _define("copysign", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.copysign.v16f32", FLOATS, x, y))
-minimum = _define("minimum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.minimum.v16f32", FLOATS, x, y))
+splat = define("splat", V, (f32,), broadcast)
+add = define("add", V, (V, V), lambda b, x, y: b.fadd(x, y))
+sub = define("sub", V, (V, V), lambda b, x, y: b.fsub(x, y))
+mul = define("mul", V, (V, V), lambda b, x, y: b.fmul(x, y))
+div = define("div", V, (V, V), lambda b, x, y: b.fdiv(x, y))
+neg = define("neg", V, (V,), lambda b, x: b.fneg(x))
+fma = define("fma", V, (V, V, V), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.v16f32", FLOATS, x, y, z))
+sqrt = define("sqrt", V, (V,), lambda b, x: intrinsic_call(b, "llvm.sqrt.v16f32", FLOATS, x))
+rint = define("rint", V, (V,), lambda b, x: intrinsic_call(b, "llvm.rint.v16f32", FLOATS, x))
+floor = define("floor", V, (V,), lambda b, x: intrinsic_call(b, "llvm.floor.v16f32", FLOATS, x))
+absolute = define("absolute", V, (V,), lambda b, x: intrinsic_call(b, "llvm.fabs.v16f32", FLOATS, x))
+copysign = define("copysign", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.copysign.v16f32", FLOATS, x, y))
+minimum = define("minimum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.minimum.v16f32", FLOATS, x, y))
 """NaN if either is."""
-maximum = _define("maximum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.maximum.v16f32", FLOATS, x, y))
-total = _define(
+maximum = define("maximum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.maximum.v16f32", FLOATS, x, y))
+total = define(
     "total", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), _pairs(b, x))
 )
-largest = _define("largest", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fmaximum.v16f32", F32, x))
+largest = define("largest", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fmaximum.v16f32", F32, x))
 
 
 def _pairs(builder: Any, x: Any) -> Any:
@@ -128,28 +138,28 @@ def _pairs(builder: Any, x: Any) -> Any:
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------
-lt = _define("lt", M, (V, V), lambda b, x, y: b.fcmp_ordered("<", x, y))
-le = _define("le", M, (V, V), lambda b, x, y: b.fcmp_ordered("<=", x, y))
-eq = _define("eq", M, (V, V), lambda b, x, y: b.fcmp_ordered("==", x, y))
-ne = _define("ne", M, (V, V), lambda b, x, y: b.fcmp_unordered("!=", x, y))
-select = _define("select", V, (M, V, V), lambda b, m, x, y: b.select(m, x, y))
+lt = define("lt", M, (V, V), lambda b, x, y: b.fcmp_ordered("<", x, y))
+le = define("le", M, (V, V), lambda b, x, y: b.fcmp_ordered("<=", x, y))
+eq = define("eq", M, (V, V), lambda b, x, y: b.fcmp_ordered("==", x, y))
+ne = define("ne", M, (V, V), lambda b, x, y: b.fcmp_unordered("!=", x, y))
+select = define("select", V, (M, V, V), lambda b, m, x, y: b.select(m, x, y))
 
 # -- bits --------------------------------------------------------------------------------------------------------------
-power_of_two = _define(
+power_of_two = define(
     "power_of_two",
     V,
     (V,),
     lambda b, n: b.bitcast(b.shl(b.add(b.fptosi(n, INTS), constant(I32, 127)), constant(I32, 23)), FLOATS),
 )
 """2ⁿ of whole numbers -126..127."""
-exponent = _define(
+exponent = define(
     "exponent",
     V,
     (V,),
     lambda b, x: b.sitofp(b.sub(b.lshr(b.bitcast(x, INTS), constant(I32, 23)), constant(I32, 127)), FLOATS),
 )
 """e of a positive normal m · 2ᵉ, 1 <= m < 2."""
-mantissa = _define(
+mantissa = define(
     "mantissa",
     V,
     (V,),

@@ -1,4 +1,5 @@
-"""A count of what may make a plan stale: a variable that gets another array or is frozen, a program that is edited.
+"""A count of what may make a plan stale: a variable that gets another array or is frozen, a program that is edited, a
+write to a watched block of memory.
 
 While it stands still, whatever was checked still holds; so a loop checks one number instead of every variable.
 """

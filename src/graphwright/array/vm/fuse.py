@@ -1,0 +1,122 @@
+"""Elementwise ops over one iteration space as one loop: tile after tile, inner values in scratch that stays in cache.
+
+A LOOP row (cell 1 the rows of its body, 2 the turns) stands before its body, of which every turn does one tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from graphwright.array.vm.code import CELLS, ZEROS, Code
+from graphwright.array.vm.encode import MOST_ROWS, Row, View, encode, merged, places, spread
+from graphwright.array.vm.share import operand_cells
+
+TILE, TILES = 1024, 16
+"""Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
+TILE_BYTES = 4 * TILE
+_NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
+
+
+class Inner(NamedTuple):
+    """An operand that only the group reads: the number of its tile."""
+
+    tile: int
+
+
+class Member(NamedTuple):
+    """One op of a group, its operands views or inner values."""
+
+    op: str
+    outs: Sequence[View | Inner]
+    ins: Sequence[View | Inner]
+    attrs: Mapping[str, Any]
+    dtypes: Sequence[Any]  # of the results, then of the operands
+
+
+class _Tiles(NamedTuple):
+    """How a space is cut: places of the operands for each outer index, then turns of rows of columns.
+
+    Steps are of each operand along a row (0 or 1), jumps from one turn to the next, in elements.
+    """
+
+    lead: list[list[int]]
+    turns: int
+    jumps: tuple[int, ...]
+    cols: int
+    steps: tuple[int, ...]
+
+
+def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View]) -> _Tiles | None:
+    """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll."""
+    axes = merged(shape, [spread(view, shape) for view in views])
+    if not axes or any(s not in (0, 1) for s in axes[-1][1]):
+        axes.append((1, (0,) * len(views)))
+    (cols, steps), outer = axes[-1], axes[:-1]
+    if not outer:
+        return _Tiles([[0] * len(views)], 1, (0,) * len(views), cols, steps)
+    lead = places(outer[:-1], len(views))
+    turns, jumps = outer[-1]
+    if len(lead) > MOST_ROWS or (cols < _NARROW and turns > _FEW):
+        return None
+    return _Tiles(lead, turns, jumps, cols, steps)
+
+
+def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row] | None:
+    """Rows that run the members tile by tile; None if the layouts allow no tiles."""
+    if 0 in shape:
+        return []
+    views = [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)]
+    tiles = layout_of_tiles(shape, views)
+    if tiles is None:
+        return None
+    lead, turns, jumps, cols, steps = tiles
+    rows: list[Row] = []
+    for place in lead:
+        if turns == 1:  # one axis: whole tiles, then the rest
+            whole = cols // TILE
+            rows += _looped(_body(members, place, [TILE * s for s in steps], steps, TILE), whole)
+            begins, width = ([whole * TILE] if cols % TILE else []), cols % TILE
+        else:
+            begins, width = range(0, cols, TILE), TILE
+        body: list[Row] = []
+        for begin in begins:  # a row is finished before the next is begun: memory is walked in order
+            at = [p + begin * s for p, s in zip(place, steps, strict=True)]
+            body += _body(members, at, jumps, steps, min(width, cols - begin))
+        rows += _looped(body, turns)
+    return rows
+
+
+def _looped(body: list[Row], turns: int) -> list[Row]:
+    if turns < 2:
+        return body * turns
+    return [[int(Code.LOOP), len(body), turns] + [0] * (CELLS - 3), *body]
+
+
+def _body(
+    members: Sequence[Member],
+    at: Sequence[int],
+    jumps: Sequence[int],
+    steps: Sequence[int],
+    cols: int,
+) -> list[Row]:
+    """The members' rows for one tile, with where operands begin and how far they move from turn to turn."""
+    body: list[Row] = []
+    k = 0
+    for m in members:
+        fake, moves = [], []  # operands by number in place of addresses, replaced below
+        for n, (v, dtype) in enumerate(zip((*m.outs, *m.ins), m.dtypes, strict=True)):
+            if isinstance(v, Inner):
+                moves.append((ZEROS + v.tile * TILE_BYTES, 0))
+                fake.append(View(dtype, (cols,), (1,), n))
+            else:
+                moves.append((v.address + at[k] * dtype.itemsize, jumps[k] * dtype.itemsize))
+                fake.append(View(dtype, (cols,), (steps[k],), n))
+                k += 1
+        made = encode(m.op, fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
+        assert made is not None, "an elementwise op has a form for one axis"
+        for row in made:
+            for cell in operand_cells(row):
+                row[cell], row[cell + 1] = moves[row[cell]]
+        body += made
+    return body

@@ -1,0 +1,109 @@
+"""Rows of code that move entries: copies between layouts, rows by index, pairs turned by an angle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array.vm.elementwise import F, cell
+from graphwright.array.vm.math import native
+from graphwright.array.vm.vector import (
+    add,
+    first,
+    load,
+    load_first,
+    load_i64,
+    mul,
+    pick_first,
+    splat,
+    store,
+    store_first,
+    sub,
+)
+
+
+@native
+def _line(target: Any, source: Any, cols: Any) -> None:
+    i = 0
+    while i + 16 <= cols:
+        store(target + 4 * i, load(source + 4 * i))
+        i += 16
+    if i < cols:
+        mask = first(cols - i)
+        store_first(target + 4 * i, load_first(source + 4 * i, mask), mask)
+
+
+@native
+def copy_axes(row: Any) -> None:
+    """Cells 1 to 4 sizes of axes, 5 result, 6 to 8 its bytes per step, the last axis adjacent; 9 x, 10 to 13 its."""
+    cols, step = cell(row, 4), cell(row, 13)
+    for a in range(cell(row, 1)):
+        for b in range(cell(row, 2)):
+            target = cell(row, 5) + a * cell(row, 6) + b * cell(row, 7)
+            source = cell(row, 9) + a * cell(row, 10) + b * cell(row, 11)
+            for _ in range(cell(row, 3)):
+                if step == 4:
+                    _line(target, source, cols)
+                else:
+                    for i in range(0, cols, 16):
+                        mask = first(cols - i)
+                        store_first(target + 4 * i, pick_first(source + i * step, step, mask), mask)
+                target += cell(row, 8)
+                source += cell(row, 12)
+
+
+@native
+def gather_rows(row: Any) -> Any:
+    """out[i] = table[ids[i]]; cells 1 ids, 2 columns, 3 out, 4 bytes per row, 6 table, 7 bytes, 8 ids, 9 rows."""
+    out, ids, cols = cell(row, 3), cell(row, 8), cell(row, 2)
+    for i in range(cell(row, 1)):
+        index = load_i64(ids + 8 * i)
+        if not 0 <= index < cell(row, 9):
+            return False
+        _line(out + i * cell(row, 4), cell(row, 6) + index * cell(row, 7), cols)
+    return True
+
+
+@native
+def add_rows(row: Any) -> Any:
+    """Zeros, then out[ids[i]] += x[i] in order; cells 1 ids, 2 columns, 3 out, 4 bytes, 5 rows, 6 x, 7 bytes, 8 ids."""
+    out, step, ids, cols = cell(row, 3), cell(row, 4), cell(row, 8), cell(row, 2)
+    for r in range(cell(row, 5)):
+        for i in range(0, cols, 16):
+            store_first(out + r * step + 4 * i, splat(F(0.0)), first(cols - i))
+    for k in range(cell(row, 1)):
+        index = load_i64(ids + 8 * k)
+        if not 0 <= index < cell(row, 5):
+            return False
+        target, source = out + index * step, cell(row, 6) + k * cell(row, 7)
+        for i in range(0, cols, 16):
+            mask = first(cols - i)
+            store_first(target + 4 * i, add(load_first(target + 4 * i, mask), load_first(source + 4 * i, mask)), mask)
+    return True
+
+
+@native
+def rope(row: Any) -> None:
+    """(a, b) -> (a cos - b sin, b cos + a sin), a and b half an axis apart; what lies beyond both passes.
+
+    Cells 1 batch, 2 positions, 3 heads, 4 size, 5 half, 6 x and 7 to 9 its bytes per batch element, position, head; 10
+    result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes per batch element, 14 the result's.
+    """
+    positions, heads, size, half = cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
+    for b in range(cell(row, 1)):
+        for h in range(heads):
+            out = cell(row, 10) + 4 * size * positions * (b * heads + h)
+            x = cell(row, 6) + b * cell(row, 7) + h * cell(row, 9)
+            cos, sin = cell(row, 11) + b * cell(row, 13), cell(row, 12) + b * cell(row, 13)
+            for _ in range(positions):
+                for i in range(0, half, 16):
+                    mask = first(half - i)
+                    one, other = load_first(x + 4 * i, mask), load_first(x + 4 * (half + i), mask)
+                    c, s = load_first(cos + 4 * i, mask), load_first(sin + 4 * i, mask)
+                    store_first(out + 4 * i, sub(mul(one, c), mul(other, s)), mask)
+                    store_first(out + 4 * (half + i), add(mul(other, c), mul(one, s)), mask)
+                if 2 * half < size:
+                    _line(out + 8 * half, x + 8 * half, size - 2 * half)
+                out += 4 * size
+                x += cell(row, 8)
+                cos += 4 * half
+                sin += 4 * half

@@ -1,0 +1,176 @@
+"""Large rows cut into stretches that several threads take in turn; and about how long a row takes.
+
+A SHARED row (cell 1 the number of tickets, 2 the rows of code of each) stands before its tickets: with one thread it
+does nothing, and the tickets run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from graphwright.array.vm.code import CELLS, Code
+
+Row = list[int]
+WORTH = 100_000
+"""Nanoseconds of a row from which on it is shared: to wake a helper takes some 5 us, on a busy core more."""
+_TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
+_MOST = 32
+_SIDE = 96  # rows or columns of a product's ticket, at least
+_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
+
+
+class _Walk(NamedTuple):
+    """How a code's operands move: cells of (address, bytes per row), bytes per row that are fixed, bytes per column."""
+
+    rows: tuple[tuple[int, int], ...]
+    fixed: tuple[tuple[int, int], ...] = ()
+    columns: tuple[tuple[int, int], ...] = ()
+    ns: float = 0.2  # per element
+    counts: tuple[int, ...] = (1, 2)  # cells whose product is the number of elements
+
+
+_ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
+_SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
+_WALKS: dict[int, _Walk] = {
+    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.GELU_TANH + 1)},
+    **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.SWIGLU + 1)},
+    **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE)},
+    Code.WHERE: _Walk((*_TWO, (12, 13)), (), ((3, 4), (6, 1), (9, 4), (12, 4)), 0.1),
+    Code.FILL: _Walk(((3, 4),), (), ((3, 4),), 0.05),
+    Code.SUM_ROWS: _Walk(_ONE, ns=0.1),
+    Code.AMAX_ROWS: _Walk(_ONE, ns=0.1),
+    Code.SUM_COLUMNS: _Walk((), (), ((3, 4), (6, 4)), 0.1),
+    Code.SOFTMAX: _Walk(_ONE, ns=0.5),
+    Code.RMS_NORM: _Walk(_ONE, ns=0.2),
+    Code.COPY_AXES: _Walk(((5, 6), (9, 10)), ns=0.15, counts=(1, 2, 3, 4)),
+    Code.GATHER_ROWS: _Walk(((3, 4),), ((8, 8),), ns=0.15),
+    Code.ADD_ROWS: _Walk((), ns=0.2),
+    Code.ROPE: _Walk(((6, 7), (10, 14), (11, 13), (12, 13)), ns=0.3, counts=(1, 2, 3, 4)),
+    Code.CROSS_ENTROPY: _Walk(((6, 7),), ((3, 4), (8, 8), (9, 4)), ns=0.5),
+    Code.CROSS_ENTROPY_BACKWARD: _Walk(((3, 4), (6, 7), (11, 12)), ((8, 8), (9, 4)), ns=0.5),
+}
+_STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its step along a row
+
+
+def operand_cells(row: Row) -> tuple[int, ...]:
+    """Cells of an elementwise row that hold addresses; bytes from row to row stand behind each."""
+    return tuple(cell for cell, _ in _WALKS[row[0]].columns)
+
+
+def estimate(rows: Sequence[Row]) -> float:
+    """About how many nanoseconds rows take on one core."""
+    return sum(_nanoseconds(unit) for unit in _units(rows))
+
+
+def _units(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows with what belongs to them: the body of a loop, the table of an update."""
+    i = 0
+    while i < len(rows):
+        row = rows[i]
+        more = _TABLES.get(row[0], 0)
+        if row[0] == Code.LOOP:
+            more = row[1]
+        elif row[0] == Code.ADAMW:
+            more = (row[1] + 1) // 2
+        yield list(rows[i : i + 1 + more])
+        i += 1 + more
+
+
+def _nanoseconds(unit: list[Row]) -> float:
+    row = unit[0]
+    if row[0] == Code.LOOP:
+        return row[2] * sum(_nanoseconds([inner]) for inner in unit[1:])
+    if row[0] == Code.ADAMW:
+        table = [cell for line in unit[1:] for cell in line]
+        return sum(table[::8]) * 0.5
+    if row[0] in _TABLES:  # a head's share of multiplications, half of them masked where causal
+        each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
+        return row[2] * each / (120 if row[11] else 60)
+    if row[0] == Code.PRODUCT:
+        return 20 + row[9] * row[10] * row[11] / 60
+    walk = _WALKS.get(row[0])
+    return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
+
+
+def shared(rows: Sequence[Row]) -> list[Row]:
+    """The rows, the large ones cut."""
+    cut: list[Row] = []
+    for unit in _units(rows):
+        taken = _nanoseconds(unit)
+        parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
+        if len(parts) > 1:
+            cut.append([int(Code.SHARED), len(parts), len(unit)] + [0] * (CELLS - 3))
+        cut += [row for part in parts for row in part]
+    return cut
+
+
+def _parts(unit: list[Row], count: int) -> list[list[Row]]:
+    row = unit[0]
+    if row[0] == Code.LOOP:
+        return [_turns(unit, begin, size) for begin, size in _spans(row[2], count, 1)]
+    if row[0] in _TABLES:
+        return _attention(unit, count)
+    if row[0] == Code.PRODUCT:
+        return [[part] for part in _product(row, count)]
+    walk = _WALKS.get(row[0])
+    if walk is not None and walk.rows and row[1] >= min(count, 8):
+        return [
+            [
+                _moved(
+                    row, 1, size, [(a, begin * row[j]) for a, j in walk.rows] + [(a, begin * s) for a, s in walk.fixed]
+                )
+            ]
+            for begin, size in _spans(row[1], count, 1)
+        ]
+    if walk is not None and walk.columns and (row[1] == 1 or not walk.rows):
+        return [
+            [_moved(row, 2, size, [(a, begin * s * row[_STEPS[a]]) for a, s in walk.columns])]
+            for begin, size in _spans(row[2], count, 64 if walk.rows else 16)
+        ]
+    return [unit]
+
+
+def _turns(unit: list[Row], begin: int, size: int) -> list[Row]:
+    """Some turns of a loop."""
+    head, *body = unit
+    moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
+    return [_moved(head, 2, size, []), *moved]
+
+
+def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
+    """(begin, size) of about `count` equal stretches of a whole number of grains."""
+    size = -(-total // (count * grain)) * grain
+    return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
+
+
+def _moved(row: Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) -> Row:
+    part = row.copy()
+    part[counted] = size
+    for address, by in moves:
+        part[address] += by
+    return part
+
+
+def _product(row: Row, count: int) -> list[Row]:
+    """Rectangles of the result: rows in whole tiles of 12, columns in panels of 32, no side so short that B or A would
+    be read again too often.
+    """
+    m, n = row[9], row[10]
+    down = max(1, min(count, m // _SIDE))
+    across = max(1, min(count // down, n // _SIDE)) if down < 4 else 1
+    parts = []
+    for top, height in _spans(m, down, 12):
+        moves = [(1, top * row[2]), (7, top * row[8])] + ([(12, top * row[13])] if row[12] else [])
+        line = _moved(row, 9, height, moves)
+        for left, width in _spans(n, across, 32):
+            moves = [(4, left * row[6]), (7, 4 * left)] + ([(12, 4 * left)] if row[12] else [])
+            parts.append(_moved(line, 10, width, moves))
+    return parts
+
+
+def _attention(unit: list[Row], count: int) -> list[list[Row]]:
+    """Some units of attention each."""
+    head, *operands = unit
+    return [[_moved(head, 2, n, [(1, begin)]), *operands] for begin, n in _spans(head[2], count, 1)]

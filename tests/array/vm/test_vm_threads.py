@@ -1,0 +1,174 @@
+"""Rows that threads share give the bits of one thread; how the machine is called, and what a call keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from graphwright.array import CPU, NDArray, backend, from_numpy
+from graphwright.array.vm import call, segment
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.fuse import Inner, Member, encode_group
+from graphwright.array.vm.segment import BadIndex, VmSegment
+from graphwright.array.vm.share import shared
+from graphwright.ops import OPS
+
+rng = np.random.default_rng(0)
+
+
+def view(array: NDArray) -> View:
+    return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
+
+
+def normal(*shape: int) -> NDArray:
+    return from_numpy(rng.normal(size=shape).astype("f4"))
+
+
+def op(name: str, *ins: NDArray, **attrs: object) -> tuple[list[NDArray], list[Row]]:
+    full = OPS[name].complete(attrs)
+    specs = OPS[name].specs([a.spec for a in ins], full)
+    outs = [from_numpy(np.zeros(s.sizes, s.dtype.numpy)) for s in specs]
+    rows = encode(name, [view(o) for o in outs], [view(a) for a in ins], full)
+    assert rows is not None
+    return outs, rows
+
+
+def chain(n: int) -> tuple[list[NDArray], list[Row]]:
+    """tanh(x) + x as a loop, over rows with a broadcast operand."""
+    x, b, out = normal(n, 700), normal(700), from_numpy(np.zeros((n, 700), "f4"))
+    f32 = x.dtype
+    members = [
+        Member("tanh", [Inner(0)], [view(x)], {}, [f32, f32]),
+        Member("add", [view(out)], [Inner(0), view(b)], {}, [f32, f32, f32]),
+    ]
+    rows = encode_group((n, 700), members)
+    assert rows is not None
+    KEEP.extend((x, b))
+    return [out], rows
+
+
+KEEP: list[NDArray] = []
+
+
+def kept(*arrays: NDArray) -> tuple[NDArray, ...]:
+    KEEP.extend(arrays)
+    return arrays
+
+
+TARGETS = from_numpy(rng.integers(0, 200, 6000))
+CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
+    "tall product": lambda: op("matmul", *kept(normal(700, 300), normal(300, 200))),
+    "wide product": lambda: op("matmul", *kept(normal(20, 400), normal(400, 1500))),
+    "square, long sums": lambda: op("matmul", *kept(normal(200, 2000), normal(2000, 200))),
+    "with an addend": lambda: op("linear", *kept(normal(500, 300), normal(400, 300), normal(400))),
+    "one axis": lambda: op("exp", *kept(normal(700_001))),
+    "rows": lambda: op("mul", *kept(normal(3000, 700), normal(3000, 1))),
+    "bytes": lambda: op("lt", *kept(normal(2_000_000), normal(2_000_000))),
+    "softmax": lambda: op("softmax", *kept(normal(3000, 200))),
+    "norm": lambda: op("rms_norm", *kept(normal(9000, 200), normal(200))),
+    "columns": lambda: op("sum", *kept(normal(9000, 300)), axes=(0,), keepdims=False),
+    "loss": lambda: op("cross_entropy", *kept(normal(6000, 200)), TARGETS),
+    "loop": lambda: chain(2000),
+    "copy": lambda: op("copy", from_numpy(kept(normal(40, 50, 8, 100))[0].to_numpy().transpose(0, 2, 1, 3))),
+    "attention": lambda: op(
+        "sdpa", *kept(normal(2, 6, 150, 32), normal(2, 2, 150, 32), normal(2, 2, 150, 32)), scale=0.2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outs, rows = CASES[name]()
+    assert any(row[0] == Code.SHARED for row in shared(rows))
+    monkeypatch.setattr(segment, "shared", list)
+    VmSegment([rows])()
+    truth = [o.to_numpy().tobytes() for o in outs]
+    monkeypatch.setattr(segment, "shared", shared)
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
+        run = VmSegment([rows])
+        for _ in range(3):
+            for o in outs:
+                o.to_numpy()[...] = 0
+            run()
+            assert [o.to_numpy().tobytes() for o in outs] == truth
+
+
+def test_many_short_turns_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "get_num_threads", lambda: 3)
+    x = from_numpy(np.zeros(1_100_000, "f4"))
+    one = from_numpy(np.ones((), "f4"))
+    rows = encode("add", [view(x)], [view(x), view(one)], {})
+    assert rows is not None
+    run = VmSegment([rows])
+    for _ in range(300):
+        run()
+    assert (x.to_numpy() == 300).all()
+
+
+def test_an_index_outside_is_found_by_whichever_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = TARGETS.to_numpy().copy()
+    _, rows = op("cross_entropy", *kept(normal(6000, 200), from_numpy(targets)))
+    run = VmSegment([rows])
+    run()
+    for threads in (1, 3):
+        monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
+        for at in (0, 3000, 5999):
+            KEEP[-1].to_numpy()[at] = 200
+            with pytest.raises(BadIndex):
+                run()
+            KEEP[-1].to_numpy()[at] = 0
+        run()
+
+
+def test_callers_at_the_same_time_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "get_num_threads", lambda: 2)
+    made = [CASES["tall product"]() for _ in range(4)]
+    runs = [VmSegment([rows]) for _, rows in made]
+    for run in runs:
+        run()
+    truth = [outs[0].to_numpy().tobytes() for outs, _ in made]
+
+    def many(i: int) -> None:
+        for _ in range(10):
+            runs[i]()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(many, range(4)))
+    assert [outs[0].to_numpy().tobytes() for outs, _ in made] == truth
+
+
+def test_a_call_counts_no_reference_and_keeps_its_memory() -> None:
+    outs, rows = op("exp", *kept(normal(40)))
+    run = VmSegment([rows]).run
+    gc.collect()
+    before = [sys.getrefcount(x) for x in (None, NotImplemented)]
+    for _ in range(5000):
+        run()
+    after = [sys.getrefcount(x) for x in (None, NotImplemented)]
+    assert all(abs(a - b) < 100 for a, b in zip(after, before, strict=True))
+    np.testing.assert_allclose(outs[0].to_numpy(), np.exp(KEEP[-1].to_numpy()), rtol=1e-6)
+
+
+def test_a_failing_call_counts_no_reference_either() -> None:
+    scores, targets = kept(normal(2, 3), from_numpy(np.array([0, 9])))
+    run = VmSegment([op("cross_entropy", scores, targets)[1]])
+    before = sys.getrefcount(NotImplemented)
+    for _ in range(1000):
+        assert run.run() is not None
+    assert abs(sys.getrefcount(NotImplemented) - before) < 100
+    with pytest.raises(BadIndex):
+        run()
+
+
+def test_an_unknown_layout_of_objects_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "_make_method", lambda: None)
+    outs, rows = op("exp", *kept(normal(40)))
+    VmSegment([rows])()
+    np.testing.assert_allclose(outs[0].to_numpy(), np.exp(KEEP[-1].to_numpy()), rtol=1e-6)

@@ -1,0 +1,157 @@
+"""The axes table against the ops themselves: what a row says of places is what happens to the values there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphwright as gw
+from graphwright.array import from_numpy
+from graphwright.ops import OPS, call
+from graphwright.ops.axes import AXES, Use, axes_row
+from graphwright.ops.terms import Atom, atoms, chain, known, product, resized, resolve, same, size, spread
+
+ROWS = [name for name, op in OPS.items() if not isinstance(axes_row(op), str)]
+
+
+def test_every_op_has_a_row_or_a_reason():
+    for name, op in OPS.items():
+        row = axes_row(op)
+        assert callable(row) or row != "its row says nothing of axes", name
+    assert set(AXES) <= set(OPS)
+
+
+def test_a_row_of_its_own_comes_first():
+    op = OPS["tanh"]
+    assert axes_row(replace(op, axes=lambda u: [()])) is not axes_row(op)
+
+
+def used(name: str, seed: int) -> tuple[list[np.ndarray], dict[str, Any], Use, list[tuple]]:
+    """A sample of an op, and what its row says of it."""
+    op = OPS[name]
+    operands, attrs = op.sample(np.random.default_rng(seed))
+    operands, attrs = [np.asarray(x) for x in operands], op.complete(attrs)
+    ins = [tuple(Atom(n) for n in x.shape) for x in operands]
+    specs = op.specs([from_numpy(x).spec for x in operands], attrs)
+    use = Use(ins, [s.shape for s in specs], attrs, [False] * len(ins), [None] * len(ins))
+    row = axes_row(op)
+    assert callable(row)
+    outs = [tuple(map(resolve, dims)) for dims in row(use)]
+    use.ins = [tuple(map(resolve, dims)) for dims in ins]
+    assert [tuple(map(size, dims)) for dims in outs] == [s.shape for s in specs]
+    return operands, attrs, use, outs
+
+
+def computed(name: str, operands: list[np.ndarray], attrs: dict[str, Any]) -> list[np.ndarray]:
+    result = call(name, *(gw.tensor(x) for x in operands), **attrs)
+    return [r.numpy() for r in (result if isinstance(result, tuple) else (result,))]
+
+
+def taken(x: np.ndarray, dims: tuple, places: dict[Atom, np.ndarray]) -> np.ndarray:
+    for axis, term in enumerate(dims):
+        if any(a in places for a in atoms(term)):
+            x = np.take(x, spread(term, places), axis)
+    return np.array(x, order="C")
+
+
+def size_after(term: Any, places: dict[Atom, np.ndarray]) -> Any:
+    if isinstance(term, tuple):
+        return tuple(size_after(t, places) for t in term)
+    return resized(resolve(term), places)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_places_taken_before_and_after_an_op(name):
+    """Some places of an axis, in any order: computing on them gives those places of the result.
+
+    Where a sum ends the axis, the others are zero in what it sums.
+    """
+    checked = 0
+    for seed in range(12):
+        operands, attrs, use, outs = used(name, seed)
+        facts = [(n.fact, a) for n in use.notes for a in atoms(resolve(n.term))]
+        bound = {id(a) for fact, a in facts if fact in ("frozen", "mixed")}
+        rng = np.random.default_rng(seed)
+        free = {a for dims in (*use.ins, *outs) for t in dims for a in atoms(t) if id(a) not in bound and known(a) > 1}
+        for atom in sorted(free, key=known):
+            if all(atom not in atoms(t) for dims in use.ins for t in dims) and name not in ("expand", "tile"):
+                continue  # an axis that only the result has
+            places = {atom: rng.permutation(known(atom))[: max(1, known(atom) - 1)]}
+            whole = [x.copy() for x in operands]
+            for note in use.notes:
+                if note.fact == "summed" and any(a is atom for a in atoms(resolve(note.term))):
+                    for port, axis in note.ends:
+                        gone = np.setdiff1d(np.arange(whole[port].shape[axis]), spread(use.ins[port][axis], places))
+                        whole[port][(slice(None),) * axis + (gone,)] = 0
+            sizes = {name: size_after(term, places) for name, term in use.sizes.items()}
+            fewer = [taken(x, dims, places) for x, dims in zip(operands, use.ins, strict=True)]
+            got = computed(name, fewer, {**attrs, **sizes})
+            for value, want, dims in zip(got, computed(name, whole, attrs), outs, strict=True):
+                np.testing.assert_allclose(value, taken(want, dims, places), rtol=1e-9, atol=1e-9)
+                checked += 1
+    assert bool(checked) != (name in ALL_BOUND)
+
+
+ALL_BOUND = {
+    *("reshape", "rope_dynamic", "bincount"),
+    *("uniform", "normal", "gumbel", "randint", "bernoulli", "dropout", "multinomial"),
+}
+"""Ops all of whose axes are bound, in samples at least; a reshape is tested below."""
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
+@given(st.lists(st.integers(2, 4), min_size=2, max_size=4), st.data())
+def test_a_reshape_joins_common_factors(sizes, data):
+    """Two ways to write one product agree on every place."""
+    cut = data.draw(st.integers(1, len(sizes) - 1))
+    factors = [Atom(n) for n in sizes]
+    left = [product(*factors[:cut]), product(*factors[cut:])]
+    right = [Atom(n) for n in (sizes[0], int(np.prod(sizes[1:])))]
+    assert same(product(*left), product(*right))
+    atom = data.draw(st.sampled_from([resolve(f) for f in factors]))
+    assert isinstance(atom, Atom)
+    places = {atom: np.array(data.draw(st.permutations(range(known(atom)))))}
+    np.testing.assert_array_equal(spread(resolve(product(*left)), places), spread(resolve(product(*right)), places))
+    grid = np.arange(int(np.prod(sizes))).reshape(sizes)
+    axis = [resolve(f) for f in factors].index(atom)
+    np.testing.assert_array_equal(
+        spread(resolve(product(*left)), places), np.take(grid, places[atom], axis).reshape(-1)
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_slices_of_a_concatenation_find_its_parts(sizes, data):
+    parts = [Atom(n) for n in sizes]
+    whole = chain(*parts)
+    start = data.draw(st.integers(0, sum(sizes) - 1))
+    length = data.draw(st.integers(1, sum(sizes) - start))
+    taken = Atom(length)
+    assert same(whole, chain(Atom(start), taken, Atom(sum(sizes) - start - length)))
+    assert sum(known(a) for a in atoms(resolve(taken))) == length
+    assert sum(known(a) for p in parts for a in atoms(resolve(p))) == sum(sizes)
+
+
+def test_halves_of_a_rotation_are_one_axis():
+    d, first, second = Atom(8), Atom(4), Atom(4)
+    assert same(d, chain(first, second))
+    assert same(d, chain(second, first))
+    half = resolve(first)
+    assert half is resolve(second)
+    assert isinstance(half, Atom)
+    assert spread(resolve(d), {half: np.array([0, 2])}).tolist() == [0, 2, 4, 6]
+
+
+def test_splits_that_share_no_factor_are_refused():
+    assert not same(product(Atom(4), Atom(9)), product(Atom(6), Atom(6)))
+    assert not same(Atom(3), Atom(4))
+
+
+def test_an_empty_axis_is_not_made_of_itself():
+    empty = Atom(0)
+    assert not same(empty, product(Atom(3), empty))
+    assert resolve(empty) is empty

@@ -1,0 +1,179 @@
+"""Fusion groups: what is grouped and why not, loops over tiles against ATen, layouts that would mix old with new."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphwright.array.vm import fuse
+from graphwright.plan import Plan, Workspace
+from graphwright.program import Builder, Program
+
+SIZES = (1, 2, 17, 1023, 1024, 1025, 4100)
+UNARY, BINARY = ("tanh", "relu", "neg", "sigmoid"), ("add", "mul", "sub", "maximum")
+
+
+@st.composite
+def elementwise_programs(draw) -> tuple[Program, dict[str, np.ndarray]]:
+    """DAGs of elementwise ops over [R, C] with operands that are broadcast along either axis or both."""
+    rows, cols = draw(st.sampled_from([(1, n) for n in SIZES] + [(3, 1025), (70, 40), (5, 1), (0, 7), (200, 8)]))
+    shapes = [(rows, cols), (rows, cols), (cols,), (rows, 1), ()]
+    b = Builder("tiles")
+    feeds = {f"x{i}": np.random.default_rng(i).uniform(-2, 2, s).astype("f4") for i, s in enumerate(shapes)}
+    inputs = [b.input(name, a.shape) for name, a in feeds.items()]
+    made = inputs[:2]
+    for _ in range(draw(st.integers(2, 24))):
+        kind = draw(st.integers(0, 5))
+        one = made[draw(st.integers(0, len(made) - 1))]
+        if kind < 2:
+            made.append(getattr(b, draw(st.sampled_from(UNARY)))(one))
+        elif kind < 5:
+            pool = [*made, *inputs[2:]]
+            made.append(getattr(b, draw(st.sampled_from(BINARY)))(one, pool[draw(st.integers(0, len(pool) - 1))]))
+        else:
+            picked = b.where(b.lt(one, inputs[0]), one, made[draw(st.integers(0, len(made) - 1))])
+            made.append(picked)
+    for k, node in enumerate(made[-draw(st.integers(1, 3)) :]):
+        b.output(node, f"y{k}")
+    if draw(st.booleans()):
+        b.output(b.sum(made[-1], axes=(1,), keepdims=False), "s")
+    return b.build(), feeds
+
+
+def shapes(feeds: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: a.shape for name, a in feeds.items()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(elementwise_programs())
+def test_tile_by_tile_is_op_by_op(case) -> None:
+    p, feeds = case
+    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    plan = p.compile(shapes(feeds), executor="vm")
+    for poison in (False, True):
+        space = Workspace(plan, poison=poison)
+        for _ in range(2):
+            for name, value in space.run(feeds).items():
+                np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=3e-5, atol=3e-5)
+    assert_groups(plan)
+
+
+def assert_groups(plan: Plan) -> None:
+    """Disjoint, of neighbours, of one shape; what follows a group and is not in one has a reason."""
+    members = [i for group in plan.groups for i in group]
+    assert len(set(members)) == len(members)
+    for group in plan.groups:
+        assert list(group) == list(range(group[0], group[-1] + 1))
+        assert len(group) > 1
+        assert len({plan.slots[plan.instrs[i].outs[0]].layout.shape for i in group}) == 1
+        follower = group[-1] + 1
+        if follower < len(plan.instrs):
+            assert plan.cuts[follower] in REASONS
+    inner = {b.index for b in plan.buffers if b.kind == "tile"}
+    for i, instr in enumerate(plan.instrs):
+        touched = {plan.slots[s].buffer for s in (*instr.ins, *instr.outs)}
+        assert not touched & inner or i in members
+    assert not inner & {plan.slots[s].buffer for s in plan.outputs.values()}
+
+
+REASONS = {"not_elementwise", "shape", "dtype", "stateful", "alias_hazard", "registers", "large", "layout", "no_form"}
+
+
+def thirteen() -> Program:
+    b = Builder("thirteen")
+    x, y = b.input("x", ("N",)), b.input("y", ("N",))
+    h = x
+    for name in ("exp", "neg", "tanh", "sigmoid", "relu", "abs"):
+        h = getattr(b, name)(h)
+    h = b.add(b.mul(h, y), x)
+    h = b.maximum(b.sub(h, y), x)
+    h = b.div(h, b.add(b.abs(y), b.full_like(y, value=1.0)))
+    b.output(h, "out")
+    return b.build()
+
+
+def test_thirteen_ops_are_one_group_and_hold_no_bytes() -> None:
+    p = thirteen()
+    feeds = {n: np.random.default_rng(0).normal(size=5000).astype("f4") for n in "xy"}
+    plan = p.compile(shapes(feeds), executor="vm")
+    assert plan.groups == (tuple(range(len(plan.instrs))),)
+    assert len(plan.instrs) >= 13
+    assert plan.schedule.coverage == 1
+    assert plan.schedule.dispatches == 1
+    assert plan.arena_bytes <= 3 * 20032  # the inputs and the result
+    truth = p.compile(shapes(feeds))(feeds)["out"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["out"].to_numpy(), truth, rtol=2e-5, atol=1e-6)
+
+
+def test_any_split_of_a_group_is_the_whole() -> None:
+    p = thirteen()
+    feeds = {n: np.random.default_rng(0).normal(size=1500).astype("f4") for n in "xy"}
+    plan = p.compile(shapes(feeds), executor="vm")
+    whole = plan(feeds)["out"].to_numpy()
+    for cut in range(len(plan.instrs) + 1):
+        space = Workspace(plan)
+        space.feed(feeds)
+        space.run(plan[:cut])
+        space.run(plan[cut:])
+        assert space.value(plan.outputs["out"]).to_numpy().tobytes() == whole.tobytes()
+
+
+def test_reasons() -> None:
+    b = Builder("cuts")
+    x = b.input("x", (64, 2048))
+    h = b.tanh(b.relu(x), name="pair")
+    row = b.sum(h, axes=(1,), keepdims=True)
+    small = b.exp(row)
+    turned = b.neg(b.permute(b.exp(b.mul(h, small), name="e"), axes=(1, 0)), name="turned")
+    b.output(b.abs(turned), "y")
+    p = b.build()
+    plan = p.compile(x=(64, 2048), executor="vm")
+    why = {p.path(plan.instrs[i].node): reason for i, reason in plan.cuts.items()}
+    assert why[p.path(turned)] == "layout"
+    assert "shape" in why.values()
+    assert "not_elementwise" in plan.cuts.values()
+    feeds = {"x": np.random.default_rng(0).normal(size=(64, 2048)).astype("f4")}
+    truth = p.compile(x=(64, 2048))(feeds)["y"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=3e-5, atol=1e-5)
+
+
+def test_a_value_read_at_another_index_ends_the_group() -> None:
+    b = Builder("last row")
+    x = b.input("x", (70, 300))
+    h = b.tanh(b.relu(x))
+    b.output(b.add(h, b.slice(h, axis=0, start=69, size=1)), "y")
+    p = b.build()
+    plan = p.compile(x=(70, 300), executor="vm")
+    assert [s.kind for s in plan.segments] == ["vm"]
+    assert "alias_hazard" in plan.cuts.values()
+    feeds = {"x": np.random.default_rng(0).normal(size=(70, 300)).astype("f4")}
+    truth = p.compile(x=(70, 300))(feeds)["y"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=1e-5, atol=1e-6)
+
+
+def test_more_inner_values_than_tiles_are_cut() -> None:
+    b = Builder("wide")
+    x = b.input("x", (3000,))
+    made = [b.tanh(b.mul(x, b.full_like(x, value=0.1 * i))) for i in range(fuse.TILES + 4)]
+    total = made[0]
+    for other in made[1:]:
+        total = b.add(total, other)
+    b.output(total, "y")
+    p = b.build()
+    plan = p.compile(x=(3000,), executor="vm")
+    assert "registers" in plan.cuts.values()
+    assert_groups(plan)
+    feeds = {"x": np.linspace(-1, 1, 3000, dtype="f4")}
+    truth = p.compile(x=(3000,))(feeds)["y"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
+    p = thirteen()
+    plan = p.compile(x=(n,), y=(n,), executor="vm")
+    space = Workspace(plan)
+    space.run({"x": np.ones(n, "f4"), "y": np.ones(n, "f4")})
+    assert len(space._calls) == plan.schedule.dispatches <= len(plan.instrs)

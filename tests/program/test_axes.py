@@ -1,0 +1,284 @@
+"""Axes of programs whose groups are known, and of random ones: a cut equals a mask, and undo gives every byte back."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import graphwright as gw
+from axis_samples import RandomNet, agree, perceptron, run, traced
+from graphwright import nn
+from graphwright.errors import UsageError
+from graphwright.program import Builder, FrozenAxis, Program, RaggedUnit, UnknownAxis
+
+RNG = np.random.default_rng(0)
+
+
+class Head(nn.Module):
+    """A module between two linear maps, so that its axes are neither inputs nor outputs."""
+
+    def __init__(self, width: int, inner: nn.Module, out: int) -> None:
+        self.first, self.inner, self.last = nn.Linear(3, width), inner, nn.Linear(out, 2)
+
+    def forward(self, x: gw.Tensor, *more: gw.Tensor) -> gw.Tensor:
+        y = self.inner(self.first(x), *more)
+        return self.last((y[0] if isinstance(y, tuple) else y).tanh())
+
+
+class Fused(nn.Module):
+    """Attention with q, k and v in one weight, heads by reshape and permute."""
+
+    def __init__(self) -> None:
+        self.qkv, self.o = nn.Linear(8, 36), nn.Linear(12, 8)
+
+    def forward(self, x: gw.Tensor) -> gw.Tensor:
+        rows, cols = x.shape[:2]
+        both = self.qkv(x)
+        q, k, v = (both[:, :, i * 12 : i * 12 + 12].reshape(rows, cols, 3, 4).permute(0, 2, 1, 3) for i in range(3))
+        mixed = (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v
+        return self.o(mixed.permute(0, 2, 1, 3).reshape(rows, cols, 12))
+
+
+class Timed(nn.Module):
+    def __init__(self) -> None:
+        self.cell, self.last = nn.CfC(3, 6, backbone_units=10), nn.Linear(6, 2)
+
+    def forward(self, x: gw.Tensor, dt: gw.Tensor) -> gw.Tensor:
+        return self.last(self.cell(x, None, dt)[0])
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(),
+        nn.Conv2d(8, 12, 3, groups=4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12 * 9, 10),
+    ).eval()  # fmt: skip
+
+
+NETS = {
+    "cnn": (convolutions, [RNG.normal(size=(2, 3, 8, 8))]),
+    "fused": (lambda: Head(8, Fused(), 8), [RNG.normal(size=(2, 5, 3))]),
+    "grouped": (lambda: Head(8, nn.MultiHeadAttention(8, 4, kv_heads=2), 8), [RNG.normal(size=(2, 5, 3))]),
+    "lstm": (lambda: Head(4, nn.LSTM(4, 6, 2), 6), [RNG.normal(size=(2, 4, 3))]),
+    "gru": (lambda: Head(4, nn.GRU(4, 6), 6), [RNG.normal(size=(2, 4, 3))]),
+    "rnn": (lambda: Head(4, nn.RNN(4, 6), 6), [RNG.normal(size=(2, 4, 3))]),
+    "cfc": (Timed, [RNG.normal(size=(2, 4, 3)), RNG.random((2, 4))]),
+    "moe": (lambda: Head(8, nn.MoE(8, 10, 4, 2), 8), [RNG.normal(size=(5, 3))]),
+}
+EXPECTED = {
+    "cnn": {"0.channels", "0.channel_groups", "5.channels"},
+    "fused": {"first.neurons", "inner.heads", "inner.o.neurons"},
+    "grouped": {"inner.heads", "inner.kv_groups", "inner.queries", "first.neurons"},
+    "lstm": {"first.neurons", "inner.cells.neurons", "inner.cells.1.neurons"},
+    "gru": {"first.neurons", "inner.cells.0.neurons"},
+    "rnn": {"first.neurons", "inner.cells.0.neurons"},
+    "cfc": {"cell.cells.0.neurons", "cell.cells.0.ff1.neurons"},
+    "moe": {"first.neurons", "inner.experts"},
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_units_of_modules_masked_and_cut(name):
+    make, examples = NETS[name]
+    p = traced(make(), *examples)
+    feeds = dict(zip(p.input_names(), examples, strict=True))
+    assert set(p.axes()) >= EXPECTED[name], str(p.axes())
+    rng, cut = np.random.default_rng(1), 0
+    for group in list(p.axes().values()):
+        if group.frozen or group.mixed:
+            continue
+        units = group.units(rng.choice(group.size, max(1, group.size // 3), replace=False).tolist())
+        try:
+            agree(p, units, feeds, 1e-10)
+            cut += 1
+        except RaggedUnit:
+            assert len(group.atoms) == 2
+    assert cut
+
+
+@given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
+def test_random_units_of_random_programs(seed, draw):
+    p = RandomNet(seed).program
+    rng = np.random.default_rng(draw)
+    free = [g for g in p.axes().values() if not g.frozen and g.exact]
+    assume(free)
+    group = free[rng.integers(len(free))]
+    units = group.units(rng.choice(group.size, rng.integers(1, group.size), replace=False).tolist())
+    try:
+        agree(p, units, {"x": rng.normal(size=(4, 6))}, 1e-10)
+    except RaggedUnit:
+        assert len(group.atoms) == 2
+
+
+@given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
+def test_other_order_and_more_units_leave_the_function(seed, draw):
+    p = RandomNet(seed).program
+    rng = np.random.default_rng(draw)
+    x = {"x": rng.normal(size=(4, 6))}
+    before, expected = p.hash(), run(p, x)["y"]
+    free = [g for g in p.axes().values() if not g.frozen and len(g.atoms) == 1]
+    assume(free)
+    group = free[rng.integers(len(free))]
+    with p.edit("permute") as e:
+        e.permute(group.name, rng.permutation(group.size).tolist())
+    np.testing.assert_allclose(run(p, x)["y"], expected, rtol=0, atol=1e-10, err_msg=group.name)
+    for init in ("zero_out", "duplicate"):
+        with contextlib.suppress(UsageError), p.edit("grow") as e:  # refused where the function would change
+            e.grow(group.name, 2, init, seed=draw)
+        np.testing.assert_allclose(run(p, x)["y"], expected, rtol=0, atol=1e-9, err_msg=f"{init} {group.name}")
+    p.undo(len(p.history.undoable))
+    assert p.hash() == before
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
+def test_plans_and_gradients_follow_a_cut_and_its_undo(seed, draw):
+    """What is kept of them across edits equals what a fork makes anew."""
+    p = RandomNet(seed).program
+    rng = np.random.default_rng(draw)
+    x = {"x": rng.normal(size=(4, 6))}
+    free = [g for g in p.axes().values() if not g.frozen and len(g.atoms) == 1]
+    assume(free)
+    group = free[rng.integers(len(free))]
+
+    def compare() -> None:
+        np.testing.assert_allclose(p.compile(x=(4, 6))(x)["y"].to_numpy(), run(p, x)["y"], rtol=0, atol=1e-9)
+        names = [p.path(n) for n in p.params()]
+        kept, anew = (q.grad(["y"], names) for q in (p, p.fork()))
+        for name, value in run(anew, x).items():
+            np.testing.assert_allclose(run(kept, x)[name], value, rtol=0, atol=1e-9)
+
+    compare()
+    group.units([int(rng.integers(group.size))]).prune()
+    compare()
+    p.undo()
+    compare()
+
+
+# -- what couples ------------------------------------------------------------------------------------------------------
+def test_equal_sizes_do_not_couple():
+    """Vocabulary, hidden and inner width are all 8: the groups are those of other sizes."""
+
+    def built(vocab: int, hidden: int, inner: int) -> Program:
+        b = Builder("sizes")
+        table = b.param("embed.weight", np.ones((vocab, hidden), "f4"))
+        x = b.embedding(table, b.input("ids", ("B", "T"), "int64"), name="embed")
+        up, down = (
+            b.param("mlp.up", np.ones((inner, hidden), "f4")),
+            b.param("mlp.down", np.ones((hidden, inner), "f4")),
+        )
+        x = b.junction(x, b.linear(b.tanh(b.linear(x, up)), down), name="out")
+        b.output(b.linear(x, b.param("head", np.ones((vocab, hidden), "f4"))), "y")
+        return b.build()
+
+    def groups(p: Program) -> list[set[str]]:
+        return [{str(m) for m in g.members} for g in p.axes().values()]
+
+    assert groups(built(8, 8, 8)) == groups(built(7, 5, 11))
+    assert len(groups(built(8, 8, 8))) == 4
+
+
+def test_names_and_names_of_nodes_decide_nothing():
+    """Every node renamed: the same groups by members' handles."""
+    p = perceptron()
+    before = [{(m.value, m.dim) for m in g.members} for g in p.axes().values()]
+    with p.edit("rename") as e:
+        for i, node in enumerate(p.nodes()):
+            e.rename(node, f"n{i}")
+    assert [{(m.value, m.dim) for m in g.members} for g in p.axes().values()] == before
+
+
+def test_details_give_the_chain_of_ops():
+    p = perceptron()
+    assert p.axes()["first.neurons"].details().splitlines() == [
+        "first.neurons: 5 neurons",
+        "  first.weight[0] = first.neurons",
+        "  first.bias[0] = first.neurons, as first.weight[0] because linear",
+        "  second.weight[1] = first.neurons, as first.weight[0] because linear, tanh, linear",
+    ]
+
+
+def test_axes_are_listed_and_found():
+    p = perceptron()
+    axes = p.axes()
+    assert list(axes) == ["first.neurons", "first.weight:1", "second.units"]
+    assert str(axes).splitlines()[0].split() == ["first.neurons", "5", "neurons", "3", "weights"]
+    assert [g.name for g in axes.of("second.weight", -1)] == ["first.neurons"]
+    assert p.axes() is axes
+    with pytest.raises(UnknownAxis) as caught:
+        axes["first.neuron"]
+    assert "first.neurons" in str(caught.value)
+    with pytest.raises(UsageError):
+        axes.of("second.weight", 2)
+
+
+@pytest.mark.parametrize(
+    ("axis", "why"),
+    [("first.weight:1", "x (input) is an input of the program"), ("second.units", "is the output 'y' of the program")],
+)
+def test_inputs_and_outputs_are_frozen_and_say_so(axis, why):
+    p = perceptron()
+    before = p.hash()
+    for verb in (lambda e: e.cut_units(p.axes()[axis].units([0])), lambda e: e.grow(axis, 1),
+                 lambda e: e.permute(axis, [1, 0])):  # fmt: skip
+        with pytest.raises(FrozenAxis) as caught, p.edit("frozen") as e:
+            verb(e)
+        assert why in str(caught.value)
+        assert axis in str(caught.value)
+    assert p.hash() == before
+
+
+def test_an_op_without_a_rule_freezes_what_it_touches():
+    b = Builder("pair")
+    x = b.input("x", (4, 3), "float64")
+    h = b.linear(x, b.param("w", np.ones((6, 3))), name="h")
+    cut = b.pad_backward(h, widths=((1, 1),), name="cut")
+    b.output(b.linear(cut, b.param("v", np.ones((2, 4)))), "y")
+    group = b.build().axes()["w:0"]
+    assert any("pad_backward" in reason and "no rule" in reason for reason in group.frozen)
+
+
+def test_experts_cut_equal_experts_that_the_router_never_takes():
+    make, (x,) = NETS["moe"]
+    p = traced(make(), x)
+    masked = p.fork()
+    with masked.edit("mask") as e:
+        (node,) = masked.select(op="softmax")
+        (edge,) = masked.in_edges(node)
+        low = e.const("low", np.array([0.0, -1e30, 0.0, 0.0]))
+        e.rewire(edge, e.add("add", masked.edge_value(edge), low, name="masked"))
+    name = p.input_names()[0]
+    before = p.hash()
+    gone = p.select("inner").experts[1].prune()
+    assert gone.names() == ["inner.experts[1]"]
+    assert p.weights["inner.gate"].shape == (3, 8, 10)
+    np.testing.assert_allclose(run(p, {name: x})["out"], run(masked, {name: x})["out"], rtol=0, atol=1e-12)
+    p.undo()
+    assert p.hash() == before
+
+
+def test_experts_fewer_than_are_taken_are_refused():
+    make, (x,) = NETS["moe"]
+    p = traced(make(), x)
+    before = p.hash()
+    with pytest.raises(UsageError, match="topk"):
+        p.select("inner").experts[1:].prune()
+    assert p.hash() == before
+
+
+def test_channels_of_a_grouped_convolution_go_from_each_group_or_with_it():
+    """A whole group makes channels of its own, so that it is no set of the channels that it reads."""
+    convs = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1, groups=2), nn.Flatten(), nn.Linear(16, 2))
+    x = RNG.normal(size=(2, 3, 2, 2))
+    p = traced(convs, x)
+    feeds = {p.input_names()[0]: x}
+    channels = p.axes()["0.channels"].units()
+    for refused in ([0, 1, 2], [0], [0, 4]):
+        with pytest.raises(RaggedUnit, match="unequal"):
+            channels[refused].prune()
+    agree(p, channels[[1, 4]], feeds, 1e-10)
+    agree(p, p.axes()["0.channel_groups"].units([1]), feeds, 1e-10)
