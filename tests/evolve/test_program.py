@@ -59,7 +59,9 @@ def test_the_vm_gives_the_bits_of_the_population(seed):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_each_activation_is_a_program(name):
-    one = ev.Genome(2, 1, (ev.Node(3, name),), tuple(ev.Link(4 + i, i, 3, 0, True, w) for i, w in enumerate((1.5, -2, 0.3))))
+    one = ev.Genome(
+        2, 1, (ev.Node(3, name),), tuple(ev.Link(4 + i, i, 3, 0, True, w) for i, w in enumerate((1.5, -2, 0.3)))
+    )
     p = program.founder(one)
     assert program.read(p) == program.read(program.founder(program.read(p)))
     x = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
@@ -76,7 +78,9 @@ def test_each_activation_is_a_program(name):
 
 def test_a_recurrent_program_keeps_its_state():
     run = wild(3, delays=0.8, generations=30)
-    key = next(ev.Key(29, g) for g in range(12) if any(e.delay and e.open for e in run.lineage.genome(ev.Key(29, g)).links))
+    key = next(
+        ev.Key(29, g) for g in range(12) if any(e.delay and e.open for e in run.lineage.genome(ev.Key(29, g)).links)
+    )
     x = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
     ours = run.individual(key).predict(x)[0]
     p = run.lineage.replay(key)
