@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import tasks
+from graphwright.evolve import mutations, pareto, tasks
+from graphwright.evolve.blocks import BlockEvolution, BlockResult, BlockSettings, Member
 from graphwright.evolve.errors import (
     EvaluationFailed,
     IdxError,
@@ -28,6 +29,9 @@ from graphwright.evolve.tasks import Task
 __all__ = [
     "NEAT",
     "Birth",
+    "BlockEvolution",
+    "BlockResult",
+    "BlockSettings",
     "EvaluationFailed",
     "Evolution",
     "Genome",
@@ -38,6 +42,7 @@ __all__ = [
     "LimitTooSmall",
     "Lineage",
     "Link",
+    "Member",
     "Node",
     "NoisyFitness",
     "RegistryConflict",
@@ -48,6 +53,8 @@ __all__ = [
     "TaskError",
     "Train",
     "load_best",
+    "mutations",
+    "pareto",
     "resume",
     "scalar",
     "tasks",
