@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits of graphs and the VM."""
+"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits, the VM, populations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, the native code: bulk edits, the VM.
+    """Compile, once per install, the native code: bulk edits, the VM, loops of populations.
 
     It is cached on disk: a second call is quick.
     """
     started = perf_counter()
+    from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
 
@@ -28,6 +29,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
         say("building the VM, once per install: some 10 s")
     build()
     bulk_edits()
+    populations()
     seconds = perf_counter() - started
     if as_json:
         emit_json({"seconds": seconds})

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import mutations, pareto, tasks
+from graphwright.evolve import mutations, pareto, pictures, program, tasks
 from graphwright.evolve.blocks import BlockEvolution, BlockResult, BlockSettings, Member
 from graphwright.evolve.errors import (
     EvaluationFailed,
@@ -55,6 +55,8 @@ __all__ = [
     "load_best",
     "mutations",
     "pareto",
+    "pictures",
+    "program",
     "resume",
     "scalar",
     "tasks",

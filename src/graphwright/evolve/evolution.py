@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
+from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
-from graphwright.evolve.genomes import Genome, minimal, take
+from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.lineage import Key, Lineage
 from graphwright.evolve.reproduce import Births, breed, children, representatives
 from graphwright.evolve.result import Individual, Result, Status
@@ -116,6 +116,7 @@ class Evolution:
         self.log: list[Generation] = []
         self.failures: list[str] = []
         self.solution: Key | None = None
+        self._shown: tuple[Key, float, int, int] | None = None
 
     # -- running -----------------------------------------------------------------------------------------------------
     def run(
@@ -208,13 +209,16 @@ class Evolution:
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
         top = int(np.argmax(fitness))
-        if self.best is None or fitness[top] > self.lineage.birth(self.best).fitness:
+        if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
             self.best, self.gained = Key(self.generation, top), self.generation
             self.lineage.pinned.add(self.best)
         if aim is not None:
             self._confirm(aim, fitness, metric)
         shown = self.best if self.solution is None else self.solution
-        best = self.lineage.genome(shown)
+        if self._shown is None or self._shown[0] != shown:
+            genome = self.lineage.genome(shown)
+            self._shown = (shown, self.lineage.birth(shown).metric, genome.hidden, genome.open_links)
+        _, reached, hidden, links = self._shown
         numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
         finite = fitness[np.isfinite(fitness)]
         self.log.append(
@@ -222,9 +226,9 @@ class Evolution:
                 self.generation,
                 float(fitness[top]),
                 float(np.median(finite)) if len(finite) else float("-inf"),
-                float(self.lineage.birth(shown).metric),
-                best.hidden,
-                best.open_links,
+                reached,
+                hidden,
+                links,
                 dict(zip(numbers, sizes, strict=True)),
                 int(count - len(finite)),
                 float(self.species.threshold),
@@ -339,11 +343,3 @@ class Evolution:
             "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
         }
         return Progress("evolve", len(self.log), generations or len(self.log), facts)
-
-
-def parameters(genome: Genome) -> int:
-    """Weights of open links."""
-    return genome.open_links
-
-
-__all__ = ["ACTIVATIONS", "Counters", "Evolution", "Generation", "Scalar", "scalar"]

@@ -100,10 +100,10 @@ class Lineage:
             past = self.past[g]
             pinned = [k.index for k in self.pinned if k.generation == g]
             wanted = np.union1d(wanted, np.array(pinned, np.int32)).astype(np.int32)
-            if len(wanted) < len(past.kept):
+            if 2 * len(wanted) <= len(past.kept):  # what is left over costs less than copying it often
                 past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
                 past.kept = wanted
-            elif g < len(self.past) - 2 * _EVERY and not pinned:
+            elif g < len(self.past) - 4 * _EVERY and not pinned:
                 break  # nothing changed here, so nothing changes before
             mothers = past.births.mother[wanted]
             wanted = np.unique(mothers[mothers >= 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from graphwright.evolve.genomes import with_room
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species, breeding, offspring
 
-_WHOLE = {"tries", "tournament", "max_nodes", "max_links"}
 _CHOICE = 2  # purpose of the stream that picks representatives
 
 
@@ -40,16 +40,17 @@ class Births:
         return Births(none, none, np.zeros(count, np.int8), none, np.zeros(len(MUTATIONS), np.int64))
 
 
+@lru_cache(maxsize=16)
 def rates(settings: NEAT) -> Any:
     """The settings as the native loop takes them."""
-    from graphwright.array.population.breed import Rates
+    from graphwright.array.population.breed import WHOLE, Rates
 
     values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
     if not settings.growth:
         values |= dict.fromkeys(("grow", "split_link", "add_link"), 0.0)
     if not settings.crossover:
         values["mutate_only"] = 1.0
-    return Rates(**{name: int(v) if name in _WHOLE else float(v) for name, v in values.items()})
+    return Rates(**{name: int(v) if name in WHOLE else float(v) for name, v in values.items()})
 
 
 def children(
@@ -144,6 +145,6 @@ def breed(
 def representatives(species: Species, seed: int, generation: int) -> np.ndarray:
     """A random member of each species, int64 [S]."""
     rng = np.random.Generator(np.random.Philox(key=[seed, (_CHOICE << 32) | generation]))
-    picks = (rng.random(len(species)) * species.sizes).astype(np.int64)
-    order = np.argsort(species.of, kind="stable")
-    return order[np.cumsum(species.sizes) - species.sizes + picks]
+    sizes = species.sizes
+    picks = (rng.random(len(sizes)) * sizes).astype(np.int64)
+    return species.of.argsort(kind="stable")[sizes.cumsum() - sizes + picks]

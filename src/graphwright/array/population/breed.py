@@ -16,6 +16,8 @@ from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registr
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION = range(9)
 BREEDING = 1  # purpose of the random stream
+WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
+"""Settings that are whole numbers."""
 
 
 class Rates(NamedTuple):

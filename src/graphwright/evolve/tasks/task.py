@@ -187,7 +187,8 @@ class Task:
             self._cases[name] = Cases.of(part.x)
         with np.errstate(invalid="ignore", over="ignore"):
             answers = population.answers(self._cases[name])
-            loss, metric = self._measures(answers, part, population.logits)
+            whole = self.fitness is None and self.fitness_batch is None
+            loss, metric = self._measures(answers, part, population.logits, whole)
         failures: dict[int, str] = {}
         if self.fitness is not None:
             fitness = np.full(len(population), np.nan)
@@ -212,10 +213,14 @@ class Task:
             fitness = -loss
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
-    def _measures(self, answers: np.ndarray, part: Part, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Loss over the steps that count, and the metric at the last step; each float64 [G]."""
-        count = len(answers)
+    def _measures(
+        self, answers: np.ndarray, part: Part, logits: bool, with_loss: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Loss over the steps that count (0 if nobody needs it), and the metric at the last step; each float64 [G]."""
         y = answers.astype(np.float64)
+        return self._loss(y, part, logits) if with_loss else np.zeros(len(y)), self._metric(y, part, logits)
+
+    def _loss(self, y: np.ndarray, part: Part, logits: bool) -> np.ndarray:
         wanted, weight = part.y.astype(np.float64), part.counts / part.counts.sum()
         if self.loss == "mse":
             each = ((y - wanted) ** 2).mean(-1)
@@ -227,17 +232,19 @@ class Task:
             else:
                 p = np.clip(p, 1e-30, None), np.clip(1 - p, 1e-30, None)
                 each = -(wanted * np.log(p[0]) + (1 - wanted) * np.log(p[1])).mean(-1)
-        loss = np.ascontiguousarray((each * weight).reshape(count, -1)).sum(1)
+        return np.ascontiguousarray((each * weight).reshape(len(y), -1)).sum(1)
+
+    def _metric(self, y: np.ndarray, part: Part, logits: bool) -> np.ndarray:
         rows = np.arange(len(part.x))
-        final, right = np.ascontiguousarray(y[:, rows, part.last]), wanted[rows, part.last]
+        final, right = np.ascontiguousarray(y[:, rows, part.last]), part.y[rows, part.last].astype(np.float64)
         if self.metric == "r2":
             spread = ((right - right.mean(0)) ** 2).sum()
-            return loss, 1 - np.ascontiguousarray(((final - right) ** 2).reshape(count, -1)).sum(1) / max(spread, 1e-30)
+            return 1 - np.ascontiguousarray(((final - right) ** 2).reshape(len(y), -1)).sum(1) / max(spread, 1e-30)
         if self.loss == "cross_entropy":
             hit = final.argmax(-1) == right.argmax(-1)
         else:
             hit = ((final > (0.0 if logits else 0.5)) == (right > 0.5)).all(-1)
-        return loss, hit.mean(-1)
+        return hit.mean(-1)
 
 
 def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
