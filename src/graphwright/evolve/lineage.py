@@ -20,7 +20,7 @@ from graphwright.evolve.reproduce import Births
 if TYPE_CHECKING:
     from graphwright.program import Program
 
-_EVERY = 16  # generations between two sweeps of what nobody descends from
+_EVERY = 64  # generations between two sweeps of what nobody descends from
 
 
 class Key(NamedTuple):
@@ -103,7 +103,7 @@ class Lineage:
             if 2 * len(wanted) <= len(past.kept):  # what is left over costs less than copying it often
                 past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
                 past.kept = wanted
-            elif g < len(self.past) - 4 * _EVERY and not pinned:
+            elif g < len(self.past) - 2 * _EVERY and not pinned:
                 break  # nothing changed here, so nothing changes before
             mothers = past.births.mother[wanted]
             wanted = np.unique(mothers[mothers >= 0])

@@ -126,7 +126,7 @@ def breed(
     acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
     native.breed(
         genes, fitness, elite, child_species, pool_off, pool, out, record, registry, rates(settings), acts, inputs,
-        outputs, seed, generation,
+        outputs, seed, generation, *native.scratch(most_nodes),
     )  # fmt: skip
     nodes, links = out.node_off[-1], out.link_off[-1]
     trimmed = Genes(

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from graphwright.array.population.draws import SIZE, begin, below, normal, uniform
-from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registry, native, number_of, place
+from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registry, compiled, native, number_of, place
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION = range(9)
 BREEDING = 1  # purpose of the random stream
@@ -72,6 +71,11 @@ class Record(NamedTuple):
     refused: Any
 
 
+def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `breed` asks for, for parents of so many nodes."""
+    return np.empty(SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
+
+
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
     """Put a link into the sorted run of a child; returns its new end."""
@@ -113,7 +117,8 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
     """Whether links without delay, closed ones too, lead from one node to another."""
     if start == goal:
         return True
-    seen[: n1 - n0] = 0
+    for n in range(n1 - n0):
+        seen[n] = 0
     stack[0], depth = start, 1
     while depth:
         depth -= 1
@@ -319,7 +324,7 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
         out.weight[e] = min(max(weight, -rates.most), rates.most)
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@compiled
 def breed(
     parents: Genes,
     fitness: np.ndarray,
@@ -336,6 +341,9 @@ def breed(
     outputs: int,
     seed: int,
     generation: int,
+    rng: np.ndarray,
+    seen: np.ndarray,
+    stack: np.ndarray,
 ) -> None:
     """Fill `out` with children.
 
@@ -349,12 +357,8 @@ def breed(
         registry: with room for all numbers that could arise.
         acts: int32; activations of new nodes.
         inputs, outputs, seed, generation: of the run; child c draws from a stream of its own.
+        rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
-    rng = np.empty(SIZE, np.uint64)
-    room = 1
-    for g in range(len(parents.node_off) - 1):
-        room = max(room, parents.node_off[g + 1] - parents.node_off[g] + 2)
-    seen, stack = np.empty(room, np.uint8), np.empty(room, np.int64)
     out.node_off[0], out.link_off[0] = 0, 0
     for child in range(len(elite)):
         begin(rng, seed, child, generation, BREEDING)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from graphwright.array.population.genes import Genes, native
+from graphwright.array.population.genes import Genes, compiled, native
 
 _SMALL = 20  # links below which both genomes are small: then N = 1
 
@@ -54,7 +53,13 @@ def _distance(a: Any, i: int, b: Any, j: int, c: Any) -> float:
     return total
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@compiled
+def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = _distance(a, i, b, j, c)
+
+
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
     """δ of all pairs, float64 [G of a, G of b]: (c1 E + c2 D)/N + c3 W + c4 A.
 
@@ -63,13 +68,10 @@ def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
     Source: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies", eq. 1.
     """
     out = np.empty((len(a.node_off) - 1, len(b.node_off) - 1))
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] = _distance(a, i, b, j, c)
+    _distances(a, b, c, out)
     return out
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
 def speciate(
     old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -81,11 +83,18 @@ def speciate(
     Returns: species int64 [G]; and for each of them beyond S the genome of `genes` that founded it.
     """
     count = len(genes.node_off) - 1
-    known = len(representatives)
-    species = np.empty(count, np.int64)
-    founders = np.empty(count, np.int64)
-    made = 0
-    for g in range(count):
+    species, founders = np.empty(count, np.int64), np.empty(count, np.int64)
+    made = _speciate(old, representatives, genes, threshold, c, species, founders)
+    return species, founders[:made].copy()
+
+
+@compiled
+def _speciate(
+    old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients, species: np.ndarray,
+    founders: np.ndarray,
+) -> int:  # fmt: skip
+    known, made = len(representatives), 0
+    for g in range(len(species)):
         found = -1
         for s in range(known):
             if _distance(old, representatives[s], genes, g, c) < threshold:
@@ -101,4 +110,4 @@ def speciate(
             found = known + made
             made += 1
         species[g] = found
-    return species, founders[:made].copy()
+    return made

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-native: Any = njit(error_model="numpy", nogil=True)
+# _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
+native: Any = njit(error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]  # not in its stubs
+compiled: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
 """Kinds of registry keys: (IN, i), (BIAS), (OUT, i), (LINK, src, dst, delay), (SPLIT, link, k), (UNIT, k)."""

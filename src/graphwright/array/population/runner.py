@@ -99,7 +99,8 @@ def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.nd
             x = cases.blocks[k].ctypes.data
             at = y[k].ctypes.data
             run(
-                table, genes.weight, x, steps, 0, cases.inputs, steps, 0, width, values, 0, ring, most, at, out, low, high
+                table, genes.weight, x, steps, 0, cases.inputs, steps, 0, width, values, 0, ring, most, at, out,
+                low, high,
             )  # fmt: skip
 
     spread(call, genomes, threads)
@@ -135,8 +136,9 @@ class Session:
 
         def call(thread: int, low: int, high: int) -> None:
             self._run(
-                self._table, self._genes.weight, self._x.ctypes.data, self._ring, block, self._inputs, 1, self._steps, self._width,
-                values, stride, self._ring, self._most, self._y.ctypes.data, self._out, low, high,
+                self._table, self._genes.weight, self._x.ctypes.data, self._ring, block, self._inputs, 1,
+                self._steps, self._width, values, stride, self._ring, self._most, self._y.ctypes.data, self._out,
+                low, high,
             )  # fmt: skip
 
         spread(call, self._genomes, self._threads)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from graphwright.array.population.genes import Genes, native, place
+from graphwright.array.population.genes import Genes, compiled, native, place
 
 
 class Table(NamedTuple):
@@ -35,8 +34,8 @@ class Table(NamedTuple):
 
 @native
 def _visit(
-    genes: Any, g: int, root: int, first: Any, by_target: Any, at: Any, row: Any, node: Any, base: int, made: int,
-    stack: Any,
+    genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
+    base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
     """Give rows to a node and what it reads in the same step, operands first."""
     n0 = genes.node_off[g]
@@ -54,59 +53,62 @@ def _visit(
         at[here] += 1
         if genes.link_delay[e] or not genes.link_open[e]:
             continue
-        before = place(genes.node_id, n0, genes.node_off[g + 1], genes.link_src[e])
+        before = source[e - genes.link_off[g]]
         if before >= 0 and at[before - n0] < 0:
             stack[depth], at[before - n0] = before - n0, first[before - n0]
             depth += 1
     return made
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
 def tabulate(genes: Genes, inputs: int, outputs: int) -> Table:
     """The table of a population whose genomes have `inputs` inputs and `outputs` outputs."""
     count = len(genes.node_off) - 1
-    most_nodes, most_links = 1, 1
-    for g in range(count):
-        most_nodes = max(most_nodes, genes.node_off[g + 1] - genes.node_off[g])
-        most_links = max(most_links, genes.link_off[g + 1] - genes.link_off[g])
-    total_nodes, total_links = genes.node_off[count], genes.link_off[count]
-    row_off, rows = np.empty(count + 1, np.int64), np.empty((total_nodes, 3), np.int32)
-    links, ends = np.empty((total_links, 3), np.int32), np.empty((count, outputs), np.int32)
-    node = np.empty(total_nodes, np.int32)
-    first, at, row = (
-        np.empty(most_nodes + 1, np.int64),
-        np.empty(most_nodes, np.int64),
-        np.empty(most_nodes, np.int64),
-    )
-    target, by_target = np.empty(most_links, np.int64), np.empty(most_links, np.int64)
-    stack = np.empty(most_nodes + 1, np.int64)
+    nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
+    most_nodes = 1 + int((genes.node_off[1:] - genes.node_off[:-1]).max(initial=0))
+    most_links = 1 + int((genes.link_off[1:] - genes.link_off[:-1]).max(initial=0))
+    row_off, rows, node = np.empty(count + 1, np.int64), np.empty((nodes, 3), np.int32), np.empty(nodes, np.int32)
+    ends, read = np.empty((count, outputs), np.int32), np.empty((links, 3), np.int32)
+    scratch, places = np.empty((4, most_nodes + 1), np.int64), np.empty((3, most_links), np.int64)
+    used = _tabulate(genes, inputs, outputs, row_off, rows, read, ends, node, scratch, places)
+    made = int(row_off[-1])
+    return Table(row_off, rows[:made], read[:used], ends, node[:made])
+
+
+@compiled
+def _tabulate(
+    genes: Genes, inputs: int, outputs: int, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
+    ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, places: np.ndarray,
+) -> int:  # fmt: skip
+    """Write the table; returns the number of its links."""
+    first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
+    target, source, by_target = places[0], places[1], places[2]
     row_off[0], used = 0, 0
-    for g in range(count):
+    for g in range(len(row_off) - 1):
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
-        first[: n1 - n0 + 1] = 0
-        at[: n1 - n0] = -1
-        row[: n1 - n0] = -1
+        first[0] = 0
+        for n in range(n1 - n0):
+            first[n + 1], at[n], row[n] = 0, -1, -1
         for e in range(l0, l1):  # a counting sort by target keeps links in the order of their numbers
             target[e - l0] = place(genes.node_id, n0, n1, genes.link_dst[e]) - n0
+            source[e - l0] = place(genes.node_id, n0, n1, genes.link_src[e]) if genes.link_src[e] > inputs else -1
             first[target[e - l0] + 1] += 1
         for n in range(n1 - n0):
             first[n + 1] += first[n]
-        stack[: n1 - n0] = first[: n1 - n0]
+            stack[n] = first[n]
         for e in range(l0, l1):
             by_target[stack[target[e - l0]]] = e
             stack[target[e - l0]] += 1
         base, made = row_off[g], 0
         for o in range(outputs):
-            made = _visit(genes, g, o, first, by_target, at, row, node, base, made, stack)
+            made = _visit(genes, g, o, first, by_target, source, at, row, node, base, made, stack)
         looked = 0
         while looked < made:  # what is read a step later is computed as well
             here = node[base + looked] - n0
             for i in range(first[here], first[here + 1]):
                 e = by_target[i]
-                if genes.link_open[e] and genes.link_delay[e]:
-                    before = place(genes.node_id, n0, n1, genes.link_src[e])
-                    if before >= 0:
-                        made = _visit(genes, g, before - n0, first, by_target, at, row, node, base, made, stack)
+                before = source[e - l0]
+                if genes.link_open[e] and genes.link_delay[e] and before >= 0:
+                    made = _visit(genes, g, before - n0, first, by_target, source, at, row, node, base, made, stack)
             looked += 1
         for r in range(made):
             here = node[base + r] - n0
@@ -114,7 +116,7 @@ def tabulate(genes: Genes, inputs: int, outputs: int) -> Table:
             for i in range(first[here], first[here + 1]):
                 e = by_target[i]
                 if genes.link_open[e]:
-                    before = place(genes.node_id, n0, n1, genes.link_src[e])
+                    before = source[e - l0]
                     links[used, 0] = genes.link_src[e] if before < 0 else inputs + 1 + row[before - n0]
                     links[used, 1], links[used, 2] = genes.link_delay[e], e
                     used += 1
@@ -122,4 +124,4 @@ def tabulate(genes: Genes, inputs: int, outputs: int) -> Table:
         for o in range(outputs):
             ends[g, o] = row[o]
         row_off[g + 1] = base + made
-    return Table(row_off, rows[: row_off[count]], links[:used], ends, node[: row_off[count]])
+    return used

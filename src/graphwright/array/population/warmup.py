@@ -33,6 +33,7 @@ def warmup() -> None:
     breeding.breed(
         genes, np.zeros(2), np.full(2, -1), np.zeros(2, np.int64), np.array([0, 2]), np.arange(2), out, record,
         registry, rates, np.zeros(1, np.int32), 1, 1, 0, 1,
+        *breeding.scratch(1),
     )  # fmt: skip
 
 
