@@ -48,9 +48,8 @@ def main() -> None:
     program = best.program
     print("\n".join(f"  {entry.why}" for entry in program.journal))
     before, after = train(program, 300)
-    print(
-        f"trained further: loss {before:.4f} -> {after:.6f}; answers {program.run(x=X)['y'].to_numpy().ravel().round(3)}"
-    )
+    answers = program.run(x=X)["y"].to_numpy().ravel().round(3)
+    print(f"trained further: loss {before:.4f} -> {after:.6f}; answers {answers}")
     assert len(solved) >= len(results) - 1
     assert after < before
 

@@ -198,10 +198,8 @@ def mutate(g, r, acts, inputs, outputs, number, s):
         step = r.power * (r.fine_power if s.uniform() < r.fine else 1.0)
         for i in sorted(g.links):
             e = g.links[i]
-            if s.uniform() < r.perturb:
-                weight = e.weight + (2.0 * s.uniform() - 1.0) * step
-            else:
-                weight = s.normal() * r.power
+            moves = s.uniform() < r.perturb
+            weight = e.weight + (2.0 * s.uniform() - 1.0) * step if moves else s.normal() * r.power
             e.weight = np.float32(min(max(weight, -r.most), r.most))
         return "weights", -1
     return "copy", -1

@@ -182,3 +182,36 @@ def test_nothing_to_stop_for_is_refused():
         ev.Evolution(task).run()
     with pytest.raises(TaskError, match="nothing to train on"):
         ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
+
+
+def test_a_fitness_that_changes_is_warned_of():
+    rng = np.random.default_rng(0)
+    task = ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: a[..., 0].sum(1) + rng.random(len(a)), split="same")
+    with pytest.warns(ev.NoisyFitness, match="of one genome was"):
+        run_of(task=task, generations=1)
+
+
+@pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
+def test_what_a_child_inherits(inherit):
+    run = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
+    before = run.genes.weight.copy()
+    run.run(1, target=2.0)
+    trained = run.scored.weight.copy()
+    assert not np.array_equal(before, trained)
+    assert np.array_equal(run.genes.weight, before) == (inherit == "baldwin")
+    parents = run.genes
+    run._reproduce()
+    old = {(m, i): w for m in range(8) for i, w in zip(
+        parents.link_id[parents.link_off[m]:parents.link_off[m + 1]].tolist(),
+        parents.weight[parents.link_off[m]:parents.link_off[m + 1]].tolist(), strict=True)}  # fmt: skip
+    for g in range(8):
+        for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
+            key = (int(run.births.mother[g]), int(run.genes.link_id[e]))
+            if key in old:
+                assert run.genes.weight[e] == np.float32(old[key])
+    if inherit == "none":
+        kept = run.genes.weight.copy()
+        steps = run.settings.train.steps
+        run._train()
+        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # drawn anew, their moments too
+        assert not np.array_equal(kept, run.genes.weight)

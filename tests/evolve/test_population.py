@@ -68,8 +68,10 @@ def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
     count = settings.population
     for g in range(1, generations):
         pool = rng.permutation(count)[: count // 2]
-        genes, _, registry = breed(genes, rng.normal(size=count), np.full(count, -1), np.zeros(count, np.int64),
-                                   np.array([0, len(pool)]), pool, settings, registry, inputs, outs, seed, g)  # fmt: skip
+        fitness, one = rng.normal(size=count), np.zeros(count, np.int64)
+        genes, _, registry = breed(
+            genes, fitness, one - 1, one, np.array([0, len(pool)]), pool, settings, registry, inputs, outs, seed, g
+        )
     return genes, registry
 
 
@@ -134,8 +136,8 @@ def test_species_take_the_first_that_is_near():
     assert first.of.tolist() == expected
     assert len(first) == len(leaders) > 1
     after = first.next(genes, np.array(leaders), take(genes, np.arange(39, -1, -1)), settings, 1)
-    assert after.ids[after.of].tolist() == first.ids[[next(s for s, leader in enumerate(leaders) if d[leader, g] < THRESHOLD)
-                                                     for g in range(39, -1, -1)]].tolist()  # fmt: skip
+    nearest = [next(s for s, leader in enumerate(leaders) if d[leader, g] < THRESHOLD) for g in range(39, -1, -1)]
+    assert after.ids[after.of].tolist() == first.ids[nearest].tolist()
 
 
 def test_children_have_no_cycle_and_sorted_genes():
@@ -237,8 +239,11 @@ def test_activations(name):
 
 @pytest.mark.parametrize("loss", ["mse", "bce", "cross_entropy"])
 def test_gradients_are_those_of_finite_differences(loss):
-    settings = NEAT(population=30, split_link=0.3, add_link=0.5, delays=0.5, activation=("tanh", "sigmoid", "silu",
-                    "softplus", "sech", "gauss", "sin", "gelu"), output="identity", power=0.5, new_link=0.7)  # fmt: skip
+    smooth = ("tanh", "sigmoid", "silu", "softplus", "sech", "gauss", "sin", "gelu")
+    settings = NEAT(
+        population=30, split_link=0.3, add_link=0.5, delays=0.5, activation=smooth, output="identity", power=0.5,
+        new_link=0.7,
+    )  # fmt: skip
     genes, _ = evolved(settings, generations=15)
     rng = np.random.default_rng(4)
     x = rng.normal(size=(9, 4, 3)).astype(np.float32)

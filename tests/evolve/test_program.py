@@ -1,4 +1,4 @@
-"""A genome and its Program are one thing: same genes, same answers to the bit on the VM, same gradients; edits replay."""
+"""A genome and its Program are one thing: same genes, answers to the bit on the VM, gradients; edits replay."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_a_csv_is_a_task(tmp_path):
     with pytest.raises(TaskError, match=":3: a row of another length"):
         tasks.csv(path, "b")
     path.write_text("a,b\n1,0\nfour,1\n")
-    with pytest.raises(TaskError, match="line|a: not a number|:3, column a"):
+    with pytest.raises(TaskError, match="not a number"):
         tasks.csv(path, "b")
 
 

@@ -118,7 +118,7 @@ def _write(result: Any, out: Path) -> list[str]:
         "champion.svg": pictures.network(best.genome, result.lineage.names),
         "fitness.svg": pictures.fitness(result.evolution.log),
         "species.svg": pictures.species(result.evolution.log),
-        "lineage.html": pictures.lineage(result),
+        "lineage.html": result.lineage.to_html(key=best.key),
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")

@@ -14,7 +14,6 @@ from graphwright.evolve.errors import (
     IdxError,
     LimitTooSmall,
     NoisyFitness,
-    RegistryConflict,
     ResumeMismatch,
     TaskError,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "Member",
     "Node",
     "NoisyFitness",
-    "RegistryConflict",
     "Result",
     "ResumeMismatch",
     "Status",

@@ -195,7 +195,7 @@ class BlockEvolution:
         return self._candidate(mother, program, rate, what)
 
     def _mutate(self, program: Program, rng: np.random.Generator, done: float) -> str:
-        """One mutation out of those that can be made; a refused one leaves the program as it was, and another is tried."""
+        """One mutation out of those that can be made; after a refused one, which changed nothing, another is tried."""
         kinds = list(MUTATIONS.values())
         while kinds:
             weights = np.array([k.explore if done < _EXPLORE else k.refine for k in kinds])

@@ -21,10 +21,6 @@ class LimitTooSmall(UsageError):
     """The start is larger than the limits of a genome."""
 
 
-class RegistryConflict(UsageError):
-    """A genome has a gene whose innovation number stands for something else in this run."""
-
-
 class IdxError(UsageError):
     """A file that is no IDX file, or is damaged."""
 

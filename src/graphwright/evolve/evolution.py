@@ -6,6 +6,7 @@ interrupted, and whatever the number of threads.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,7 +16,7 @@ import numpy as np
 
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
 from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.lineage import Key, Lineage
 from graphwright.evolve.reproduce import Births, breed, children, representatives
@@ -201,6 +202,8 @@ class Evolution:
         fitness = np.where(np.isfinite(scores.fitness), scores.fitness, -np.inf)
         metric = np.where(np.isfinite(fitness), scores.metric, -np.inf)
         self._failed(scores, fitness)
+        if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
+            self._twice(fitness)
         c = self.counters
         c.evaluations += count
         c.forward += scores.passes
@@ -234,6 +237,14 @@ class Evolution:
                 float(self.species.threshold),
             )
         )
+
+    def _twice(self, fitness: np.ndarray) -> None:
+        """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
+        top = int(np.argmax(fitness))
+        again = float(self.task.score(self.population(take(self.scored, np.array([top])))).fitness[0])
+        if again != fitness[top] and np.isfinite(again):
+            text = f"{self.task.name}: the fitness of one genome was {float(fitness[top])!r}, then {again!r}"
+            warnings.warn(NoisyFitness(text), stacklevel=4)
 
     def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
         """The fittest that reaches the target and is confirmed solves the task."""

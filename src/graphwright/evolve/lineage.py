@@ -16,6 +16,8 @@ from graphwright.array.population.names import MUTATIONS
 from graphwright.evolve.genomes import Genome, genome, take
 from graphwright.evolve.program import apply, founder
 from graphwright.evolve.reproduce import Births
+from graphwright.files import StrPath
+from graphwright.program.draw import written
 
 if TYPE_CHECKING:
     from graphwright.program import Program
@@ -155,6 +157,14 @@ class Lineage:
             if before.nodes != after.nodes or before.links != after.links:
                 apply(p, before, after, str(birth))
         return p
+
+    def to_html(self, path: StrPath | None = None, key: Key | None = None) -> str:
+        """The line of an individual (by default the last champion) as a page, also written to `path` if given."""
+        from graphwright.evolve.pictures import lineage
+
+        chosen = max(self.pinned) if key is None else key
+        text = lineage(self, chosen, f"How {chosen.index} of generation {chosen.generation} came to be")
+        return written(text, path)
 
     def champions(self) -> Iterator[Birth]:
         """Individuals that were the best so far, oldest first."""

@@ -14,7 +14,7 @@ from graphwright.evolve.genomes import Genome
 
 if TYPE_CHECKING:
     from graphwright.evolve.evolution import Generation
-    from graphwright.evolve.result import Result
+    from graphwright.evolve.lineage import Key, Lineage
 
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"
@@ -101,11 +101,10 @@ def species(log: Sequence[Generation]) -> str:
     return _svg(640, 240, parts)
 
 
-def lineage(result: Result) -> str:
-    """The champion's family as a page: one line a generation that changed it, with the network it led to."""
-    tree = result.lineage
+def lineage(tree: Lineage, key: Key, title: str = "How it came to be") -> str:
+    """An individual's line as a page: a row for each generation that changed it, with the network it led to."""
     rows, before = [], None
-    for birth in tree.path(result.best.key):
+    for birth in tree.path(key):
         genome = tree.genome(birth.key)
         if before is not None and (genome.nodes, genome.links) == (before.nodes, before.links):
             continue
@@ -124,7 +123,7 @@ def lineage(result: Result) -> str:
     return (
         '<!doctype html><meta charset="utf-8"><title>Lineage</title><style>body{font:14px system-ui,sans-serif}'
         "td,th{padding:4px 12px;vertical-align:top;text-align:left;border-top:1px solid #d0d7de}</style>\n"
-        f"<h1>{escape(result.evolution.task.name)}: how the champion came to be</h1>\n"
+        f"<h1>{escape(title)}</h1>\n"
         f"<table><tr><th>generation<th>what<th>species<th>fitness<th>structure\n{table}\n</table>\n"
     )
 
