@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMis
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
 
-def run_of(seed=7, generations=20, task=None, **changes):
+def run_of(seed=7, generations=20, task=None, **changes) -> Any:
     run = ev.Evolution(task or ev.tasks.xor(), ev.scalar(), ev.NEAT(**changes), seed=seed)
     run.run(generations, target=2.0)
     return run
@@ -127,7 +128,7 @@ def test_limits_and_stops():
     assert run.counters.evaluations == 150 * len(run.log)
     with pytest.raises(LimitTooSmall):
         ev.Evolution(ev.tasks.xor(), None, ev.NEAT(max_links=2))
-    limited = run_of(generations=30, max_nodes=3, max_links=6)
+    limited: Any = run_of(generations=30, max_nodes=3, max_links=6)
     assert np.diff(limited.genes.node_off).max() <= 3
     assert np.diff(limited.genes.link_off).max() <= 6
     assert limited.counters.refused["split_link"] > 0
@@ -193,7 +194,7 @@ def test_a_fitness_that_changes_is_warned_of():
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
 def test_what_a_child_inherits(inherit):
-    run = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
     before = run.genes.weight.copy()
     run.run(1, target=2.0)
     trained = run.scored.weight.copy()

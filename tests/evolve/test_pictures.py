@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,7 +26,7 @@ def test_a_network_shows_its_nodes_and_links():
     for g in range(20):
         genome = run.individual(ev.Key(29, g)).genome
         text = pictures.network(genome, run.task.names)
-        root = ElementTree.fromstring(text)
+        root: Any = ElementTree.fromstring(text)
         kinds = [c.get("class") for c in root.iter(f"{SVG}circle")]
         assert kinds.count("input") == 3
         assert kinds.count("hidden") == genome.hidden
@@ -44,9 +45,8 @@ def test_curves_and_species():
         root = ElementTree.fromstring(draw(run.log))
         assert draw(run.log) == draw(run.log)
         assert root.get("width")
-    shown = {
-        p.find(f"{SVG}title").text for p in ElementTree.fromstring(pictures.species(run.log)).iter(f"{SVG}polygon")
-    }
+    areas: Any = ElementTree.fromstring(pictures.species(run.log)).iter(f"{SVG}polygon")
+    shown = {p.find(f"{SVG}title").text for p in areas}
     assert shown == {f"species {n}" for line in run.log for n in line.species}
 
 

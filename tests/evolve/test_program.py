@@ -136,6 +136,7 @@ def test_growth_keeps_the_function():
     task = ev.Task(x, (x[:, 0] > 0).astype(int), split="same")
     run = Evolution(task, None, ev.Hybrid(population=30, grow=0.6, split_link=0.0, add_link=1.0, weights=0.0,
                                          train=None), seed=0)  # fmt: skip
+    old_links = np.diff(run.genes.link_off)
     for _ in range(6):
         run.run(run.generation + 2, target=2.0)
         before = run.population().answers(Cases.of(x))

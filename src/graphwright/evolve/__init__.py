@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import mutations, pareto, pictures, program, tasks
+from graphwright.evolve import blocks, mutations, pareto, pictures, program, tasks
 from graphwright.evolve.blocks import BlockEvolution, BlockResult, BlockSettings, Member
 from graphwright.evolve.errors import (
     EvaluationFailed,
@@ -50,6 +50,7 @@ __all__ = [
     "Task",
     "TaskError",
     "Train",
+    "blocks",
     "load_best",
     "mutations",
     "pareto",

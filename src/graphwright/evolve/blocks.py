@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -299,4 +300,4 @@ def measure(task: Task, program: Program, part: Any) -> tuple[float, float]:
 
 
 def _params(program: Program) -> int:
-    return sum(int(np.prod(program.spec(n).shape)) for n in program.params())
+    return sum(prod(int(d) for d in program.spec(n).shape) for n in program.params())

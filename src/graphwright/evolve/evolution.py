@@ -170,7 +170,7 @@ class Evolution:
 
         save(self, directory)
 
-    def population(self, genes: Any | None = None) -> Population:
+    def population(self, genes: Any = None) -> Population:
         """Genomes as tasks see them; by default those of this generation."""
         from graphwright.array.population.runner import tabulate
 

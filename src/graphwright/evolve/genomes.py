@@ -91,7 +91,7 @@ def columns_of(genomes: list[Genome]) -> Any:
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     zeros = [np.zeros(len(links), np.float32) for _ in range(3)]
-    return Genes(
+    columns: list[Any] = [
         offsets([len(g.nodes) for g in genomes]),
         ints(n.id for n in nodes),
         ints(ACTIVATIONS.index(n.activation) for n in nodes),
@@ -99,7 +99,8 @@ def columns_of(genomes: list[Genome]) -> Any:
         *(ints(getattr(e, name) for e in links) for name in ("id", "src", "dst", "delay", "open")),
         np.array([e.weight for e in links], np.float32),
         *zeros,
-    )
+    ]
+    return Genes._make(columns)
 
 
 def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) -> tuple[Any, Any]:

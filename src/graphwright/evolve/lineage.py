@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _EVERY = 64  # generations between two sweeps of what nobody descends from
 
 
-class Key(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
     """An individual: its generation, and its place there."""
 
     generation: int
@@ -112,7 +113,7 @@ class Lineage:
 
     def birth(self, key: Key) -> Birth:
         """How an individual came to be."""
-        g, i = key
+        g, i = key.generation, key.index
         past = self.past[g]
         mother, father = int(past.births.mother[i]), int(past.births.father[i])
         return Birth(

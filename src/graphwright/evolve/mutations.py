@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from graphwright.program import Program, Transaction
 
 ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")
-Mutation = Callable[["Transaction", "NodeId", np.random.Generator], None]
+Mutation = Callable[..., None]
+"""m(e, site, rng, **attributes) on an open edit; raises UsageError where it cannot be made."""
+M = TypeVar("M", bound=Mutation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ MUTATIONS: dict[str, Kind] = {}
 
 def mutation(
     name: str, *, sites: Callable[[Program], list[NodeId]], weight: float, refine: float | None = None
-) -> Callable[[Mutation], Mutation]:
+) -> Callable[[M], M]:
     """Register a mutation: `m(e, site, rng)` on a site that `sites(program)` lists.
 
     Args:
         weight: how often it is drawn, beside those of the others that can be made; `refine`, later in a run.
     """
 
-    def enter(function: Mutation) -> Mutation:
+    def enter(function: M) -> M:
         MUTATIONS[name] = Kind(name, sites, function, weight, weight if refine is None else refine)
         return function
 

@@ -6,10 +6,12 @@ Source: Deb, Pratap, Agarwal and Meyarivan 2002, "A fast and elitist multiobject
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
-def dominates(objectives: np.ndarray) -> np.ndarray:
+def dominates(objectives: np.ndarray) -> Any:
     """Bool [N, N]: whether i is nowhere worse than j, and somewhere better."""
     a, b = objectives[:, None], objectives[None]
     return (a >= b).all(-1) & (a > b).any(-1)

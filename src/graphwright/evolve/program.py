@@ -127,7 +127,7 @@ def _delayed(e: Transaction, source: Any, name: str) -> Any:
     p = e.program
     if _has(p, name):
         return p.node(name)
-    state = e.state(name, np.zeros(tuple(e.spec(source).shape), np.float32))
+    state = e.state(name, np.zeros([int(d) for d in e.spec(source).shape], np.float32))
     e.carry(source, state)
     return state
 

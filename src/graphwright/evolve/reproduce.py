@@ -50,7 +50,8 @@ def rates(settings: NEAT) -> Any:
         values |= dict.fromkeys(("grow", "split_link", "add_link"), 0.0)
     if not settings.crossover:
         values["mutate_only"] = 1.0
-    return Rates(**{name: int(v) if name in WHOLE else float(v) for name, v in values.items()})
+    typed: dict[str, Any] = {name: int(v) if name in WHOLE else float(v) for name, v in values.items()}
+    return Rates(**typed)
 
 
 def children(
@@ -122,16 +123,15 @@ def breed(
         np.empty((4, count * most_links), np.float32),
     )
     out = Genes(np.empty(count + 1, np.int64), ints[0], ints[1], np.empty(count + 1, np.int64), *ints[2:], *floats)
-    record = native.Record(*(np.empty(count, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64))
+    record = native.Record._make([*(np.empty(count, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64)])
     acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
     native.breed(
         genes, fitness, elite, child_species, pool_off, pool, out, record, registry, rates(settings), acts, inputs,
         outputs, seed, generation, *native.scratch(most_nodes),
     )  # fmt: skip
     nodes, links = out.node_off[-1], out.link_off[-1]
-    trimmed = Genes(
-        out.node_off, *(c[:nodes].copy() for c in out[1:3]), out.link_off, *(c[:links].copy() for c in out[4:])
-    )
+    node_columns, link_columns = ([c[:n].copy() for c in part] for n, part in ((nodes, out[1:3]), (links, out[4:])))
+    trimmed = Genes._make([out.node_off, *node_columns, out.link_off, *link_columns])
     births = Births(
         record.mother.astype(np.int32),
         record.father.astype(np.int32),

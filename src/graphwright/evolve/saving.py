@@ -41,9 +41,9 @@ def save(run: Evolution, directory: StrPath) -> None:
         "seed": run.seed,
         "generation": run.generation,
         "gained": run.gained,
-        "best": run.best,
-        "solution": run.solution,
-        "pinned": sorted(run.lineage.pinned),
+        "best": _pair(run.best),
+        "solution": _pair(run.solution),
+        "pinned": [_pair(key) for key in sorted(run.lineage.pinned)],
         "threshold": run.species.threshold,
         "next_species": run.species.next_id,
         "counters": {k: v for k, v in asdict(run.counters).items() if k not in _CLOCK},
@@ -147,23 +147,23 @@ def _restore(run: Evolution, content: Mapping[str, Any], arrays: Mapping[str, np
         number(run.registry, *key)
 
     def births(prefix: str) -> Births:
-        return Births(*(arrays[f"{prefix}.{name}"] for name in _BIRTHS))
+        return Births(**{name: arrays[f"{prefix}.{name}"] for name in _BIRTHS})
 
-    run.genes = Genes(*(arrays[f"genes.{name}"] for name in Genes._fields))
+    run.genes = Genes(**{name: arrays[f"genes.{name}"] for name in Genes._fields})
     run.births = births("births")
     run.species = Species(
-        *(arrays[f"species.{name}"] for name in ("of", "ids", "best", "gained")),
-        content["threshold"],
-        content["next_species"],
+        **{name: arrays[f"species.{name}"] for name in ("of", "ids", "best", "gained")},
+        threshold=content["threshold"],
+        next_id=content["next_species"],
     )
     run.fitness, run.metric = arrays.get("fitness"), arrays.get("metric", np.zeros(0))
     lineage = Lineage(run.task.inputs, run.task.outputs, run.task.names)
     lineage.pinned = {Key(*k) for k in content["pinned"]}
     lineage.past = [
         _Past(
-            births(f"past.{g}"),
-            *(arrays[f"past.{g}.{name}"] for name in ("species", "fitness", "metric", "kept")),
-            Genes(*(arrays[f"past.{g}.genes.{name}"] for name in Genes._fields)),
+            births=births(f"past.{g}"),
+            genes=Genes(**{name: arrays[f"past.{g}.genes.{name}"] for name in Genes._fields}),
+            **{name: arrays[f"past.{g}.{name}"] for name in ("species", "fitness", "metric", "kept")},
         )
         for g in range(content["past"])
     ]
@@ -174,6 +174,10 @@ def _restore(run: Evolution, content: Mapping[str, Any], arrays: Mapping[str, np
     run.counters = Counters(**content["counters"])
     run.failures = content["failures"]
     run.log = [_line(line) for line in content["log"]]
+
+
+def _pair(key: Key | None) -> list[int] | None:
+    return None if key is None else [key.generation, key.index]
 
 
 def _line(data: Mapping[str, Any]) -> Generation:

@@ -301,7 +301,7 @@ def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: 
 
 
 @native
-def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> int:
+def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
     """Another activation for a hidden node; its number, or -1."""
     first = n0 + outputs
     if n1 == first or len(acts) < 2:

@@ -46,7 +46,7 @@ def uniform(state: Any) -> float:
 
 
 @native
-def below(state: Any, count: int) -> int:
+def below(state: Any, count: Any) -> Any:
     """A whole number from 0 to count - 1."""
     return np.int64(uniform(state) * count)
 

@@ -59,7 +59,7 @@ class Registry(NamedTuple):
 
 
 @native
-def number_of(registry: Any, kind: int, a: int, b: int, c: int) -> int:
+def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
     """The innovation number of a key: the one it has, or the next."""
     mask = np.uint64(len(registry.slots) - 1)
     h = np.uint64(kind)
@@ -81,7 +81,7 @@ def number_of(registry: Any, kind: int, a: int, b: int, c: int) -> int:
 
 
 @native
-def place(column: Any, low: int, high: int, number: int) -> int:
+def place(column: Any, low: Any, high: Any, number: Any) -> Any:
     """Where a number is in a sorted run, or -1."""
     end = high
     while low < high:

@@ -27,9 +27,9 @@ def warmup() -> None:
     c = Coefficients(1.0, 1.0, 1.0, 1.0)
     distances(genes, genes, c)
     speciate(genes, np.zeros(1, np.int64), genes, 3.0, c)
-    out = Genes(*(np.zeros(32, column.dtype) for column in genes))
-    record = breeding.Record(*(np.zeros(2, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64))
-    rates = breeding.Rates(*(kind(1) for kind in _KINDS))
+    out = Genes._make(np.zeros(32, column.dtype) for column in genes)
+    record = breeding.Record._make([*(np.zeros(2, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64)])
+    rates = breeding.Rates._make(kind(1) for kind in _KINDS)
     breeding.breed(
         genes, np.zeros(2), np.full(2, -1), np.zeros(2, np.int64), np.array([0, 2]), np.arange(2), out, record,
         registry, rates, np.zeros(1, np.int32), 1, 1, 0, 1,

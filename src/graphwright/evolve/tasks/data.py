@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_format
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,7 @@ def _pixels(x: np.ndarray) -> np.ndarray:
 
 def _sklearn(loader: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     try:
-        from sklearn import datasets
+        datasets = import_module("sklearn.datasets")
     except ImportError:
         raise MissingExtra("evolve", f"the data of {loader}") from None
     data = getattr(datasets, loader)()

@@ -23,6 +23,7 @@ class Environment(Protocol):
     inputs: int
     outputs: int
     limit: int
+    state: np.ndarray
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Starts of `shape` episodes; returns observations [..., inputs]."""
@@ -98,5 +99,5 @@ class Episodes:
 
     def _spread(self, start: Any, count: int) -> np.ndarray:
         """The same starts for all genomes."""
-        self.environment.state = np.repeat(self.environment.state[None], count, 0)  # type: ignore[attr-defined]
+        self.environment.state = np.repeat(self.environment.state[None], count, 0)
         return np.repeat(start[None], count, 0)

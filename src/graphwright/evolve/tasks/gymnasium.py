@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ class Gymnasium:
 
     def __init__(self, name: str) -> None:
         try:
-            import gymnasium
+            gymnasium: Any = import_module("gymnasium")
         except ImportError:
             raise MissingExtra("evolve", f"the environment {name}") from None
         self._make = lambda: gymnasium.make(name)
@@ -28,6 +29,8 @@ class Gymnasium:
         self.inputs = int(probe.observation_space.shape[0])
         self.outputs = int(space.n) if self.discrete else int(np.prod(space.shape))
         self.outputs = 1 if self.discrete and self.outputs == 2 else self.outputs
+        self.low: Any
+        self.high: Any
         self.low, self.high = (0, 0) if self.discrete else (space.low, space.high)
         self.name, self.limit = name, probe.spec.max_episode_steps or 1000
         self._pool: list[Any] = [probe]
@@ -72,13 +75,15 @@ class Gymnasium:
 
 
 class _Gym(Episodes):
+    environment: Gymnasium
+
     def hash(self) -> str:
         from graphwright.files import blake2b_128
 
         return blake2b_128(f"{self.environment!r} {self.episodes} {self.target}".encode())
 
     def _spread(self, start: Any, count: int) -> np.ndarray:
-        return self.environment.begin(start, count)  # type: ignore[attr-defined]
+        return self.environment.begin(start, count)
 
 
 def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
