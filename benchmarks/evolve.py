@@ -38,7 +38,7 @@ def wilson(k: int, n: int) -> tuple[float, float]:
     """95 % interval of a share."""
     z, p = 1.96, k / n
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
 def solve(task: Any, settings: ev.NEAT, seeds: int, **limits: int) -> list[ev.Result]:
@@ -50,9 +50,11 @@ def add_runs(figure: Figure, who: str, results: list[ev.Result], extra: str = ""
     low, high = (100 * v for v in wilson(len(solved), len(results)))
     counts = [r.evolution.counters.evaluations for r in results]
     q1, q3 = np.quantile(counts, [0.25, 0.75])
-    hidden = np.mean([r.best.genome.hidden for r in solved]) if solved else math.nan
-    note = f"median {median(counts):,.0f} evaluations ({q1:,.0f} to {q3:,.0f}), {hidden:.1f} hidden nodes{extra}"
-    figure.add(f"{who}, {len(solved)} of {len(results)} seeds", 100 * len(solved) / len(results), "%", note, low, high)
+    note = f"median {median(counts):,.0f} evaluations ({q1:,.0f} to {q3:,.0f})"
+    if solved:
+        note += f", {np.mean([r.best.genome.hidden for r in solved]):.1f} hidden nodes"
+    share = len(solved) / len(results)
+    figure.add(f"{who}, {len(solved)} of {len(results)} seeds", 100 * share, "%", note + extra, low, high)
 
 
 def xor() -> Figure:

@@ -75,6 +75,14 @@ def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
     return genes, registry
 
 
+def remembering():
+    """As `evolved`, with delays of one to three steps."""
+    genes, _ = evolved(generations=40)
+    late = genes.link_delay > 0
+    genes.link_delay[late] = np.random.default_rng(7).integers(1, 4, int(late.sum()))
+    return genes
+
+
 @pytest.mark.parametrize("settings", [WILD, NEAT(population=30, split_link=0.2, add_link=0.3)], ids=["wild", "NEAT"])
 def test_children_are_those_of_the_slow_version(settings):
     inputs, outs, count = 3, 2, settings.population
@@ -200,7 +208,7 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_answers_are_those_of_the_definition(steps):
-    genes, _ = evolved(generations=40)
+    genes = remembering()
     rng = np.random.default_rng(2)
     x = rng.normal(size=(37, steps, 3)).astype(np.float32)
     table = tabulate(genes, 3, 2)
@@ -215,7 +223,7 @@ def test_answers_are_those_of_the_definition(steps):
 
 
 def test_a_session_is_the_sequence_step_by_step():
-    genes, _ = evolved(generations=40)
+    genes = remembering()
     x = np.random.default_rng(3).normal(size=(40, 4, 6, 3)).astype(np.float32)  # genomes, episodes, steps
     table = tabulate(genes, 3, 2)
     session = Session(table, genes, 4, 3)
@@ -245,6 +253,7 @@ def test_gradients_are_those_of_finite_differences(loss):
         new_link=0.7,
     )  # fmt: skip
     genes, _ = evolved(settings, generations=15)
+    genes.link_delay[genes.link_delay > 0] = 1 + np.arange((genes.link_delay > 0).sum()) % 3
     rng = np.random.default_rng(4)
     x = rng.normal(size=(9, 4, 3)).astype(np.float32)
     target = rng.random((9, 4, 2)).astype(np.float32)

@@ -90,6 +90,21 @@ def test_a_recurrent_program_keeps_its_state():
     assert not np.allclose(ours, run.individual(key).predict(x[0]))  # without a memory it would be another answer
 
 
+def test_a_delay_of_several_steps_is_a_chain_of_states():
+    links = (ev.Link(3, 0, 2, 3, True, 0.75), ev.Link(4, 1, 2, 0, True, -0.25), ev.Link(5, 2, 2, 2, True, 0.5))
+    one = ev.Genome(1, 1, (ev.Node(2, "tanh"),), links)
+    p = program.founder(one)
+    assert program.read(p) == one
+    assert len(p.states()) == 5
+    x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
+    ours = outputs(tabulate(columns_of([one]), 1, 1), columns_of([one]), Cases.of(x))[0, 0]
+    step = gw.compile(p, executor="aten")
+    theirs = [step(x=x[:, t]).numpy()[0].copy() for t in range(9)]
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
+    program.apply(p, one, ev.Genome(1, 1, one.nodes, links[1:2]), "forget")
+    assert not p.states()
+
+
 def test_training_a_population_is_training_each_program():
     run = wild(5, activation=("tanh", "sigmoid"), output="identity", generations=8)
     x = np.random.default_rng(2).normal(size=(11, 3)).astype(np.float32)
