@@ -118,7 +118,7 @@ class Session:
     """
 
     def __init__(self, table: Table, genes: Genes, episodes: int, inputs: int, threads: int = 1) -> None:
-        self._table, self._genes, self._threads = table, genes, threads
+        self._threads = threads
         self._genomes, self._out = len(table.row_off) - 1, table.outputs.shape[1]
         self._width, self._episodes, self._inputs = _padded(episodes), episodes, inputs
         self._ring, self._most = ring_of(table), rows_of(table)
@@ -127,23 +127,23 @@ class Session:
         self._y = _aligned((self._genomes, 1, self._out, self._width))
         self._values = _aligned((self._genomes, self._ring, self._most, self._width))
         self._run, self._steps = forward(), 0
+        # addresses and strides do not change from step to step
+        self._before = (table, genes.weight, self._x.ctypes.data, self._ring, self._x[0].nbytes, inputs, 1)
+        self._after = (self._width, self._values.ctypes.data, self._values[0].nbytes, self._ring, self._most)
+        self._after += (self._y.ctypes.data, self._out)
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """Float32 [G, episodes, inputs] to [G, episodes, outputs]; valid until the next step."""
         self._x[:, self._steps % self._ring, : self._inputs, : self._episodes] = x.transpose(0, 2, 1)
-        block = self._x[0].nbytes
-        values, stride = self._values.ctypes.data, self._values[0].nbytes
-
-        def call(thread: int, low: int, high: int) -> None:
-            self._run(
-                self._table, self._genes.weight, self._x.ctypes.data, self._ring, block, self._inputs, 1,
-                self._steps, self._width, values, stride, self._ring, self._most, self._y.ctypes.data, self._out,
-                low, high,
-            )  # fmt: skip
-
-        spread(call, self._genomes, self._threads)
+        if self._threads == 1:
+            self._run(*self._before, self._steps, *self._after, 0, self._genomes)
+        else:
+            spread(self._part, self._genomes, self._threads)
         self._steps += 1
         return self._y[:, 0, :, : self._episodes].transpose(0, 2, 1)
+
+    def _part(self, thread: int, low: int, high: int) -> None:
+        self._run(*self._before, self._steps, *self._after, low, high)
 
 
 @dataclass(frozen=True, slots=True)
