@@ -45,16 +45,18 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
         columns.setdefault(depth[number], []).append(number)
     tallest = max(map(len, columns.values()))
     place = {
-        n: (50 + _GAP_X * d, 34 + _GAP_Y * (i + (tallest - len(column)) / 2))
+        n: (50 + _GAP_X * d, 40 + _GAP_Y * (i + (tallest - len(column)) / 2) + (-8 if d % 2 else 8))
         for d, column in columns.items()
         for i, n in enumerate(column)
     }
-    width, height = 100 + _GAP_X * max(columns), 40 + _GAP_Y * tallest
+    width, height = 100 + _GAP_X * max(columns), 60 + _GAP_Y * tallest
     parts = []
     for link in genome.links:
         (x1, y1), (x2, y2) = place[link.src], place[link.dst]
         kind = "closed" if not link.open else "delay" if link.delay else "minus" if link.weight < 0 else "open"
-        line = f"M{x1:g} {y1:g}L{x2:g} {y2:g}"
+        span = (x2 - x1) / _GAP_X
+        bow = (16 * (span - 1)) * (1 if y1 > (height - 40) / 2 else -1)  # past the nodes between, away from the middle
+        line = f"M{x1:g} {y1:g}Q{(x1 + x2) / 2:g} {(y1 + y2) / 2 + bow:g} {x2:g} {y2:g}"
         if link.delay:  # an arc above: it may lead back, or to itself
             line = f"M{x1:g} {y1 - _R:g}C{x1 - 20:g} {y1 - 60:g} {x2 + 20:g} {y2 - 60:g} {x2:g} {y2 - _R:g}"
         thick = 0.6 + 0.6 * min(abs(link.weight), 8)

@@ -1,6 +1,6 @@
 """Tasks in environments: all individuals in all their episodes step together.
 
-Fitness is the mean return over starts that change every generation. Who reaches the target with them is tried on 20
+Fitness is the mean return over starts that change every generation. Who reaches the target with them is tried on 100
 starts of its own, and only then taken for a solution; the test is 100 more.
 """
 
@@ -64,8 +64,8 @@ class Episodes:
         return Scores(mean, mean, steps, seconds)
 
     def confirm(self, population: Population) -> bool:
-        """Whether a population of one reaches the target on 20 starts of its own."""
-        returns, _, _ = self.play(population, 20, (_CONFIRM, population.generation))
+        """Whether a population of one reaches the target on 100 starts of its own."""
+        returns, _, _ = self.play(population, 100, (_CONFIRM, population.generation))
         return bool(returns.mean() >= self.target)
 
     def test(self, population: Population, episodes: int = 100) -> float:
