@@ -216,3 +216,29 @@ def test_what_a_child_inherits(inherit):
         run._train()
         assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # drawn anew, their moments too
         assert not np.array_equal(kept, run.genes.weight)
+
+
+def test_settings_go_through_json():
+    for settings in (ev.NEAT.paper2002(threshold=4.0), ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1))):
+        assert ev.NEAT.from_json(settings.to_json()) == settings
+    assert ev.NEAT.paper2002().stagnation == 15
+    with pytest.raises(ValueError, match="no such activation"):
+        ev.NEAT(activation="cube")
+    with pytest.raises(ValueError, match="not a probability"):
+        ev.NEAT(split_link=1.5)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    run = run_of(generations=2)
+    run.save(tmp_path / "run")
+    arrays = tmp_path / "run" / "arrays.safetensors"
+    whole = arrays.read_bytes()
+    arrays.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ResumeMismatch, match="damaged"):
+        ev.resume(tmp_path / "run")
+    arrays.write_bytes(whole)
+    assert ev.resume(tmp_path / "run").generation == 1
+    text = (tmp_path / "run" / "run.json").read_text()
+    (tmp_path / "run" / "run.json").write_text(text[: len(text) // 2])
+    with pytest.raises(ResumeMismatch, match="damaged"):
+        ev.resume(tmp_path / "run")

@@ -131,7 +131,8 @@ class NEAT:
     @staticmethod
     def from_json(data: dict[str, Any]) -> NEAT:
         """Inverse of `to_json`."""
-        values = {**data, "activation": tuple(data["activation"])}
+        names = tuple(data["activation"])
+        values = {**data, "activation": names[0] if len(names) == 1 else names}
         kind = {"NEAT": NEAT, "Hybrid": Hybrid}[values.pop("kind")]
         values["train"] = None if values["train"] is None else Train(**values["train"])
         return kind(**values)
