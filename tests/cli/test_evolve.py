@@ -44,6 +44,16 @@ def test_a_csv_with_a_column_to_predict(tmp_path):
     assert "no such column" in call(path, "--target", "colour", code=2)
 
 
+def test_a_column_of_numbers_is_predicted(tmp_path):
+    path = tmp_path / "line.csv"
+    path.write_text("a,b,y\n" + "\n".join(f"{i % 7},{i % 5},{3 * (i % 7) - (i % 5) + 0.5}" for i in range(140)) + "\n")
+    facts = json.loads(call(path, "--target", "y", "--hybrid", "--generations", 10, "--json"))
+    assert facts["metric"]["name"] == "r2"
+    assert facts["metric"]["test"] > 0.95
+    facts = json.loads(call(path, "--target", "y", "--generations", 30, "--json"))
+    assert facts["metric"]["valid"] > 0.5
+
+
 def test_what_it_says(tmp_path):
     text = call("xor", "--seed", 1, "--lineage", "--quiet")
     assert "TargetReached" in text

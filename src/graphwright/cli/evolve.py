@@ -64,6 +64,8 @@ def evolve(
         changes: dict[str, Any] = {} if population is None else {"population": population}
         if delays or given.sequence:
             changes["delays"] = 0.5
+        if isinstance(given, ev.Task) and given.loss == "mse":  # numbers of any size, not shares
+            changes["output"] = "identity"
         settings = ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
         run = ev.Evolution(given, ev.scalar(), settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"

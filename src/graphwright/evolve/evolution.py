@@ -91,7 +91,11 @@ class Evolution:
         self, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
     ) -> None:
         if not isinstance(start or Scalar(), Scalar):
-            raise UsageError("a start that neurons cannot have", got=repr(start)[:80], fix="evolve.scalar()")
+            raise UsageError(
+                "a start that neurons cannot have",
+                got=repr(start)[:80],
+                fix="evolve.scalar(); layers of a program evolve in BlockEvolution(task, program)",
+            )
         if type(seed) is not int or not 0 <= seed < 1 << 63:
             raise UsageError("a seed is a whole number", expected="0 to 2⁶³ - 1", got=repr(seed))
         self.task, self.settings, self.seed, self.threads = task, settings or NEAT(), seed, threads
