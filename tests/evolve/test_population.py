@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import reference as slow
+import slow_neat as slow
 
 from graphwright.array.population.breed import Rates
 from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
