@@ -6,14 +6,24 @@ bias (n) are the same in all genomes and have no row; outputs come next, hidden 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+from graphwright.array.vm.machine import source
+
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
 native: Any = njit(error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]  # not in its stubs
-compiled: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]
+
+
+def compiled(loop: Any) -> Any:
+    """A loop that numba keeps on disk until any file of this folder, or of the VM's, changes."""
+    made: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)(loop)  # pyright: ignore[reportCallIssue]
+    made._cache._cache_file._source_stamp = source(Path(__file__).parent)  # numba looks at the loop's file alone
+    return made
+
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
 """Kinds of registry keys: (IN, i), (BIAS), (OUT, i), (LINK, src, dst, delay), (SPLIT, link, k), (UNIT, k)."""
