@@ -47,9 +47,9 @@ def evolve(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Evolve a network for a task: NEAT, or with --hybrid gradients inside.
+    """Let a network find its structure for a task, by NEAT.
 
-    With --out the run is kept and can be killed at any moment; --resume goes on from there, to the bit.
+    --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes on from there, to the bit.
     """
     from graphwright import evolve as ev
 
