@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, the native code: edits, VM, populations.
+    """Compile, once per install, what is native code.
 
     It is cached on disk: a second call is quick.
     """
