@@ -49,8 +49,8 @@ def evolve(
 ) -> None:
     """Let a network find its structure for a task, by NEAT.
 
-    --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes on
-    from there, to the bit.
+    --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes
+    on from there, to the bit.
     """
     from graphwright import evolve as ev
 
