@@ -19,7 +19,7 @@ LEVELS = [
     {"program"},
     {"plan"},
     {"nn", "optim", "amp", "data"},
-    {"models"},
+    {"models", "evolve"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]

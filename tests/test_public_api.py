@@ -18,6 +18,7 @@ MODULES = (
     "array",
     "autograd",
     "data",
+    "evolve",
     "files",
     "graph",
     "models",

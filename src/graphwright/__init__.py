@@ -18,7 +18,7 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from graphwright import amp, data, models, nn, optim, program
+    from graphwright import amp, data, evolve, models, nn, optim, program
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
     from graphwright.autograd import (
         Function,
@@ -160,7 +160,21 @@ _HOME = {
     "zeros_like": "autograd",
 }
 """Public name -> the folder it lives in."""
-_MODULES = ("amp", "array", "autograd", "data", "graph", "models", "nn", "ops", "optim", "plan", "program", "testing")
+_MODULES = (
+    "amp",
+    "array",
+    "autograd",
+    "data",
+    "evolve",
+    "graph",
+    "models",
+    "nn",
+    "ops",
+    "optim",
+    "plan",
+    "program",
+    "testing",
+)
 
 __all__ = [
     "Builder",
@@ -190,6 +204,7 @@ __all__ = [
     "empty",
     "empty_like",
     "enable_grad",
+    "evolve",
     "eye",
     "float16",
     "float32",

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from axis_samples import perceptron
 from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import counters, fingerprint, random_program, tiny
 from test_edit_machine import VERBS
 
+from axis_samples import perceptron
 from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.program import Builder, Program, ReplayConflict, load, replay

@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: bulk edits, the planner's loops, the VM."""
+"""`graphwright warmup`: compile, once per install, what is compiled at all: edits, planner, VM, populations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, the native code: bulk edits, the planner's loops, the VM.
+    """Compile, once per install, what is native code: bulk edits, the planner's loops, the VM, populations.
 
     It is cached on disk: a second call is quick.
     """
     started = perf_counter()
+    from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
     from graphwright.plan import native as planning
@@ -30,6 +31,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     build()
     planning.build()
     bulk_edits()
+    populations()
     seconds = perf_counter() - started
     if as_json:
         emit_json({"seconds": seconds})

@@ -212,9 +212,10 @@ def _dispatcher(source: int) -> Any:
     return machine
 
 
-def _source() -> int:
-    """A number that changes with any file of this folder: numba's cache looks at one file only."""
-    text = b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))
+def source(*others: str | Path) -> int:
+    """A number that changes with any file of this folder, or of other folders: numba's cache looks at one file only."""
+    folders = (Path(__file__).parent, *map(Path, others))
+    text = b"".join(f.read_bytes() for folder in folders for f in sorted(folder.glob("*.py")))
     return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") | 1
 
 
@@ -224,7 +225,7 @@ def _stamp() -> Path:
     from numba.core.caching import FunctionCache
 
     place = Path(FunctionCache(_dispatcher).cache_path)
-    key = f"{_source()}-{numba.__version__}-{binding.get_host_cpu_name()}"
+    key = f"{source()}-{numba.__version__}-{binding.get_host_cpu_name()}"
     return place / f"machine-{blake2b(key.encode(), digest_size=8).hexdigest()}.built"
 
 
@@ -253,7 +254,7 @@ class Machine(NamedTuple):
 def build() -> Machine:
     """The machine, compiled now if it was not before: some 20 s, once per install."""
     began = perf_counter()
-    code = _dispatcher(_source())
+    code = _dispatcher(source())
     stamp = _stamp()
     if not stamp.exists():
         logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - began)

@@ -1,0 +1,427 @@
+"""A generation of children in one call: crossover by innovation number, then at most one structural mutation.
+
+Each loop writes genes of one child behind those of the last one; numbers of new structure are dealt in child order.
+Importing this module loads numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array.population.draws import SIZE, begin, below, normal, uniform
+from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registry, compiled, native, number_of, place
+
+COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION = range(9)
+BREEDING = 1  # purpose of the random stream
+WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
+"""Settings that are whole numbers."""
+
+
+class Rates(NamedTuple):
+    """Probabilities and sizes; a draw that cannot be made goes on to the next one.
+
+    Attributes:
+        grow, split_link, add_link, toggle_link, remove_link, set_activation: one structural mutation at most, tried in
+            this order.
+        weights: change all weights of a child that got none of these.
+        perturb: share of weights that move; the others are drawn anew.
+        power: largest step, and standard deviation of a new weight; `new_link` that of an added link.
+        fine, fine_power: share of children that move by `fine_power` of the step.
+        most: bound on absolute weights.
+        delays: share of added links that carry the value of the step before.
+        tries: of finding ends for a link.
+        mutate_only, interspecies: children of one parent; of parents of two species.
+        reclose: probability that a link stays closed that is closed in a parent.
+        tournament: survivors that a parent is the best of.
+        max_nodes, max_links: limits of a genome.
+    """
+
+    grow: float
+    split_link: float
+    add_link: float
+    toggle_link: float
+    remove_link: float
+    set_activation: float
+    weights: float
+    perturb: float
+    power: float
+    new_link: float
+    fine: float
+    fine_power: float
+    most: float
+    delays: float
+    tries: int
+    mutate_only: float
+    interspecies: float
+    reclose: float
+    tournament: int
+    max_nodes: int
+    max_links: int
+
+
+class Record(NamedTuple):
+    """What was done to each child: parents (the second is -1 for none), mutation, the gene it concerned (or -1)."""
+
+    mother: Any
+    father: Any
+    mutation: Any
+    site: Any
+    refused: Any
+
+
+def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `breed` asks for, for parents of so many nodes."""
+    return np.empty(SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
+
+
+@native
+def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
+    """Put a link into the sorted run of a child; returns its new end."""
+    at = high
+    while at > low and out.link_id[at - 1] > number:
+        before = at - 1
+        out.link_id[at], out.link_src[at], out.link_dst[at] = (
+            out.link_id[before],
+            out.link_src[before],
+            out.link_dst[before],
+        )
+        out.link_delay[at], out.link_open[at] = out.link_delay[before], out.link_open[before]
+        out.weight[at], out.first[at], out.second[at], out.steps[at] = (
+            out.weight[before],
+            out.first[before],
+            out.second[before],
+            out.steps[before],
+        )
+        at -= 1
+    out.link_id[at], out.link_src[at], out.link_dst[at] = number, src, dst
+    out.link_delay[at], out.link_open[at] = delay, 1
+    out.weight[at], out.first[at], out.second[at], out.steps[at] = weight, 0.0, 0.0, 0.0
+    return high + 1
+
+
+@native
+def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
+    """Put a node into the sorted run of a child; returns its new end."""
+    at = high
+    while at > low and out.node_id[at - 1] > number:
+        out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
+        at -= 1
+    out.node_id[at], out.node_act[at] = number, activation
+    return high + 1
+
+
+@native
+def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
+    """Whether links without delay, closed ones too, lead from one node to another."""
+    if start == goal:
+        return True
+    for n in range(n1 - n0):
+        seen[n] = 0
+    stack[0], depth = start, 1
+    while depth:
+        depth -= 1
+        node = stack[depth]
+        for e in range(l0, l1):
+            if out.link_src[e] != node or out.link_delay[e]:
+                continue
+            after = out.link_dst[e]
+            if after == goal:
+                return True
+            at = place(out.node_id, n0, n1, after) - n0
+            if not seen[at]:
+                seen[at] = 1
+                stack[depth] = after
+                depth += 1
+    return False
+
+
+@native
+def _copy(src: Any, p: int, out: Any, at: int) -> None:
+    out.link_id[at], out.link_src[at], out.link_dst[at] = src.link_id[p], src.link_src[p], src.link_dst[p]
+    out.link_delay[at], out.link_open[at] = src.link_delay[p], src.link_open[p]
+    out.weight[at], out.first[at], out.second[at], out.steps[at] = (
+        src.weight[p],
+        src.first[p],
+        src.second[p],
+        src.steps[p],
+    )
+
+
+@native
+def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
+    """One of the survivors, which stand best first: the best of some."""
+    at = below(rng, high - low)
+    for _ in range(tournament - 1):
+        at = min(at, below(rng, high - low))
+    return pool[low + at]
+
+
+@native
+def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
+    """Whether a gives the structure of a child with b: by fitness, then fewer genes, then the lower index."""
+    if fitness[a] != fitness[b]:
+        return fitness[a] > fitness[b]
+    size_a = parents.link_off[a + 1] - parents.link_off[a] + parents.node_off[a + 1] - parents.node_off[a]
+    size_b = parents.link_off[b + 1] - parents.link_off[b] + parents.node_off[b + 1] - parents.node_off[b]
+    return size_a < size_b or (size_a == size_b and a < b)
+
+
+@native
+def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
+    """Structure of the mother; matching genes from either, closed if one parent has them closed, mostly."""
+    q, q_end = (parents.node_off[father], parents.node_off[father + 1]) if father >= 0 else (0, 0)
+    for p in range(parents.node_off[mother], parents.node_off[mother + 1]):
+        out.node_id[n1], out.node_act[n1] = parents.node_id[p], parents.node_act[p]
+        while q < q_end and parents.node_id[q] < parents.node_id[p]:
+            q += 1
+        if q < q_end and parents.node_id[q] == parents.node_id[p] and uniform(rng) < 0.5:
+            out.node_act[n1] = parents.node_act[q]
+        n1 += 1
+    q, q_end = (parents.link_off[father], parents.link_off[father + 1]) if father >= 0 else (0, 0)
+    for p in range(parents.link_off[mother], parents.link_off[mother + 1]):
+        _copy(parents, p, out, l1)
+        while q < q_end and parents.link_id[q] < parents.link_id[p]:
+            q += 1
+        if q < q_end and parents.link_id[q] == parents.link_id[p]:
+            if uniform(rng) < 0.5:
+                _copy(parents, q, out, l1)
+            out.link_open[l1] = 1
+            if not (parents.link_open[p] and parents.link_open[q]):
+                out.link_open[l1] = 0 if uniform(rng) < reclose else 1
+        l1 += 1
+    return n1, l1
+
+
+@native
+def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
+    """A node on an open link: the link closes, the way in has weight 1, the way out the old weight. -1 if none is."""
+    still = 0
+    for e in range(l0, l1):
+        still += out.link_open[e]
+    if not still:
+        return n1, l1, np.int64(-1)
+    wanted, e = below(rng, still), l0
+    while wanted or not out.link_open[e]:
+        wanted -= out.link_open[e]
+        e += 1
+    number, src, dst = np.int64(out.link_id[e]), np.int64(out.link_src[e]), np.int64(out.link_dst[e])
+    delay, weight = np.int64(out.link_delay[e]), np.float64(out.weight[e])
+    out.link_open[e] = 0
+    k = 0
+    node = number_of(registry, SPLIT, number, k, 0)
+    while place(out.node_id, n0, n1, node) >= 0:
+        k += 1
+        node = number_of(registry, SPLIT, number, k, 0)
+    n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
+    l1 = _link(out, l0, l1, number_of(registry, LINK, src, node, delay), src, node, delay, 1.0)
+    l1 = _link(out, l0, l1, number_of(registry, LINK, node, dst, 0), node, dst, 0, weight)
+    return n1, l1, number
+
+
+@native
+def _grow(
+    out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, registry: Any, acts: Any, rng: Any
+) -> Any:
+    """A unit from all inputs and the bias, with random weights, to all outputs, with weight 0: the same function."""
+    k = 0
+    node = number_of(registry, UNIT, k, 0, 0)
+    while place(out.node_id, n0, n1, node) >= 0:
+        k += 1
+        node = number_of(registry, UNIT, k, 0, 0)
+    n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
+    scale = 1.0 / np.sqrt(max(inputs, 1))
+    for i in range(inputs + 1):
+        l1 = _link(out, l0, l1, number_of(registry, LINK, i, node, 0), i, node, 0, normal(rng) * scale)
+    for o in range(outputs):
+        dst = inputs + 1 + o
+        l1 = _link(out, l0, l1, number_of(registry, LINK, node, dst, 0), node, dst, 0, 0.0)
+    return n1, l1, node
+
+
+@native
+def _add(
+    out: Any,
+    n0: int,
+    n1: int,
+    l0: int,
+    l1: int,
+    inputs: int,
+    registry: Any,
+    rates: Any,
+    rng: Any,
+    seen: Any,
+    stack: Any,
+) -> Any:
+    """A link between two nodes that have none. Returns the run's end, the number, the delay; number -1 if none fits."""
+    delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
+    for _ in range(rates.tries):
+        pick = below(rng, inputs + 1 + n1 - n0)
+        src = np.int64(pick) if pick <= inputs else np.int64(out.node_id[n0 + pick - inputs - 1])
+        dst = np.int64(out.node_id[n0 + below(rng, n1 - n0)])
+        if delay and src == inputs:
+            continue  # the bias is the same in each step
+        taken = False
+        for e in range(l0, l1):
+            taken |= out.link_src[e] == src and out.link_dst[e] == dst and out.link_delay[e] == delay
+        if taken:
+            continue
+        if not delay and src > inputs and _reaches(out, n0, n1, l0, l1, dst, src, seen, stack):
+            continue
+        number = number_of(registry, LINK, src, dst, delay)
+        weight = normal(rng) * rates.new_link
+        return (
+            _link(out, l0, l1, number, src, dst, delay, min(max(weight, -rates.most), rates.most)),
+            number,
+            np.int64(delay),
+        )
+    return l1, np.int64(-1), np.int64(delay)
+
+
+@native
+def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, rng: Any) -> Any:
+    """One link less, and the hidden nodes that have no link any more."""
+    if l1 == l0:
+        return n1, l1, np.int64(-1)
+    at = l0 + below(rng, l1 - l0)
+    number = np.int64(out.link_id[at])
+    for e in range(at + 1, l1):
+        _copy(out, e, out, e - 1)
+    l1 -= 1
+    kept = n0
+    for n in range(n0, n1):
+        used = out.node_id[n] <= inputs + outputs
+        for e in range(l0, l1):
+            used |= out.link_src[e] == out.node_id[n] or out.link_dst[e] == out.node_id[n]
+        if used:
+            out.node_id[kept], out.node_act[kept] = out.node_id[n], out.node_act[n]
+            kept += 1
+    return kept, l1, number
+
+
+@native
+def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
+    """Another activation for a hidden node; its number, or -1."""
+    first = n0 + outputs
+    if n1 == first or len(acts) < 2:
+        return np.int64(-1)
+    at = first + below(rng, n1 - first)
+    choice = acts[below(rng, len(acts) - 1)]
+    out.node_act[at] = acts[len(acts) - 1] if choice == out.node_act[at] else choice
+    return np.int64(out.node_id[at])
+
+
+@native
+def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
+    """Move all weights a little, or draw them anew."""
+    step = rates.power * (rates.fine_power if uniform(rng) < rates.fine else 1.0)
+    for e in range(l0, l1):
+        if uniform(rng) < rates.perturb:
+            weight = out.weight[e] + (2.0 * uniform(rng) - 1.0) * step
+        else:
+            weight = normal(rng) * rates.power
+        out.weight[e] = min(max(weight, -rates.most), rates.most)
+
+
+@compiled
+def breed(
+    parents: Genes,
+    fitness: np.ndarray,
+    elite: np.ndarray,
+    species: np.ndarray,
+    pool_off: np.ndarray,
+    pool: np.ndarray,
+    out: Genes,
+    record: Record,
+    registry: Registry,
+    rates: Rates,
+    acts: np.ndarray,
+    inputs: int,
+    outputs: int,
+    seed: int,
+    generation: int,
+    rng: np.ndarray,
+    seen: np.ndarray,
+    stack: np.ndarray,
+) -> None:
+    """Fill `out` with children.
+
+    Args:
+        parents, fitness: the generation that breeds; float64 [G], NaN-free.
+        elite: int64 [C]; a parent to copy as it is, or -1.
+        species: int64 [C]; the pool that the child's parents come from.
+        pool_off, pool: int64; parents per species, best first.
+        out: columns with room for all children; offsets are written.
+        record: int64 [C] each, written; `refused` int64 [9] counts mutations that could not be made.
+        registry: with room for all numbers that could arise.
+        acts: int32; activations of new nodes.
+        inputs, outputs, seed, generation: of the run; child c draws from a stream of its own.
+        rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
+    """
+    out.node_off[0], out.link_off[0] = 0, 0
+    for child in range(len(elite)):
+        begin(rng, seed, child, generation, BREEDING)
+        n0, l0 = out.node_off[child], out.link_off[child]
+        mutation, site = np.int64(COPY), np.int64(-1)
+        if elite[child] >= 0:
+            mother, father = elite[child], np.int64(-1)
+            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+        else:
+            low, high = pool_off[species[child]], pool_off[species[child] + 1]
+            mother, father = _parent(rng, pool, low, high, rates.tournament), np.int64(-1)
+            if uniform(rng) >= rates.mutate_only:
+                if uniform(rng) < rates.interspecies:
+                    low, high = 0, len(pool)
+                father = _parent(rng, pool, low, high, rates.tournament)
+                if father == mother:
+                    father = np.int64(-1)
+                elif _fitter(parents, fitness, father, mother):
+                    mother, father = father, mother
+            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+            nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
+            if rates.grow > 0.0 and uniform(rng) < rates.grow:
+                if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
+                    n1, l1, site = _grow(out, n0, n1, l0, l1, inputs, outputs, registry, acts, rng)
+                    mutation = GROW
+                else:
+                    record.refused[GROW] += 1
+            if mutation == COPY and rates.split_link > 0.0 and uniform(rng) < rates.split_link:
+                if nodes_left >= 1 and links_left >= 2:
+                    n1, l1, site = _split(out, n0, n1, l0, l1, registry, acts, rng)
+                if site >= 0:
+                    mutation = SPLIT_LINK
+                else:
+                    record.refused[SPLIT_LINK] += 1
+            if mutation == COPY and rates.add_link > 0.0 and uniform(rng) < rates.add_link:
+                delay = np.int64(0)
+                if links_left >= 1:
+                    l1, site, delay = _add(out, n0, n1, l0, l1, inputs, registry, rates, rng, seen, stack)
+                if site >= 0:
+                    mutation = ADD_DELAY if delay else ADD_LINK
+                else:
+                    record.refused[ADD_LINK] += 1
+            if mutation == COPY and rates.toggle_link > 0.0 and uniform(rng) < rates.toggle_link:
+                if l1 > l0:
+                    at = l0 + below(rng, l1 - l0)
+                    out.link_open[at], site, mutation = 1 - out.link_open[at], out.link_id[at], TOGGLE
+                else:
+                    record.refused[TOGGLE] += 1
+            if mutation == COPY and rates.remove_link > 0.0 and uniform(rng) < rates.remove_link:
+                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, rng)
+                if site >= 0:
+                    mutation = REMOVE_LINK
+                else:
+                    record.refused[REMOVE_LINK] += 1
+            if mutation == COPY and rates.set_activation > 0.0 and uniform(rng) < rates.set_activation:
+                site = _activate(out, n0, n1, inputs, outputs, acts, rng)
+                if site >= 0:
+                    mutation = SET_ACTIVATION
+                else:
+                    record.refused[SET_ACTIVATION] += 1
+            if mutation == COPY and uniform(rng) < rates.weights:
+                _perturb(out, l0, l1, rates, rng)
+                mutation = WEIGHTS
+        out.node_off[child + 1], out.link_off[child + 1] = n1, l1
+        record.mother[child], record.father[child] = mother, father
+        record.mutation[child], record.site[child] = mutation, site

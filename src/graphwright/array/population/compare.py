@@ -1,0 +1,113 @@
+"""How far genomes are apart, and which species they belong to. Importing this module loads numba."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array.population.genes import Genes, compiled, native
+
+_SMALL = 20  # links below which both genomes are small: then N = 1
+
+
+class Coefficients(NamedTuple):
+    """Weights of the terms of δ: excess, disjoint, weights of matching links, attributes of matching nodes."""
+
+    c1: float
+    c2: float
+    c3: float
+    c4: float
+
+
+@native
+def _distance(a: Any, i: int, b: Any, j: int, c: Any) -> float:
+    p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
+    larger = max(p_end - p, q_end - q)
+    excess, disjoint, matching, gap = 0, 0, 0, 0.0
+    while p < p_end and q < q_end:
+        left, right = a.link_id[p], b.link_id[q]
+        if left == right:
+            matching += 1
+            gap += abs(np.float64(a.weight[p]) - np.float64(b.weight[q]))
+        else:
+            disjoint += 1
+        p += left <= right
+        q += right <= left
+    excess = (p_end - p) + (q_end - q)
+    size = 1.0 if larger < _SMALL else np.float64(larger)
+    total = (c.c1 * excess + c.c2 * disjoint) / size
+    if matching:
+        total += c.c3 * gap / matching
+    if c.c4:
+        p, p_end, q, q_end = a.node_off[i], a.node_off[i + 1], b.node_off[j], b.node_off[j + 1]
+        shared, differ = 0, 0
+        while p < p_end and q < q_end:
+            left, right = a.node_id[p], b.node_id[q]
+            if left == right:
+                shared += 1
+                differ += a.node_act[p] != b.node_act[q]
+            p += left <= right
+            q += right <= left
+        total += c.c4 * differ / max(shared, 1)
+    return total
+
+
+@compiled
+def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = _distance(a, i, b, j, c)
+
+
+def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
+    """δ of all pairs, float64 [G of a, G of b]: (c1 E + c2 D)/N + c3 W + c4 A.
+
+    E excess and D disjoint links; N links of the larger genome, 1 if both have fewer than 20; W the mean difference of
+    weights over matching links; A the share of matching nodes with another activation.
+    Source: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies", eq. 1.
+    """
+    out = np.empty((len(a.node_off) - 1, len(b.node_off) - 1))
+    _distances(a, b, c, out)
+    return out
+
+
+def speciate(
+    old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first species whose representative is nearer than `threshold`, else a new one whose representative it is.
+
+    Args:
+        old: where representatives of the existing species live.
+        representatives: int64 [S]; genomes of `old`.
+    Returns: species int64 [G]; and for each of them beyond S the genome of `genes` that founded it.
+    """
+    count = len(genes.node_off) - 1
+    species, founders = np.empty(count, np.int64), np.empty(count, np.int64)
+    made = _speciate(old, representatives, genes, threshold, c, species, founders)
+    return species, founders[:made].copy()
+
+
+@compiled
+def _speciate(
+    old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients, species: np.ndarray,
+    founders: np.ndarray,
+) -> int:  # fmt: skip
+    known, made = len(representatives), 0
+    for g in range(len(species)):
+        found = -1
+        for s in range(known):
+            if _distance(old, representatives[s], genes, g, c) < threshold:
+                found = s
+                break
+        if found < 0:
+            for s in range(made):
+                if _distance(genes, founders[s], genes, g, c) < threshold:
+                    found = known + s
+                    break
+        if found < 0:
+            founders[made] = g
+            found = known + made
+            made += 1
+        species[g] = found
+    return made

@@ -1,0 +1,127 @@
+"""From genes to rows: which nodes are computed, in which order, from which slots. Importing this module loads numba.
+
+A row computes one neuron: the weighted sum of its open links in ascending order of their numbers, then its activation.
+Nodes that no output depends on have no row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array.population.genes import Genes, compiled, native, place
+
+
+class Table(NamedTuple):
+    """Rows of all genomes, one behind another.
+
+    Attributes:
+        row_off: int64 [G + 1].
+        rows: int32 [R, 3]: activation, and the run of its links.
+        links: int32 [L, 3]: source, delay in steps, place of the weight in the genes. A source below n + 1 is an input
+            or the bias, n + 1 + r is row r of the genome.
+        outputs: int32 [G, outputs]: rows of the outputs.
+        node: int32 [R]: place of the row's node in the genes.
+    """
+
+    row_off: Any
+    rows: Any
+    links: Any
+    outputs: Any
+    node: Any
+
+
+@native
+def _visit(
+    genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
+    base: int, made: int, stack: Any,
+) -> int:  # fmt: skip
+    """Give rows to a node and what it reads in the same step, operands first."""
+    n0 = genes.node_off[g]
+    if row[root] >= 0 or at[root] >= 0:
+        return made
+    stack[0], depth, at[root] = root, 1, first[root]
+    while depth:
+        here = stack[depth - 1]
+        if at[here] == first[here + 1]:
+            row[here], node[base + made] = made, n0 + here
+            made += 1
+            depth -= 1
+            continue
+        e = by_target[at[here]]
+        at[here] += 1
+        if genes.link_delay[e] or not genes.link_open[e]:
+            continue
+        before = source[e - genes.link_off[g]]
+        if before >= 0 and at[before - n0] < 0:
+            stack[depth], at[before - n0] = before - n0, first[before - n0]
+            depth += 1
+    return made
+
+
+def tabulate(genes: Genes, inputs: int, outputs: int) -> Table:
+    """The table of a population whose genomes have `inputs` inputs and `outputs` outputs."""
+    count = len(genes.node_off) - 1
+    nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
+    most_nodes = 1 + int((genes.node_off[1:] - genes.node_off[:-1]).max(initial=0))
+    most_links = 1 + int((genes.link_off[1:] - genes.link_off[:-1]).max(initial=0))
+    row_off, rows, node = np.empty(count + 1, np.int64), np.empty((nodes, 3), np.int32), np.empty(nodes, np.int32)
+    ends, read = np.empty((count, outputs), np.int32), np.empty((links, 3), np.int32)
+    scratch, places = np.empty((4, most_nodes + 1), np.int64), np.empty((3, most_links), np.int64)
+    used = _tabulate(genes, inputs, outputs, row_off, rows, read, ends, node, scratch, places)
+    made = int(row_off[-1])
+    return Table(row_off, rows[:made], read[:used], ends, node[:made])
+
+
+@compiled
+def _tabulate(
+    genes: Genes, inputs: int, outputs: int, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
+    ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, places: np.ndarray,
+) -> int:  # fmt: skip
+    """Write the table; returns the number of its links."""
+    first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
+    target, source, by_target = places[0], places[1], places[2]
+    row_off[0], used = 0, 0
+    for g in range(len(row_off) - 1):
+        n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
+        first[0] = 0
+        for n in range(n1 - n0):
+            first[n + 1], at[n], row[n] = 0, -1, -1
+        for e in range(l0, l1):  # a counting sort by target keeps links in the order of their numbers
+            target[e - l0] = place(genes.node_id, n0, n1, genes.link_dst[e]) - n0
+            source[e - l0] = place(genes.node_id, n0, n1, genes.link_src[e]) if genes.link_src[e] > inputs else -1
+            first[target[e - l0] + 1] += 1
+        for n in range(n1 - n0):
+            first[n + 1] += first[n]
+            stack[n] = first[n]
+        for e in range(l0, l1):
+            by_target[stack[target[e - l0]]] = e
+            stack[target[e - l0]] += 1
+        base, made = row_off[g], 0
+        for o in range(outputs):
+            made = _visit(genes, g, o, first, by_target, source, at, row, node, base, made, stack)
+        looked = 0
+        while looked < made:  # what is read a step later is computed as well
+            here = node[base + looked] - n0
+            for i in range(first[here], first[here + 1]):
+                e = by_target[i]
+                before = source[e - l0]
+                if genes.link_open[e] and genes.link_delay[e] and before >= 0:
+                    made = _visit(genes, g, before - n0, first, by_target, source, at, row, node, base, made, stack)
+            looked += 1
+        for r in range(made):
+            here = node[base + r] - n0
+            rows[base + r, 0], rows[base + r, 1] = genes.node_act[n0 + here], used
+            for i in range(first[here], first[here + 1]):
+                e = by_target[i]
+                if genes.link_open[e]:
+                    before = source[e - l0]
+                    links[used, 0] = genes.link_src[e] if before < 0 else inputs + 1 + row[before - n0]
+                    links[used, 1], links[used, 2] = genes.link_delay[e], e
+                    used += 1
+            rows[base + r, 2] = used
+        for o in range(outputs):
+            ends[g, o] = row[o]
+        row_off[g + 1] = base + made
+    return used

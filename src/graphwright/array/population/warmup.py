@@ -1,0 +1,40 @@
+"""Compiling the loops of populations ahead of their first use; numba keeps them on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.array.population import breed as breeding
+from graphwright.array.population.compare import Coefficients, distances, speciate
+from graphwright.array.population.genes import Genes, Registry, number_of
+from graphwright.array.population.names import MUTATIONS
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+
+
+def warmup() -> None:
+    """Score, train, compare and breed two genomes of one input."""
+    floats = [np.zeros(4, np.float32) for _ in range(4)]
+    links = [np.array(v, np.int32) for v in ([3, 4] * 2, [0, 1] * 2, [2] * 4, [0] * 4, [1] * 4)]
+    nodes = np.full(2, 2, np.int32), np.zeros(2, np.int32)
+    genes = Genes(np.arange(3, dtype=np.int64), *nodes, np.array([0, 2, 4]), *links, *floats)
+    registry = Registry(np.zeros((64, 4), np.int64), np.full(128, -1, np.int64), np.zeros(1, np.int64))
+    for key in ((0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 2, 0), (3, 1, 2, 0)):
+        number_of(registry, *key)
+    x = np.zeros((2, 1))
+    table = tabulate(genes, 1, 1)
+    outputs(table, genes, Cases.of(x))
+    fit(table, genes, Lesson.of(x, x, "mse"), np.ones(2, np.int64), np.zeros(2))
+    c = Coefficients(1.0, 1.0, 1.0, 1.0)
+    distances(genes, genes, c)
+    speciate(genes, np.zeros(1, np.int64), genes, 3.0, c)
+    out = Genes._make(np.zeros(32, column.dtype) for column in genes)
+    record = breeding.Record._make([*(np.zeros(2, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64)])
+    rates = breeding.Rates._make(kind(1) for kind in _KINDS)
+    breeding.breed(
+        genes, np.zeros(2), np.full(2, -1), np.zeros(2, np.int64), np.array([0, 2]), np.arange(2), out, record,
+        registry, rates, np.zeros(1, np.int32), 1, 1, 0, 1,
+        *breeding.scratch(1),
+    )  # fmt: skip
+
+
+_KINDS = tuple(int if name in breeding.WHOLE else float for name in breeding.Rates._fields)

@@ -1,0 +1,159 @@
+"""`graphwright evolve TASK`: let a network find its structure; live table, resumable, champion with its family tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graphwright.cli.common import Debug, Json, Quiet, Seed, Threads, colours, emit_json, say, verb
+from graphwright.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog="Example: graphwright evolve xor --seed 7 --out run")(evolve)
+
+
+@verb
+def evolve(
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TASK",
+            help="xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a CSV: the column to predict.")] = None,
+    generations: Annotated[int, typer.Option(metavar="N", min=1, help="Generations at most.")] = 300,
+    population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes of a generation.")] = None,
+    hybrid: Annotated[
+        bool, typer.Option("--hybrid", help="Train each candidate by gradients; few candidates.")
+    ] = False,
+    delays: Annotated[bool, typer.Option("--delays", help="Half of the new links carry the step before.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run: written as it goes, with champion and pictures.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that lies there.")] = None,
+    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two states.")] = 10,
+    lineage: Annotated[bool, typer.Option("--lineage", help="Show the champion's history of edits.")] = False,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Let a network find its structure for a task, by NEAT.
+
+    --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes
+    on from there, to the bit.
+    """
+    from graphwright import evolve as ev
+
+    given = _task(task, target)
+    if resume is not None:
+        run = ev.resume(resume, given, threads=threads or 1)
+        out = out or resume
+    elif given is None:
+        raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, or a file.csv",
+                         fix="graphwright evolve xor")  # fmt: skip
+    else:
+        changes: dict[str, Any] = {} if population is None else {"population": population}
+        if delays or given.sequence:
+            changes["delays"] = 0.5
+        if isinstance(given, ev.Task) and given.loss == "mse":  # numbers of any size, not shares
+            changes["output"] = "identity"
+        settings = ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
+        run = ev.Evolution(given, ev.scalar(), settings, seed=seed, threads=threads or 1)
+    state = None if out is None else out / "state"
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        state = out if (out / "run.json").is_file() else state  # a run that Python saved
+    try:
+        with _table(quiet or as_json, run.task.metric, generations) as show:
+            result = run.run(generations, callback=show, save=state, save_every=save_every)
+    except KeyboardInterrupt:
+        kept = "nothing is kept; --out DIR would keep the run" if state is None else f"the run is kept in {state}"
+        raise KeyboardInterrupt(kept) from None
+    facts = result.to_json()
+    if not isinstance(run.task.split, str):
+        facts["metric"]["test"] = result.test()
+    if out is not None:
+        facts["out"] = _write(result, out)
+    if as_json:
+        emit_json(facts)
+        return
+    say(str(result))
+    if "test" in facts["metric"]:
+        say(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
+    if lineage:
+        for birth in result.lineage.path(result.best.key):
+            if birth.mutation != "copy" or birth.father is not None or birth.mother is None:
+                say(f"  {birth}")
+    if out is not None:
+        say(f"wrote {out}: {', '.join(facts['out'])}")
+
+
+def _task(task: str | None, target: str | None) -> Any:
+    from graphwright.evolve import tasks
+
+    if task is None:
+        return None
+    if task.endswith(".csv"):
+        if target is None:
+            raise UsageError("a CSV needs the column to predict", where=task, fix="--target COLUMN")
+        return tasks.csv(task, target)
+    return tasks.named(task)
+
+
+def _write(result: Any, out: Path) -> list[str]:
+    """The champion as a saved program, and the pictures."""
+    from graphwright.evolve import pictures
+
+    best = result.best
+    program = best.program
+    program.save(out / "champion", overwrite=True)
+    texts = {
+        "champion.svg": pictures.network(best.genome, result.lineage.names),
+        "fitness.svg": pictures.fitness(result.evolution.log),
+        "species.svg": pictures.species(result.evolution.log),
+        "lineage.html": result.lineage.to_html(key=best.key),
+    }
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return ["champion/", *texts]
+
+
+@contextmanager
+def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
+    """A table on stderr that follows the run; None when nobody would see it."""
+    import sys
+
+    if quiet or not colours(sys.stderr):
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    def draw(run: Any) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for name in ("generation", "best", "median", metric, "species", "hidden", "links", "evaluations/s", "left"):
+            table.add_column(name, justify="right")
+        for line in run.log[-8:]:
+            last = line is run.log[-1]
+            rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
+            left = run.counters.seconds / len(run.log) * (generations - len(run.log))
+            table.add_row(
+                str(line.generation), f"{line.best:.4g}", f"{line.median:.4g}", f"{line.metric:.4g}",
+                str(len(line.species)), str(line.hidden), str(line.links), f"{rate:,.0f}" if last else "",
+                f"{left:,.0f} s" if last else "",
+            )  # fmt: skip
+        return table
+
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
+        yield lambda run: live.update(draw(run))

@@ -1,0 +1,29 @@
+"""Errors of evolution."""
+
+from __future__ import annotations
+
+from graphwright.errors import ComputeError, UsageError
+
+
+class TaskError(UsageError):
+    """A task that cannot be: ragged or empty data, an unknown name, a column that is not there."""
+
+
+class EvaluationFailed(ComputeError):
+    """More than half of a generation has no fitness."""
+
+
+class ResumeMismatch(UsageError):
+    """A saved run of another task, other settings or another schema; nothing was overwritten."""
+
+
+class LimitTooSmall(UsageError):
+    """The start is larger than the limits of a genome."""
+
+
+class IdxError(UsageError):
+    """A file that is no IDX file, or is damaged."""
+
+
+class NoisyFitness(UserWarning):
+    """One genome got two fitnesses."""

@@ -1,0 +1,172 @@
+"""Who descends from whom, and by which edits: every living genome, and every champion, back to its founder.
+
+A child has the structure of its mother; a father gives weights of genes that both have. So a line of mothers is a line
+of edits. Genes of ancestors are kept as long as somebody descends from them; the rest of a generation is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.names import MUTATIONS
+from graphwright.evolve.genomes import Genome, genome, take
+from graphwright.evolve.program import apply, founder
+from graphwright.evolve.reproduce import Births
+from graphwright.files import StrPath
+from graphwright.program.draw import written
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+
+_EVERY = 64  # generations between two sweeps of what nobody descends from
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """An individual: its generation, and its place there."""
+
+    generation: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """How an individual came to be.
+
+    Attributes:
+        key: of the individual; mother, father: of its parents, or None.
+        mutation: its name; site: innovation number of the gene it concerned, or -1.
+        species, fitness, metric: as the individual was scored.
+    """
+
+    key: Key
+    mother: Key | None
+    father: Key | None
+    mutation: str
+    site: int
+    species: int
+    fitness: float
+    metric: float
+
+    def __str__(self) -> str:
+        if self.mother is None:
+            return f"generation {self.key.generation}: founder"
+        crossed = f", crossed with {self.father.index}" if self.father is not None else ""
+        at = f" at {self.site}" if self.site >= 0 else ""
+        return f"generation {self.key.generation}: {self.mutation.replace('_', ' ')}{at}{crossed}"
+
+
+@dataclass(slots=True)
+class _Past:
+    """One generation: births of all, genes of those that are kept."""
+
+    births: Births
+    species: np.ndarray
+    fitness: np.ndarray
+    metric: np.ndarray
+    kept: np.ndarray
+    genes: Any
+
+
+class Lineage:
+    """The history of a run.
+
+    Args:
+        inputs, outputs: of each genome; names: of the inputs.
+    """
+
+    def __init__(self, inputs: int, outputs: int, names: tuple[str, ...] = ()) -> None:
+        self.inputs, self.outputs, self.names = inputs, outputs, names
+        self.past: list[_Past] = []
+        self.pinned: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self.past)
+
+    def add(self, genes: Any, births: Births, species: np.ndarray, fitness: np.ndarray, metric: np.ndarray) -> None:
+        """Enter a generation that was scored; `genes` must not be written any more."""
+        everybody = np.arange(len(fitness), dtype=np.int32)
+        self.past.append(_Past(births, species.astype(np.int32), fitness, metric, everybody, genes))
+        if len(self.past) % _EVERY == 0:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Drop genes that neither a living nor a pinned individual descends from."""
+        if not self.past:
+            return
+        wanted = np.arange(len(self.past[-1].fitness), dtype=np.int32)
+        for g in range(len(self.past) - 1, -1, -1):
+            past = self.past[g]
+            pinned = [k.index for k in self.pinned if k.generation == g]
+            wanted = np.union1d(wanted, np.array(pinned, np.int32)).astype(np.int32)
+            if 2 * len(wanted) <= len(past.kept):  # what is left over costs less than copying it often
+                past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
+                past.kept = wanted
+            elif g < len(self.past) - 2 * _EVERY and not pinned:
+                break  # nothing changed here, so nothing changes before
+            mothers = past.births.mother[wanted]
+            wanted = np.unique(mothers[mothers >= 0])
+
+    def birth(self, key: Key) -> Birth:
+        """How an individual came to be."""
+        g, i = key.generation, key.index
+        past = self.past[g]
+        mother, father = int(past.births.mother[i]), int(past.births.father[i])
+        return Birth(
+            Key(g, i),
+            Key(g - 1, mother) if mother >= 0 else None,
+            Key(g - 1, father) if father >= 0 else None,
+            MUTATIONS[past.births.mutation[i]],
+            int(past.births.site[i]),
+            int(past.species[i]),
+            float(past.fitness[i]),
+            float(past.metric[i]),
+        )
+
+    def path(self, key: Key) -> list[Birth]:
+        """Births from the founder to an individual, along mothers."""
+        line = [self.birth(key)]
+        while (mother := line[-1].mother) is not None:
+            line.append(self.birth(mother))
+        return line[::-1]
+
+    def genome(self, key: Key) -> Genome:
+        """The genes of an individual. Raises: KeyError if they were dropped: nobody lives that descends from it."""
+        past = self.past[key.generation]
+        at = int(np.searchsorted(past.kept, key.index))
+        if at == len(past.kept) or past.kept[at] != key.index:
+            raise KeyError(f"no genes of {key} are kept: it has no living descendants and was no champion")
+        return genome(past.genes, at, self.inputs, self.outputs)
+
+    def columns(self, key: Key) -> Any:
+        """The genes of an individual as a population of one."""
+        past = self.past[key.generation]
+        self.genome(key)
+        return take(past.genes, np.searchsorted(past.kept, [key.index]))
+
+    def replay(self, key: Key, batch: int | str = "B") -> Program:
+        """An individual as a Program whose journal is its history: the founder, then one entry per generation."""
+        line = self.path(key)
+        genomes = [self.genome(birth.key) for birth in line]
+        recurrent = any(link.delay for g in genomes for link in g.links)
+        p = founder(genomes[0], self.names, 1 if recurrent and isinstance(batch, str) else batch)
+        for birth, before, after in zip(line[1:], genomes, genomes[1:], strict=False):
+            if before.nodes != after.nodes or before.links != after.links:
+                apply(p, before, after, str(birth))
+        return p
+
+    def to_html(self, path: StrPath | None = None, key: Key | None = None) -> str:
+        """The line of an individual (by default the last champion) as a page, also written to `path` if given."""
+        from graphwright.evolve.pictures import lineage
+
+        chosen = max(self.pinned) if key is None else key
+        text = lineage(self, chosen, f"How {chosen.index} of generation {chosen.generation} came to be")
+        return written(text, path)
+
+    def champions(self) -> Iterator[Birth]:
+        """Individuals that were the best so far, oldest first."""
+        return (self.birth(key) for key in sorted(self.pinned))

@@ -1,0 +1,225 @@
+"""A genome as a Program, a Program as a genome, and the edits that lead from one genome to another.
+
+Names say what a node is, so nothing else is stored: `n5` is the neuron with innovation number 5, in it `n5.sum` (a
+junction), `n5.out` (its activation) and per link into it `n5.l7` (source times weight) and `n5.l7.weight`. The port of
+a link at the junction is its number, which keeps sums in the order of numbers. A closed link has all its nodes, but no
+edge into the junction. A neuron is one cluster of the picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.evolve.errors import TaskError
+from graphwright.evolve.genomes import Genome, Link, Node
+from graphwright.program.errors import UnknownNode
+from graphwright.program.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.program.transaction import Transaction
+
+_DIRECT = ("sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign")
+_LINK = re.compile(r"^n(\d+)\.l(\d+)$")
+_STEEP = 4.9
+
+
+def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", name: str = "genome") -> Program:
+    """A genome as a Program.
+
+    Args:
+        genome: what to build.
+        names: of the inputs.
+        batch: cases; a genome with delays needs a number, since its states keep a value per case.
+    Returns: input `x` [batch, inputs], output `y` [batch, outputs]; its founding is the first entry of its journal.
+    """
+    if isinstance(batch, str) and any(link.delay for link in genome.links):
+        batch = 1
+    p = Program(name)
+    with p.edit("found a genome", author="evolution") as e:
+        x = e.input("x", (batch, genome.inputs))
+        labels = list(names) or [f"x{i}" for i in range(genome.inputs)]
+        for i in range(genome.inputs):
+            e.add("slice", x, name=f"n{i}.{_clean(labels[i])}", axis=1, start=i, size=1)
+        first = e.add("slice", x, name=f"n{genome.inputs}.like", axis=1, start=0, size=1)
+        e.add("full_like", first, name=f"n{genome.inputs}.bias", value=1.0)
+        _grow(e, genome, genome.nodes, genome.links)
+        ends = [_value(p, genome.inputs + 1 + o, genome.inputs) for o in range(genome.outputs)]
+        e.set_outputs(y=ends[0] if len(ends) == 1 else e.add("concat", *ends, name="y", axis=1))
+    return p
+
+
+def apply(p: Program, before: Genome, after: Genome, why: str) -> None:
+    """One entry of the journal that makes the program of one genome that of another."""
+    old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
+    old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
+    with p.edit(why, author="evolution", tool="graphwright.evolve") as e:
+        gone = [link for i, link in old_links.items() if i not in new_links]
+        for link in gone:
+            _drop(e, link)
+        for node in (n for i, n in old_nodes.items() if i not in new_nodes):
+            e.remove([n for n in p.nodes() if p.path(n).startswith(f"n{node.id}.")])
+        added_nodes = [n for i, n in new_nodes.items() if i not in old_nodes]
+        _grow(e, after, added_nodes, [link for i, link in new_links.items() if i not in old_links])
+        for i, link in new_links.items():
+            if (old := old_links.get(i)) is None:
+                continue
+            if old.open != link.open:
+                (_open if link.open else _close)(e, link)
+            if np.float32(old.weight) != np.float32(link.weight):
+                e.set_weight(f"n{link.dst}.l{i}.weight", np.float32(link.weight))
+        for i, node in new_nodes.items():
+            if i in old_nodes and old_nodes[i].activation != node.activation:
+                _activation(e, node)
+
+
+def read(p: Program) -> Genome:
+    """The genome that a program of this form is. Raises: TaskError naming the node that has no place in one."""
+    inputs = int(p.spec("x").shape[1])
+    outputs, nodes, links = int(p.specs(p.outputs()[0].node)[0].shape[1]), [], []
+    for node in p.nodes():
+        path = p.path(node)
+        if path.endswith(".sum") and p.is_junction(node):
+            nodes.append(Node(int(path[1:-4]), _activation_of(p, path[:-4])))
+        elif found := _LINK.match(path):
+            dst, number = int(found[1]), int(found[2])
+            source, delay = p.operands(node)[0].node, 0
+            while p.op(source) == "state":
+                write = next(w for w in p.consumers(source) if p.op(w) == "write")
+                source, delay = p.operands(write)[1].node, delay + 1
+            src = p.path(source).split(".")[0]
+            if not re.match(r"^n\d+$", src):
+                raise TaskError("a link starts at a neuron", where=path, got=p.path(source))
+            junction = p.node(f"n{dst}.sum")
+            is_open = any(p.graph.source(e) == node for e in p.in_edges(junction))
+            weight = float(p.weights.array(f"{path}.weight").to_numpy())
+            links.append(Link(number, int(src[1:]), dst, delay, is_open, weight))
+    if not nodes:
+        raise TaskError("the program is no genome", where=p.name, fix="evolve.blocks(program) for a network of layers")
+    return Genome(inputs, outputs, tuple(sorted(nodes)), tuple(sorted(links)))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+def _grow(e: Transaction, genome: Genome, nodes: Iterable[Node], links: Iterable[Link]) -> None:
+    """Nodes and links that are not there yet. A junction gets its spec from its first edge."""
+    new = list(nodes)
+    p = e.program
+    for node in new:
+        # an edge from the bias gives a junction its spec; it goes again at once
+        junction = e.add("junction", _value(p, genome.inputs, genome.inputs), name=f"n{node.id}.sum")
+        e.cut(p.in_edges(junction)[0])
+        _activation(e, node, fresh=True)
+    for link in links:
+        source: Any = _value(p, link.src, genome.inputs)
+        for k in range(1, link.delay + 1):
+            source = _delayed(e, source, f"n{link.src}.before{k}")
+        weight = e.param(f"n{link.dst}.l{link.id}.weight", np.float32(link.weight))
+        e.add("mul", source, weight, name=f"n{link.dst}.l{link.id}")
+        if link.open:
+            _open(e, link)
+
+
+def _delayed(e: Transaction, source: Any, name: str) -> Any:
+    """The state that holds a value of the step before; one per source."""
+    p = e.program
+    if _has(p, name):
+        return p.node(name)
+    state = e.state(name, np.zeros([int(d) for d in e.spec(source).shape], np.float32))
+    e.carry(source, state)
+    return state
+
+
+def _value(p: Program, number: int, inputs: int) -> Any:
+    """The node that holds a neuron's value."""
+    if number == inputs:
+        return p.node(f"n{number}.bias")
+    if number > inputs:
+        return p.node(f"n{number}.out")
+    return next(n for n in p.of_kind("slice") if p.path(n).startswith(f"n{number}."))
+
+
+def _open(e: Transaction, link: Link) -> None:
+    e.connect(f"n{link.dst}.l{link.id}", f"n{link.dst}.sum", port=link.id)
+
+
+def _close(e: Transaction, link: Link) -> None:
+    p = e.program
+    node = p.node(f"n{link.dst}.l{link.id}")
+    for edge in p.out_edges(node):
+        e.cut(edge)
+
+
+def _drop(e: Transaction, link: Link) -> None:
+    """A link with all its nodes, and states that nobody else reads."""
+    p = e.program
+    _close(e, link)
+    source = p.operands(p.node(f"n{link.dst}.l{link.id}"))[0].node
+    e.remove([f"n{link.dst}.l{link.id}", f"n{link.dst}.l{link.id}.weight"])
+    while p.op(source) == "state" and all(p.op(n) == "write" for n in p.consumers(source)):
+        (write,) = p.consumers(source)
+        before = p.operands(write)[1].node
+        e.remove([write, source])
+        source = before
+
+
+def _has(p: Program, name: str) -> bool:
+    try:
+        p.node(name)
+    except UnknownNode:
+        return False
+    return True
+
+
+def _activation(e: Transaction, node: Node, fresh: bool = False) -> None:
+    """Make `n.out` the activation of `n.sum`; what read the old one reads the new one."""
+    p, base = e.program, f"n{node.id}"
+    readers: list[Any] = []
+    if not fresh:
+        e.rename(f"{base}.out", f"{base}.old")
+        readers = list(p.out_edges(f"{base}.old"))
+    total = f"{base}.sum"
+    if node.activation in _DIRECT:
+        e.add(node.activation, total, name=f"{base}.out")
+    elif node.activation == "sigmoid49":
+        e.add("sigmoid", _scaled(e, total, f"{base}.steep", _STEEP), name=f"{base}.out")
+    elif node.activation == "gauss":
+        e.add("exp", e.add("neg", e.add("mul", total, total, name=f"{base}.square"), name=f"{base}.minus"),
+              name=f"{base}.out")  # fmt: skip
+    elif node.activation == "step":
+        e.add("relu", e.add("sign", total, name=f"{base}.side"), name=f"{base}.out")
+    else:
+        e.add("copy", total, name=f"{base}.out")
+    if not fresh:
+        for edge in readers:
+            e.rewire(edge, f"{base}.out")
+        outputs = {name: v for name, v in zip(p.output_names(), p.outputs(), strict=True)}
+        if any(p.path(v) == f"{base}.old" for v in outputs.values()):
+            e.set_outputs(**{k: f"{base}.out" if p.path(v) == f"{base}.old" else v for k, v in outputs.items()})
+        kept = {f"{base}.sum", f"{base}.out"}
+        above = [p.node(f"{base}.old")]
+        while above:
+            node_ = above.pop()
+            before = [n for n in p.producers(node_) if p.path(n) not in kept]
+            e.remove(node_)
+            above += [n for n in before if not p.consumers(n)]
+
+
+def _scaled(e: Transaction, source: str, name: str, factor: float) -> Any:
+    return e.add("mul", source, e.const(f"{name}.factor", np.float32(factor)), name=name)
+
+
+def _activation_of(p: Program, base: str) -> str:
+    op = p.op(p.node(f"{base}.out"))
+    if op == "sigmoid":
+        return "sigmoid49" if _has(p, f"{base}.steep") else "sigmoid"
+    if op == "relu":
+        return "step" if _has(p, f"{base}.side") else "relu"
+    return {"exp": "gauss", "copy": "identity"}.get(op, op)
+
+
+def _clean(name: str) -> str:
+    """A name as one segment of a path."""
+    return re.sub(r"[^0-9A-Za-z_]+", "_", name).strip("_") or "x"

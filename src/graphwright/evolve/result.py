@@ -1,0 +1,148 @@
+"""What a run found, in numbers and as a Program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.evolve.genomes import Genome
+from graphwright.evolve.lineage import Birth, Key, Lineage
+
+if TYPE_CHECKING:
+    from graphwright.evolve.evolution import Evolution
+    from graphwright.program import Program
+
+
+class Status(StrEnum):
+    """Why a run ended. Missing the target is no error."""
+
+    TARGET_REACHED = "TargetReached"
+    MAX_GENERATIONS = "MaxGenerations"
+    MAX_EVALUATIONS = "MaxEvaluations"
+    MAX_TIME = "MaxTime"
+    CALLBACK_STOPPED = "CallbackStopped"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Individual:
+    """A genome of a run, how it came to be, and what it scored."""
+
+    evolution: Evolution
+    birth: Birth
+    genome: Genome
+
+    @property
+    def key(self) -> Key:
+        """Generation and place."""
+        return self.birth.key
+
+    @property
+    def fitness(self) -> float:
+        """As it was scored."""
+        return self.birth.fitness
+
+    @property
+    def metric(self) -> float:
+        """As it was scored, on the validation cases."""
+        return self.birth.metric
+
+    @property
+    def program(self) -> Program:
+        """The individual as a Program; its journal is its history, one entry per generation that changed it."""
+        return self.evolution.lineage.replay(self.key)
+
+    def rescore(self) -> float:
+        """Its fitness, computed again from its genes: the same bits, on the same machine."""
+        run = self.evolution
+        population = run.population(run.lineage.columns(self.key))
+        from dataclasses import replace
+
+        return float(run.task.score(replace(population, generation=self.key.generation)).fitness[0])
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs]."""
+        from graphwright.array.population.runner import Cases
+
+        run = self.evolution
+        answers = run.population(run.lineage.columns(self.key)).answers(Cases.of(np.asarray(x)))[0]
+        return answers if np.ndim(x) == 3 else answers[:, 0]
+
+
+class Result:
+    """The outcome of `Evolution.run`.
+
+    Attributes:
+        status: why it ended; evolution: the run, which can go on.
+    """
+
+    def __init__(self, evolution: Evolution, status: Status) -> None:
+        self.evolution, self.status = evolution, status
+        self._test: float | None = None
+
+    @property
+    def best(self) -> Individual:
+        """The one that solved the task; else the fittest so far."""
+        run = self.evolution
+        key = run.solution or run.best
+        assert key is not None
+        return run.individual(key)
+
+    @property
+    def solved(self) -> bool:
+        """Whether the target was reached."""
+        return self.status is Status.TARGET_REACHED
+
+    @property
+    def lineage(self) -> Lineage:
+        """Who descends from whom."""
+        return self.evolution.lineage
+
+    def test(self) -> float:
+        """The metric of the best on the test cases; the task counts how often they were read."""
+        run = self.evolution
+        return run.task.test(run.population(run.lineage.columns(self.best.key)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The report."""
+        run, best, c = self.evolution, self.best, self.evolution.counters
+        last = run.log[-1]
+        return {
+            "task": run.task.name,
+            "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
+            "seed": run.seed,
+            "status": str(self.status),
+            "generations": len(run.log),
+            "evaluations": c.evaluations,
+            "forward_passes": c.forward,
+            "backward_passes": c.backward,
+            "seconds": c.seconds,
+            "environment_seconds": c.environment,
+            "fitness": {"best": best.fitness, "median": last.median},
+            "metric": {"name": run.task.metric, "valid": best.metric},
+            "hidden": best.genome.hidden,
+            "links": best.genome.open_links,
+            "parameters": best.genome.open_links,
+            "species": len(last.species),
+            "refused": dict(c.refused or {}),
+            "failed": c.failed,
+            "failures": run.failures[:3],
+            "champion": {"generation": best.key.generation, "index": best.key.index},
+        }
+
+    def __str__(self) -> str:
+        r = self.to_json()
+        cases = " (the same cases for training, validation and test)" if r["split"] == "same" else ""
+        lines = [
+            f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "
+            f"{r['seconds']:.2f} s",
+            f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {r['fitness']['best']:.4g}{cases}",
+            f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
+            f"  {r['species']} species, {r['forward_passes']:,} passes forward, {r['backward_passes']:,} with "
+            "gradients",
+        ]
+        if r["failed"]:
+            lines.append(f"  {r['failed']} genomes had no fitness: {'; '.join(r['failures'])}")
+        return "\n".join(lines)

@@ -1,0 +1,211 @@
+"""A run on disk: `run.json` and `arrays.safetensors`, in a directory that appears whole or not at all.
+
+Wall-clock times lie apart, in `clock.json`: all other bytes are the same however often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphwright.evolve import tasks
+from graphwright.evolve.errors import ResumeMismatch
+from graphwright.evolve.evolution import Counters, Evolution, Generation
+from graphwright.evolve.lineage import Key, Lineage, _Past
+from graphwright.evolve.reproduce import Births
+from graphwright.evolve.settings import NEAT
+from graphwright.evolve.species import Species
+from graphwright.files import StrPath, atomic_directory, blake2b_128, read_json
+from graphwright.safetensors import Checkpoint, TensorData, write_tensors
+
+SCHEMA = 1
+_TAGS = {"int64": "I64", "int32": "I32", "int8": "I8", "float64": "F64", "float32": "F32"}
+_KINDS = {tag: np.dtype(name) for name, tag in _TAGS.items()}
+_LIMIT = 1 << 30  # bytes of run.json
+
+
+def save(run: Evolution, directory: StrPath) -> None:
+    """Write a run; what stood at the place is replaced in one step. Raises: FileError, and the old one still stands."""
+    arrays = dict(_arrays(run))
+    names = list(arrays)
+    content = {
+        "schema": SCHEMA,
+        "task": run.task.name,
+        "task_hash": run.task.hash(),
+        "settings": run.settings.to_json(),
+        "seed": run.seed,
+        "generation": run.generation,
+        "gained": run.gained,
+        "best": _pair(run.best),
+        "solution": _pair(run.solution),
+        "pinned": [_pair(key) for key in sorted(run.lineage.pinned)],
+        "threshold": run.species.threshold,
+        "next_species": run.species.next_id,
+        "counters": {k: v for k, v in asdict(run.counters).items() if k not in _CLOCK},
+        "failures": run.failures,
+        "log": [asdict(line) for line in run.log],
+        "past": len(run.lineage.past),
+        "tensors": {name: blake2b_128(np.ascontiguousarray(arrays[name])) for name in names},
+    }
+    clock = {name: getattr(run.counters, name) for name in _CLOCK}
+    items = [TensorData(n, _TAGS[a.dtype.name], a.shape, np.ascontiguousarray(a)) for n, a in arrays.items()]
+    with atomic_directory(directory, overwrite=True) as place:
+        write_tensors(place / "arrays.safetensors", items)
+        (place / "run.json").write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
+        (place / "clock.json").write_text(json.dumps(clock) + "\n", encoding="utf-8")
+
+
+_CLOCK = ("seconds", "environment")
+
+
+def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Evolution:
+    """Go on with a saved run.
+
+    Args:
+        directory: written by `Evolution.save`, or by the command line, which has it in `state`.
+        task: that of the run; may be left out if it is one that the command line knows by name.
+    Raises: ResumeMismatch for another task or schema, or damaged files; UnreadableFile.
+    """
+    folder = Path(directory)
+    folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
+    try:
+        content = read_json(folder / "run.json", _LIMIT)
+    except ValueError as error:
+        raise ResumeMismatch("run.json is damaged", where=folder, got=str(error)) from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        got = content.get("schema") if isinstance(content, dict) else None
+        raise ResumeMismatch("this is no saved run of this version", where=folder, expected=f"schema {SCHEMA}", got=got)
+    if task is None:
+        if content["task"] not in tasks.TASKS:
+            raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],
+                                 fix="resume(directory, task=...)")  # fmt: skip
+        task = tasks.named(content["task"])
+    if task.hash() != content["task_hash"]:
+        raise ResumeMismatch("a run of another task", where=folder, expected=content["task"], got=task.name,
+                             fix="give the task that it was saved with: same data, split and target")  # fmt: skip
+    arrays = _read(folder, content["tensors"])
+    run = Evolution(task, None, NEAT.from_json(content["settings"]), seed=content["seed"], threads=threads)
+    _restore(run, content, arrays)
+    clock = folder / "clock.json"
+    if clock.is_file():
+        for name, value in read_json(clock).items():
+            setattr(run.counters, name, float(value))
+    return run
+
+
+def load_best(directory: StrPath, task: Any = None) -> Any:
+    """The champion of a saved run: its `Individual`, which predicts, re-scores and is a Program."""
+    run = resume(directory, task)
+    key = run.solution or run.best
+    if key is None:
+        raise ResumeMismatch("nothing was scored yet in this run", where=directory)
+    return run.individual(key)
+
+
+def _arrays(run: Evolution) -> Iterator[tuple[str, np.ndarray]]:
+    """Everything that is an array, in a fixed order."""
+    for name, column in zip(run.genes._fields, run.genes, strict=True):
+        yield f"genes.{name}", column
+    used = int(run.registry.count[0])
+    yield "registry.keys", run.registry.keys[:used]
+    for name in ("of", "ids", "best", "gained"):
+        yield f"species.{name}", getattr(run.species, name)
+    for name in _BIRTHS:
+        yield f"births.{name}", getattr(run.births, name)
+    if run.fitness is not None:
+        yield "fitness", run.fitness
+        yield "metric", run.metric
+    for g, past in enumerate(run.lineage.past):
+        for name in _BIRTHS:
+            yield f"past.{g}.{name}", getattr(past.births, name)
+        for name in ("species", "fitness", "metric", "kept"):
+            yield f"past.{g}.{name}", getattr(past, name)
+        for name, column in zip(past.genes._fields, past.genes, strict=True):
+            yield f"past.{g}.genes.{name}", column
+
+
+_BIRTHS = ("mother", "father", "mutation", "site", "refused")
+
+
+def _restore(run: Evolution, content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    from graphwright.array.population.genes import Genes, Registry
+    from graphwright.evolve.genomes import number
+
+    keys = arrays["registry.keys"]
+    capacity = 1024
+    while capacity < len(keys):
+        capacity *= 2
+    run.registry = Registry(
+        np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64)
+    )
+    for key in keys.tolist():
+        number(run.registry, *key)
+
+    def births(prefix: str) -> Births:
+        return Births(**{name: arrays[f"{prefix}.{name}"] for name in _BIRTHS})
+
+    run.genes = Genes(**{name: arrays[f"genes.{name}"] for name in Genes._fields})
+    run.births = births("births")
+    run.species = Species(
+        **{name: arrays[f"species.{name}"] for name in ("of", "ids", "best", "gained")},
+        threshold=content["threshold"],
+        next_id=content["next_species"],
+    )
+    run.fitness, run.metric = arrays.get("fitness"), arrays.get("metric", np.zeros(0))
+    lineage = Lineage(run.task.inputs, run.task.outputs, run.task.names)
+    lineage.pinned = {Key(*k) for k in content["pinned"]}
+    lineage.past = [
+        _Past(
+            births=births(f"past.{g}"),
+            genes=Genes(**{name: arrays[f"past.{g}.genes.{name}"] for name in Genes._fields}),
+            **{name: arrays[f"past.{g}.{name}"] for name in ("species", "fitness", "metric", "kept")},
+        )
+        for g in range(content["past"])
+    ]
+    run.lineage = lineage
+    run.generation, run.gained = content["generation"], content["gained"]
+    run.best = None if content["best"] is None else Key(*content["best"])
+    run.solution = None if content["solution"] is None else Key(*content["solution"])
+    run.counters = Counters(**content["counters"])
+    run.failures = content["failures"]
+    run.log = [_line(line) for line in content["log"]]
+
+
+def _pair(key: Key | None) -> list[int] | None:
+    return None if key is None else [key.generation, key.index]
+
+
+def _line(data: Mapping[str, Any]) -> Generation:
+    numbers = {name: _number(data[name]) for name in ("best", "median", "metric")}
+    return Generation(**{**data, **numbers, "species": {int(k): v for k, v in data["species"].items()}})
+
+
+def _plain(value: Any) -> Any:
+    """As strict JSON has it: infinities as text."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _number(value: Any) -> float:
+    return float(value)
+
+
+def _read(folder: Path, digests: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The arrays, each checked. Raises: ResumeMismatch, CheckpointError."""
+    arrays: dict[str, np.ndarray] = {}
+    with Checkpoint(folder, stem="arrays") as checkpoint:
+        for name, digest in digests.items():
+            info = checkpoint.info(name)
+            array = np.frombuffer(bytearray(checkpoint.bytes(name)), _KINDS[info.tag]).reshape(info.shape)
+            if blake2b_128(array) != digest:
+                raise ResumeMismatch("the bytes of an array are damaged", where=f"{folder}: {name}", expected=digest)
+            arrays[name] = array
+    return arrays

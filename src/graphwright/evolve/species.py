@@ -1,0 +1,130 @@
+"""Species: who belongs to which, which of them breed, and how many children each has.
+
+Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy on whole generations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphwright.evolve.settings import NEAT
+
+_STEP, _LEAST = 0.3, 0.3  # by which a threshold moves towards `target_species`, and where it ends
+
+
+@dataclass(slots=True)
+class Species:
+    """The species of a generation; rows are in order of age.
+
+    Attributes:
+        of: int64 [G]; the row of each genome's species.
+        ids: int64 [S]; numbers that stay.
+        best: float64 [S]; best fitness so far; gained: int64 [S]; the generation that brought it.
+        threshold: of δ, as it is now.
+        next_id: number of the next new species.
+    """
+
+    of: np.ndarray
+    ids: np.ndarray
+    best: np.ndarray
+    gained: np.ndarray
+    threshold: float
+    next_id: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Genomes per species."""
+        return np.bincount(self.of, minlength=len(self))
+
+    def note(self, fitness: np.ndarray, generation: int) -> None:
+        """Keep the best fitness of each species, and when it came."""
+        top = np.full(len(self), -np.inf)
+        np.maximum.at(top, self.of, fitness)
+        better = top > self.best
+        self.best = np.where(better, top, self.best)
+        self.gained = np.where(better, generation, self.gained)
+
+    @staticmethod
+    def founders(genes: Any, settings: NEAT, generation: int = 0) -> Species:
+        """Species of the first generation."""
+        none = np.zeros(0, np.int64)
+        empty = Species(none, none, np.zeros(0), none, settings.threshold, 0)
+        return empty.next(genes, none, genes, settings, generation)
+
+    def next(self, old: Any, representatives: np.ndarray, genes: Any, settings: NEAT, generation: int) -> Species:
+        """Species of the next generation; those that nobody belongs to any more are gone.
+
+        Args:
+            old, representatives: a genome of `old` per species of this generation.
+        """
+        count = len(genes.node_off) - 1
+        if settings.species:
+            from graphwright.array.population.compare import Coefficients, speciate
+
+            c = Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
+            of, founders = speciate(old, representatives, genes, self.threshold, c)
+        else:
+            of, founders = np.zeros(count, np.int64), np.zeros(0 if len(self) else 1, np.int64)
+        made = len(founders)
+        ids = np.concatenate([self.ids, self.next_id + np.arange(made)])
+        best = np.concatenate([self.best, np.full(made, -np.inf)])
+        gained = np.concatenate([self.gained, np.full(made, generation)])
+        alive = np.bincount(of, minlength=len(ids)) > 0
+        row = np.cumsum(alive) - 1
+        threshold = self.threshold
+        if settings.target_species is not None:
+            gap = int(alive.sum()) - settings.target_species
+            threshold = max(_LEAST, threshold + _STEP * (gap > 0) - _STEP * (gap < 0))
+        return Species(row[of], ids[alive], best[alive], gained[alive], threshold, self.next_id + made)
+
+
+def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
+    """δ between all genomes of two populations, float64 [G of a, G of b]."""
+    from graphwright.array.population.compare import Coefficients, distances
+
+    return distances(a, b, Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4)))
+
+
+def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
+    """Which species breed, bool [S]: not those without gain for long, but always the one that holds the best.
+
+    Args:
+        silent: generations in which the population's best did not gain. When these are more than `silence`, the two
+            best species alone breed, once, and count as new: the search starts again from them.
+    """
+    order = np.argsort(-species.best, kind="stable")
+    breeds = generation - species.gained < settings.stagnation
+    breeds[order[0]] = True
+    if silent == settings.silence + 1:
+        breeds[:] = False
+        breeds[order[:2]] = True
+        species.gained[order[:2]] = generation
+    return breeds
+
+
+def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
+    """Children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
+
+    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children by the sum of it.
+    Fitness that is -inf counts as the least there is.
+    """
+    finite = fitness[np.isfinite(fitness)]
+    low = min(0.0, float(finite.min())) if len(finite) else 0.0
+    shifted = np.where(np.isfinite(fitness), fitness - low, 0.0)
+    sizes = np.bincount(of, minlength=len(breeds))
+    shares = np.bincount(of, shifted, len(breeds)) / np.maximum(sizes, 1) * breeds
+    whole = shares.sum()
+    shares = shares / whole if whole > 0 and np.isfinite(whole) else breeds / breeds.sum()
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    rest = total - int(counts.sum())
+    if rest > 0:
+        rank = np.argsort(-np.where(breeds, exact - counts, -1.0), kind="stable")
+        counts[rank[:rest]] += 1
+    return counts

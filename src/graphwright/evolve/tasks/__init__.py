@@ -1,0 +1,57 @@
+"""What a population is asked to do: data with a split, or episodes in an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphwright.evolve.errors import TaskError
+from graphwright.evolve.tasks.cartpole import CartPole, cartpole
+from graphwright.evolve.tasks.data import blobs, csv, digits, iris, mnist, parity, two_moons, xor
+from graphwright.evolve.tasks.double_pole import DoublePole, double_pole
+from graphwright.evolve.tasks.environment import Episodes
+from graphwright.evolve.tasks.gymnasium import gym
+from graphwright.evolve.tasks.idx import read_idx
+from graphwright.evolve.tasks.task import Population, Scores, Task
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "xor": xor,
+    "parity": parity,
+    "two-moons": two_moons,
+    "iris": iris,
+    "digits": digits,
+    "cartpole": cartpole,
+    "double-pole": double_pole,
+}
+"""Tasks that need no argument, by the names that the command line has for them."""
+
+
+def named(name: str) -> Any:
+    """A task by its name. Raises: TaskError listing the names."""
+    if name not in TASKS:
+        raise TaskError("no such task", got=name, expected=", ".join(TASKS))
+    return TASKS[name]()
+
+
+__all__ = [
+    "TASKS",
+    "CartPole",
+    "DoublePole",
+    "Episodes",
+    "Population",
+    "Scores",
+    "Task",
+    "blobs",
+    "cartpole",
+    "csv",
+    "digits",
+    "double_pole",
+    "gym",
+    "iris",
+    "mnist",
+    "named",
+    "parity",
+    "read_idx",
+    "two_moons",
+    "xor",
+]

@@ -1,0 +1,55 @@
+"""CartPole, many episodes at once, by the equations of gymnasium's CartPole-v1.
+
+Source: Barto, Sutton and Anderson 1983, as in gymnasium's `classic_control/cartpole.py`, Euler's method.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.evolve.tasks.environment import Episodes
+
+GRAVITY, CART, POLE, HALF, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
+TOTAL, MOMENT = CART + POLE, POLE * HALF
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * np.pi / 360
+
+
+class CartPole:
+    """State [..., 4]: x, its speed, the angle, its speed. An answer above one half (or 0 for tanh) pushes right.
+
+    Args:
+        limit: steps after which an episode is cut off.
+        middle: answer that divides left from right.
+    """
+
+    inputs, outputs = 4, 1
+
+    def __init__(self, limit: int = 500, middle: float = 0.5) -> None:
+        self.limit, self.middle = limit, middle
+        self.state = np.zeros((0, 4))
+
+    def __repr__(self) -> str:
+        return f"CartPole({self.limit}, {self.middle})"
+
+    def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """States from U(-0.05, 0.05)."""
+        self.state = rng.uniform(-0.05, 0.05, (*shape, 4))
+        return self.state
+
+    def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Reward 1 a step, the last one included."""
+        x, dx, angle, spin = np.moveaxis(self.state, -1, 0)
+        force = np.where(answers[..., 0] > self.middle, FORCE, -FORCE)
+        cos, sin = np.cos(angle), np.sin(angle)
+        temp = (force + MOMENT * spin**2 * sin) / TOTAL
+        turning = (GRAVITY * sin - cos * temp) / (HALF * (4.0 / 3.0 - POLE * cos**2 / TOTAL))
+        pushed = temp - MOMENT * turning * cos / TOTAL
+        self.state = np.stack([x + TAU * dx, dx + TAU * pushed, angle + TAU * spin, spin + TAU * turning], -1)
+        fell = (np.abs(self.state[..., 0]) > X_LIMIT) | (np.abs(self.state[..., 2]) > ANGLE_LIMIT)
+        return self.state, np.ones(fell.shape), fell
+
+
+def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
+    """Balance a pole on a cart: solved at a mean of 475 of 500 steps."""
+    names = ("position", "speed", "angle", "spin")
+    return Episodes(CartPole(limit), "cartpole", episodes, 475.0, names)

@@ -1,0 +1,162 @@
+"""Tasks on data: logic, points in a plane, small sets of scikit-learn, MNIST from files, a CSV of one's own."""
+
+from __future__ import annotations
+
+import csv as csv_format
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from graphwright.errors import MissingExtra
+from graphwright.evolve.errors import TaskError
+from graphwright.evolve.tasks.idx import read_idx
+from graphwright.evolve.tasks.task import Task
+from graphwright.files import StrPath
+
+
+def xor() -> Task:
+    """Two bits, are they different? All four cases are train, valid and test.
+
+    Fitness is (4 - Σ|error|)²; solved are four answers on the right side of one half. Source: NEAT 2002, section 4.1.
+    """
+    x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
+    y = np.array([0, 1, 1, 0])
+
+    def fitness(answers: np.ndarray) -> np.ndarray:
+        return (4.0 - np.abs(answers[..., 0] - y).sum(1)) ** 2
+
+    return Task(x, y, "bce", fitness_batch=fitness, split="same", target=1.0, name="xor")
+
+
+def parity(bits: int = 8, seed: int = 0) -> Task:
+    """Bits one after another; is the number of ones so far odd? All strings, half of them to train on.
+
+    The network sees one bit a step, so it has to remember: delay links. The metric is the answer at the last step.
+    """
+    if not 1 <= bits <= 12:
+        raise TaskError("parity of 1 to 12 bits", where="bits", got=bits)
+    x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
+    y = np.cumsum(x, 1) % 2
+    return Task(x[..., None], y[..., None], "bce", split=(0.5, 0.25, 0.25), target=1.0, name="parity", seed=seed)
+
+
+def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
+    """Points of two half circles that interlock, with Gaussian noise."""
+    rng = np.random.default_rng(seed)
+    half = count // 2
+    a, b = np.linspace(0, np.pi, half), np.linspace(0, np.pi, count - half)
+    points = np.concatenate([np.c_[np.cos(a), np.sin(a)], np.c_[1 - np.cos(b), 0.5 - np.sin(b)]])
+    points += rng.normal(size=points.shape) * noise
+    return Task(points, np.r_[np.zeros(half), np.ones(count - half)], "bce", target=0.97, name="two-moons", seed=seed)
+
+
+def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
+    """Gaussian clouds on a circle."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    angle = 2 * np.pi * y / classes
+    x = np.c_[np.cos(angle), np.sin(angle)] + 0.3 * rng.normal(size=(count, 2))
+    return Task(x, y, "cross_entropy", target=0.95, name="blobs", seed=seed)
+
+
+def iris(seed: int = 0) -> Task:
+    """Fisher's 150 flowers, four measures, three kinds; standardised. Needs the extra `evolve`."""
+    x, y, names = _sklearn("load_iris")
+    return Task(_standard(x), y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed)
+
+
+def digits(seed: int = 0) -> Task:
+    """1797 digits of 8 x 8 pixels. Needs the extra `evolve`."""
+    x, y, names = _sklearn("load_digits")
+    return Task(x / 16.0, y, "cross_entropy", target=0.98, names=names, name="digits", seed=seed)
+
+
+def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
+    """MNIST, or any set with its four files, from IDX files that lie in a directory, gzipped or not.
+
+    The training file is split into train and valid, 5 to 1; the test file is the test.
+    Raises: IdxError, TaskError naming the file that is missing.
+    """
+    folder = Path(directory)
+    arrays = []
+    for stem in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        found = [p for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx")) if (p := folder / name).is_file()]
+        if not found:
+            raise TaskError("a file of the set is missing", where=folder / stem, fix="download it there, .gz or not")
+        arrays.append(read_idx(found[0])[:limit])
+    x, y, tx, ty = arrays
+    task = Task(_pixels(x), y, "cross_entropy", split=(0.75, 0.15, 0.1), target=0.98, name="mnist", seed=seed)
+    rows = np.random.default_rng(seed).permutation(len(x))
+    whole = Task(
+        np.concatenate([_pixels(x), _pixels(tx)]), np.concatenate([y, ty]), "cross_entropy", split="same"
+    ).train
+    cut = max(1, len(x) // 6)
+    task.train, task.valid = whole.take(rows[cut:]), whole.take(rows[:cut])
+    task._test = whole.take(np.arange(len(x), len(x) + len(tx)))
+    return task
+
+
+def csv(path: StrPath, target: str, seed: int = 0) -> Task:
+    """The columns of a CSV with a header: one is the target, the others, numbers all, are inputs, standardised.
+
+    A target of words, or of at most 10 whole numbers, is a class; another one is a number to be predicted.
+    Raises: TaskError naming the column, or line and column, that does not fit.
+    """
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv_format.reader(file))
+    if len(rows) < 2:
+        raise TaskError("the file has no rows", where=path)
+    head, body = rows[0], rows[1:]
+    if target not in head:
+        raise TaskError("no such column", where=path, got=target, expected=", ".join(head))
+    for line, row in enumerate(body, start=2):
+        if len(row) != len(head):
+            raise TaskError("a row of another length", where=f"{path}:{line}", expected=len(head), got=len(row))
+    at = head.index(target)
+    names = tuple(h for h in head if h != target)
+    if not names:
+        raise TaskError("there is nothing to predict from", where=path, got=target)
+    values = np.array([[_number(path, line, head[j], row[j]) for j in range(len(head)) if j != at]
+                       for line, row in enumerate(body, start=2)])  # fmt: skip
+    texts = [row[at] for row in body]
+    try:
+        y = np.array([float(t) for t in texts])
+        words = False
+    except ValueError:
+        y, words = np.unique(texts, return_inverse=True)[1], True
+    name = Path(path).stem
+    if words or (len(np.unique(y)) <= 10 and np.equal(y, np.round(y)).all()):
+        kinds, labels = np.unique(y, return_inverse=True)
+        loss = "bce" if len(kinds) == 2 else "cross_entropy"
+        return Task(_standard(values), labels, loss, target=None, names=names, name=name, seed=seed)
+    return Task(_standard(values), (y - y.mean()) / max(y.std(), 1e-12), "mse", names=names, name=name, seed=seed)
+
+
+def _number(path: StrPath, line: int, column: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise TaskError("not a number", where=f"{path}:{line}, column {column}", got=text) from None
+
+
+def _standard(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(0)) / np.maximum(x.std(0), 1e-12)
+
+
+def _pixels(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1).astype(np.float32) / 255.0
+
+
+def _sklearn(loader: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError:
+        raise MissingExtra("evolve", f"the data of {loader}") from None
+    data = getattr(datasets, loader)()
+    return data.data, data.target, tuple(map(str, data.feature_names))

@@ -1,0 +1,64 @@
+"""`graphwright evolve`: one JSON document, a directory that goes on, a CSV of one's own, errors in three lines."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from typer.testing import CliRunner
+
+import graphwright as gw
+from graphwright.cli import app
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(app, ["evolve", *map(str, args)])
+    assert result.exit_code == code, (result.output, result.stderr)
+    return result.stdout if code == 0 else result.stdout + result.stderr
+
+
+def test_a_run_is_kept_and_goes_on(tmp_path):
+    out = tmp_path / "run"
+    first = json.loads(call("xor", "--generations", 3, "--out", out, "--json"))
+    assert first["status"] in ("MaxGenerations", "TargetReached")
+    assert {p.name for p in out.iterdir()} == {
+        "champion", "champion.svg", "fitness.svg", "lineage.html", "species.svg", "state",
+    }  # fmt: skip
+    rest = json.loads(call("--resume", out, "--generations", 300, "--json"))
+    whole = json.loads(call("xor", "--generations", 300, "--json"))
+    for name in ("evaluations", "generations", "fitness", "hidden", "links", "champion", "species"):
+        assert rest[name] == whole[name]
+    program = gw.load(out / "champion")
+    answers = program.run(x=np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32))["y"].to_numpy()[:, 0]
+    assert ((answers > 0.5) == [0, 1, 1, 0]).all()
+
+
+def test_a_csv_with_a_column_to_predict(tmp_path):
+    path = tmp_path / "points.csv"
+    rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > i % 5 else 'no'}" for i in range(140)]
+    path.write_text("a,b,more\n" + "\n".join(rows) + "\n")
+    facts = json.loads(call(path, "--target", "more", "--hybrid", "--generations", 8, "--json"))
+    assert facts["metric"]["test"] > 0.9
+    assert facts["metric"]["name"] == "accuracy"
+    assert "--target COLUMN" in call(path, code=2)
+    assert "no such column" in call(path, "--target", "colour", code=2)
+
+
+def test_a_column_of_numbers_is_predicted(tmp_path):
+    path = tmp_path / "line.csv"
+    path.write_text("a,b,y\n" + "\n".join(f"{i % 7},{i % 5},{3 * (i % 7) - (i % 5) + 0.5}" for i in range(140)) + "\n")
+    facts = json.loads(call(path, "--target", "y", "--hybrid", "--generations", 10, "--json"))
+    assert facts["metric"]["name"] == "r2"
+    assert facts["metric"]["test"] > 0.95
+    facts = json.loads(call(path, "--target", "y", "--generations", 30, "--json"))
+    assert facts["metric"]["valid"] > 0.5
+
+
+def test_what_it_says(tmp_path):
+    text = call("xor", "--seed", 1, "--lineage", "--quiet")
+    assert "TargetReached" in text
+    assert "the same cases for training, validation and test" in text
+    assert "generation 0: founder" in text
+    assert "no such task" in call("chess", code=2)
+    assert "a task is missing" in call(code=2)
+    assert call("--resume", tmp_path / "none", code=2)

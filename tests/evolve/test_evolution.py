@@ -1,0 +1,244 @@
+"""Runs: XOR from end to end, stops, ablations, failures, the same bits however often a run is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphwright import evolve as ev
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
+
+X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
+
+
+def run_of(seed=7, generations=20, task=None, **changes) -> Any:
+    run = ev.Evolution(task or ev.tasks.xor(), ev.scalar(), ev.NEAT(**changes), seed=seed)
+    run.run(generations, target=2.0)
+    return run
+
+
+def test_neat_finds_xor():
+    results = [ev.Evolution(ev.tasks.xor(), ev.scalar(), seed=s).run(300) for s in range(20)]
+    assert sum(r.solved for r in results) >= 19
+    assert np.median([r.evolution.counters.evaluations for r in results]) <= 10_000
+    assert np.mean([r.best.genome.hidden for r in results]) <= 5
+    best = results[0].best
+    assert ((best.predict(X)[:, 0] > 0.5) == [0, 1, 1, 0]).all()
+    assert best.rescore() == best.fitness
+
+
+def test_without_growth_nothing_is_solved():
+    assert not any(ev.Evolution(ev.tasks.xor(), None, ev.NEAT(growth=False), seed=s).run(40).solved for s in range(3))
+
+
+def test_hybrid_solves_xor_with_few_candidates():
+    results = [ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(), seed=s).run(max_evaluations=800) for s in range(10)]
+    assert sum(r.solved for r in results) >= 9
+    assert np.median([r.evolution.counters.evaluations for r in results]) <= 100
+    c = results[0].evolution.counters
+    assert c.backward == c.evaluations * 60 * 4  # candidates x steps x cases
+    assert c.forward == c.evaluations * 4
+
+
+def test_the_number_of_threads_changes_nothing():
+    one, two = run_of(), ev.Evolution(ev.tasks.xor(), None, seed=7, threads=2)
+    two.run(20, target=2.0)
+    for a, b in zip(one.genes, two.genes, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("settings", [ev.NEAT(), ev.Hybrid(population=6)], ids=["NEAT", "Hybrid"])
+def test_a_resumed_run_is_the_same_run(tmp_path, settings):
+    whole = ev.Evolution(ev.tasks.xor(), None, settings, seed=3)
+    whole.run(20, target=2.0)
+    whole.save(tmp_path / "whole")
+    first = ev.Evolution(ev.tasks.xor(), None, settings, seed=3)
+    first.run(9, target=2.0)
+    first.save(tmp_path / "part")
+    rest = ev.resume(tmp_path / "part", threads=2)
+    rest.run(20, target=2.0)
+    rest.save(tmp_path / "part")
+    for name in ("run.json", "arrays.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "part" / name).read_bytes()
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    code = (
+        "from graphwright import evolve as ev\n"
+        "run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=5)\n"
+        f"run.run(100000, target=2.0, save={str(tmp_path / 'run')!r}, save_every=1)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (tmp_path / "run" / "run.json").is_file():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = ev.resume(tmp_path / "run")
+    upto = len(again.log) + 5
+    again.run(upto, target=2.0)
+    whole = run_of(seed=5, generations=upto)
+    for a, b in zip(whole.genes, again.genes, strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert [line.best for line in whole.log] == [line.best for line in again.log]
+
+
+def test_a_champion_scores_the_same_in_a_new_process(tmp_path):
+    run = run_of(generations=12)
+    run.save(tmp_path / "run")
+    code = (
+        "import sys; from graphwright import evolve as ev\n"
+        "run = ev.resume(sys.argv[1])\n"
+        "for birth in run.lineage.champions():\n"
+        "    one = run.individual(birth.key)\n"
+        "    print(one.rescore().hex(), one.fitness.hex())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    pairs = [line.split() for line in done.stdout.splitlines()]
+    assert len(pairs) > 1
+    assert all(a == b for a, b in pairs)
+
+
+def test_a_run_of_another_task_is_refused(tmp_path):
+    run = run_of(generations=2)
+    run.save(tmp_path / "run")
+    with pytest.raises(ResumeMismatch, match="another task"):
+        ev.resume(tmp_path / "run", ev.tasks.two_moons())
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(ResumeMismatch):
+        ev.resume(tmp_path / "run")
+
+
+def test_limits_and_stops():
+    run = ev.Evolution(ev.tasks.xor(), None, seed=0)
+    assert run.run(3, target=2.0).status is ev.Status.MAX_GENERATIONS
+    assert run.run(max_evaluations=600, target=2.0).status is ev.Status.MAX_EVALUATIONS
+    assert run.run(max_seconds=0.0, target=2.0).status is ev.Status.MAX_TIME
+    assert run.run(50, callback=lambda r: True, target=2.0).status is ev.Status.CALLBACK_STOPPED
+    assert run.counters.evaluations == 150 * len(run.log)
+    with pytest.raises(LimitTooSmall):
+        ev.Evolution(ev.tasks.xor(), None, ev.NEAT(max_links=2))
+    limited: Any = run_of(generations=30, max_nodes=3, max_links=6)
+    assert np.diff(limited.genes.node_off).max() <= 3
+    assert np.diff(limited.genes.link_off).max() <= 6
+    assert limited.counters.refused["split_link"] > 0
+
+
+def test_failing_genomes_are_recorded_and_the_run_goes_on():
+    def fitness(answers):
+        value = -np.abs(answers[..., 0] - [0, 1, 1, 0]).sum(1)
+        value[::7] = np.nan
+        return value
+
+    run = run_of(task=ev.Task(X, [0, 1, 1, 0], fitness_batch=fitness, split="same"), generations=3)
+    assert run.counters.failed == 3 * 22
+    assert run.log[-1].failed == 22
+    assert "fitness is nan" in run.failures[0]
+    assert np.isfinite(run.lineage.birth(run.best).fitness)
+
+
+def test_a_generation_that_fails_ends_the_run():
+    def fitness(program):
+        raise ZeroDivisionError("no")
+
+    with pytest.raises(EvaluationFailed, match="ZeroDivisionError: no"):
+        run_of(task=ev.Task(X, [0, 1, 1, 0], fitness=fitness, split="same"), population=4)
+
+
+def test_the_test_cases_are_read_when_asked_for():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 2))
+    task = ev.Task(x, (x[:, 0] > 0).astype(int), target=2.0)
+    task._test.x[:] = np.nan  # whoever read them would fail
+    result = ev.Evolution(task, None, ev.Hybrid(population=4), seed=0).run(4)
+    assert task.test_reads == 0
+    assert result.best.metric > 0.8
+    result.test()
+    assert task.test_reads == 1
+
+
+def test_a_function_of_programs_can_be_the_fitness():
+    def fitness(program):
+        y = program.run(x=X, keep="outputs")["y"].to_numpy()[:, 0]
+        return float((4 - np.abs(y - [0, 1, 1, 0]).sum()) ** 2)
+
+    own = run_of(task=ev.Task(X, [0, 1, 1, 0], fitness=fitness, split="same"), population=4, generations=2)
+    fast = run_of(population=4, generations=2)
+    np.testing.assert_allclose(own.fitness, fast.fitness, rtol=1e-5)
+
+
+def test_nothing_to_stop_for_is_refused():
+    task = ev.Task(X, [0, 1, 1, 0], split="same")
+    with pytest.raises(ValueError, match="nothing would stop"):
+        ev.Evolution(task).run()
+    with pytest.raises(TaskError, match="nothing to train on"):
+        ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
+
+
+def test_a_fitness_that_changes_is_warned_of():
+    rng = np.random.default_rng(0)
+    task = ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: a[..., 0].sum(1) + rng.random(len(a)), split="same")
+    with pytest.warns(ev.NoisyFitness, match="of one genome was"):
+        run_of(task=task, generations=1)
+
+
+@pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
+def test_what_a_child_inherits(inherit):
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
+    before = run.genes.weight.copy()
+    run.run(1, target=2.0)
+    trained = run.scored.weight.copy()
+    assert not np.array_equal(before, trained)
+    assert np.array_equal(run.genes.weight, before) == (inherit == "baldwin")
+    parents = run.genes
+    run._reproduce()
+    old = {(m, i): w for m in range(8) for i, w in zip(
+        parents.link_id[parents.link_off[m]:parents.link_off[m + 1]].tolist(),
+        parents.weight[parents.link_off[m]:parents.link_off[m + 1]].tolist(), strict=True)}  # fmt: skip
+    for g in range(8):
+        for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
+            key = (int(run.births.mother[g]), int(run.genes.link_id[e]))
+            if key in old:
+                assert run.genes.weight[e] == np.float32(old[key])
+    if inherit == "none":
+        kept = run.genes.weight.copy()
+        steps = run.settings.train.steps
+        run._train()
+        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # drawn anew, their moments too
+        assert not np.array_equal(kept, run.genes.weight)
+
+
+def test_settings_go_through_json():
+    for settings in (ev.NEAT.paper2002(threshold=4.0), ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1))):
+        assert ev.NEAT.from_json(settings.to_json()) == settings
+    assert ev.NEAT.paper2002().stagnation == 15
+    with pytest.raises(ValueError, match="no such activation"):
+        ev.NEAT(activation="cube")
+    with pytest.raises(ValueError, match="not a probability"):
+        ev.NEAT(split_link=1.5)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    run = run_of(generations=2)
+    run.save(tmp_path / "run")
+    arrays = tmp_path / "run" / "arrays.safetensors"
+    whole = arrays.read_bytes()
+    arrays.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ResumeMismatch, match="damaged"):
+        ev.resume(tmp_path / "run")
+    arrays.write_bytes(whole)
+    assert ev.resume(tmp_path / "run").generation == 1
+    text = (tmp_path / "run" / "run.json").read_text()
+    (tmp_path / "run" / "run.json").write_text(text[: len(text) // 2])
+    with pytest.raises(ResumeMismatch, match="damaged"):
+        ev.resume(tmp_path / "run")

@@ -1,0 +1,107 @@
+"""Who breeds, and how many children a species has: by hand, and over random cases."""
+
+from __future__ import annotations
+
+import numpy as np
+from test_population import evolved
+
+from graphwright.evolve.reproduce import children, representatives
+from graphwright.evolve.settings import NEAT
+from graphwright.evolve.species import Species, breeding, offspring
+
+
+def species_of(best, gained):
+    count = len(best)
+    return Species(np.arange(count), np.arange(count), np.array(best, float), np.array(gained), 3.0, count)
+
+
+def test_children_by_hand():
+    fitness = np.array([3.0, 1.0, 4.0, 4.0, 0.0, 0.0])
+    of = np.array([0, 0, 1, 1, 1, 1])
+    # sums of shared fitness: 4/2 and 8/4
+    assert offspring(fitness, of, np.array([True, True]), 10).tolist() == [5, 5]
+    # with negative fitness the ranking stays: shifted by 2, (5 + 3)/2 to (6 + 6)/4, that is 4.57 to 3.43
+    assert offspring(fitness - 2 * np.array([0, 0, 0, 0, 1, 1]), of, np.array([True, True]), 8).tolist() == [5, 3]
+    assert offspring(fitness, of, np.array([False, True]), 7).tolist() == [0, 7]
+    assert offspring(np.zeros(6), of, np.array([True, True]), 5).tolist() == [3, 2]
+
+
+def test_children_are_as_many_as_asked_for():
+    rng = np.random.default_rng(0)
+    for _ in range(10_000):
+        count, kinds = int(rng.integers(1, 40)), int(rng.integers(1, 8))
+        of = rng.integers(0, kinds, count)
+        of = np.unique(of, return_inverse=True)[1]
+        kinds = of.max() + 1
+        breeds = rng.random(kinds) < 0.7
+        breeds[rng.integers(kinds)] = True
+        fitness = rng.normal(size=count) * 10.0 ** rng.integers(-3, 4)
+        fitness[rng.random(count) < 0.1] = -np.inf
+        found = offspring(fitness, of, breeds, count)
+        assert found.sum() == count
+        assert found.min() >= 0
+        assert (found[~breeds] == 0).all()
+
+
+def test_a_species_without_gain_stops_at_its_generation():
+    settings = NEAT(stagnation=15, silence=20)
+    two = species_of([5.0, 9.0], [0, 0])
+    assert breeding(two, settings, 14, 0).tolist() == [True, True]
+    assert breeding(two, settings, 15, 0).tolist() == [False, True]  # the second holds the best
+    three = species_of([5.0, 9.0, 7.0], [90, 90, 90])
+    assert breeding(three, settings, 100, 20).all()
+    assert breeding(three, settings, 100, 21).tolist() == [False, True, True]
+    assert three.gained.tolist() == [90, 100, 100]  # they count as new
+    assert breeding(three, settings, 101, 22).tolist() == [True, True, True]
+
+
+def test_gain_is_noted_per_species():
+    s = species_of([1.0, 2.0], [0, 0])
+    s.note(np.array([1.5, 2.0]), 7)
+    assert s.best.tolist() == [1.5, 2.0]
+    assert s.gained.tolist() == [7, 0]
+
+
+def test_the_champion_of_a_large_species_is_copied():
+    genes, registry = evolved()
+    fitness = np.random.default_rng(0).normal(size=40)
+    of = np.repeat([0, 1], [35, 5])
+    s = Species(of, np.array([3, 8]), np.array([9.0, 8.0]), np.array([0, 0]), 3.0, 9)
+    settings = NEAT(population=40)
+    _, births, _ = children(genes, fitness, s, settings, registry, 3, 2, 1, 1, 0)
+    champion = int(np.argmax(fitness[:35]))
+    copies = (births.mother == champion) & (births.mutation == 0) & (births.father < 0)
+    assert copies[0]
+    pool = set(np.argsort(-fitness[:35], kind="stable")[:7].tolist()) | {35 + int(np.argmax(fitness[35:]))}
+    assert set(births.mother.tolist()) <= pool  # the best fifth of each
+
+
+def test_a_lone_elite_survives_without_species():
+    genes, registry = evolved()
+    fitness = np.random.default_rng(1).normal(size=40)
+    s = Species.founders(genes, NEAT(species=False))
+    assert len(s) == 1
+    settings = NEAT(population=40, species=False, champions=0, tournament=3, survival=1.0, weights=0.0)
+    _, births, _ = children(genes, fitness, s, settings, registry, 3, 2, 1, 1, 0)
+    assert births.mother[0] == np.argmax(fitness)
+    rank = np.argsort(np.argsort(-fitness))
+    assert rank[births.mother].mean() < 14  # the best of three
+
+
+def test_representatives_are_members():
+    genes, _ = evolved()
+    s = Species.founders(genes, NEAT(threshold=1.5))
+    for generation in range(50):
+        chosen = representatives(s, 3, generation)
+        assert (s.of[chosen] == np.arange(len(s))).all()
+
+
+def test_a_target_of_species_moves_the_threshold():
+    genes, _ = evolved()
+    settings = NEAT(threshold=1.5, target_species=3)
+    s = Species.founders(genes, settings)
+    for generation in range(1, 12):
+        before = s.threshold
+        s = s.next(genes, representatives(s, 0, generation), genes, settings, generation)
+        gap = len(s) - 3
+        assert np.isclose(s.threshold, max(0.3, before + 0.3 * np.sign(gap)))

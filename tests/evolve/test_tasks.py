@@ -1,0 +1,261 @@
+"""Tasks: splits, environments against scalar physics, IDX files, CSV files, what bad input gets."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from graphwright import evolve as ev
+from graphwright.errors import MissingExtra
+from graphwright.evolve import tasks
+from graphwright.evolve.errors import IdxError, TaskError
+
+
+def gymnasium_step(state, action):
+    """CartPole-v1's `step` as gymnasium 1.0 writes it, for one episode."""
+    x, x_dot, theta, theta_dot = state
+    force = 10.0 if action == 1 else -10.0
+    costheta, sintheta = np.cos(theta), np.sin(theta)
+    temp = (force + 0.05 * np.square(theta_dot) * sintheta) / 1.1
+    thetaacc = (9.8 * sintheta - costheta * temp) / (0.5 * (4.0 / 3.0 - 0.1 * np.square(costheta) / 1.1))
+    xacc = temp - 0.05 * thetaacc * costheta / 1.1
+    x, x_dot = x + 0.02 * x_dot, x_dot + 0.02 * xacc
+    theta, theta_dot = theta + 0.02 * theta_dot, theta_dot + 0.02 * thetaacc
+    over = bool(x < -2.4 or x > 2.4 or theta < -12 * 2 * np.pi / 360 or theta > 12 * 2 * np.pi / 360)
+    return np.array([x, x_dot, theta, theta_dot]), over
+
+
+def test_cartpole_is_the_scalar_one():
+    rng = np.random.default_rng(0)
+    env = tasks.CartPole()
+    state = env.reset(rng, (3, 4)).copy()
+    assert np.abs(state).max() <= 0.05
+    steps = 0
+    for _ in range(300):
+        action = rng.random((3, 4, 1))
+        seen, reward, fell = env.step(action)
+        for i in np.ndindex(3, 4):
+            state[i], over = gymnasium_step(state[i], int(action[i][0] > 0.5))
+            assert over == fell[i]
+            steps += 1
+        np.testing.assert_allclose(seen, state, rtol=0, atol=1e-12)
+        assert (reward == 1).all()
+        env.state[fell] = state[fell] = rng.uniform(-0.05, 0.05, (int(fell.sum()), 4))
+    assert steps == 3600
+
+
+def double_pole_derivative(s, force):
+    """The equations of Gomez and Miikkulainen, one pole at a time."""
+    total_f, total_m, parts = 0.0, 0.0, []
+    for i, (m, half) in enumerate(((0.1, 0.5), (0.01, 0.05))):
+        a, w = s[2 + 2 * i], s[3 + 2 * i]
+        hinge = 2e-6 * w / (m * half)
+        total_f += m * half * w**2 * np.sin(a) + 0.75 * m * np.cos(a) * (hinge - 9.8 * np.sin(a))
+        total_m += m * (1 - 0.75 * np.cos(a) ** 2)
+        parts.append((a, w, hinge, half))
+    push = (force + total_f) / (1.0 + total_m)
+    out = [s[1], push]
+    for a, w, hinge, half in parts:
+        out += [w, -0.75 * (push * np.cos(a) - 9.8 * np.sin(a) + hinge) / half]
+    return np.array(out)
+
+
+def test_double_pole_follows_its_equations():
+    env = tasks.DoublePole()
+    rng = np.random.default_rng(0)
+    env.reset(rng, (5,))
+    env.state += rng.normal(size=env.state.shape) * 0.05
+    for _ in range(20):
+        before, action = env.state.copy(), rng.random((5, 1))
+        fell = env.step(action)[2]
+        for k in range(5):
+            s, force = before[k], 20 * (action[k, 0] - 0.5)
+            for _ in range(2):
+                k1 = double_pole_derivative(s, force)
+                k2 = double_pole_derivative(s + 0.005 * k1, force)
+                k3 = double_pole_derivative(s + 0.005 * k2, force)
+                k4 = double_pole_derivative(s + 0.01 * k3, force)
+                s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            over = abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
+            assert over == fell[k]
+            if not over:
+                np.testing.assert_allclose(env.state[k], s, rtol=0, atol=1e-12)
+        env.state[fell] = 0.0
+        env.state[fell, 2] = 0.07
+
+
+def test_neat_balances_the_pole():
+    solved = []
+    for seed in range(3):
+        result = ev.Evolution(tasks.cartpole(), None, seed=seed).run(30)
+        solved.append(result.solved)
+        assert result.test() >= 475
+        assert result.best.rescore() == result.best.fitness
+    assert all(solved)
+
+
+def test_hybrid_remembers_parity_by_delays():
+    task = tasks.parity(5)
+    settings = ev.Hybrid(delays=0.5, train=ev.Train(steps=100))
+    result = ev.Evolution(task, None, settings, seed=1).run(30)
+    assert result.solved
+    assert result.test() >= 0.95
+    assert any(e.delay for e in result.best.genome.links)
+
+
+def test_each_flower_and_moon():
+    for task in (tasks.two_moons(), tasks.blobs()):
+        result = ev.Evolution(task, None, ev.Hybrid(train=ev.Train(steps=100)), seed=0).run(15)
+        assert result.test() >= 0.9
+
+
+def test_the_split_is_stratified_and_disjoint():
+    x = np.arange(200.0)[:, None]
+    task = ev.Task(x, np.arange(200) % 4 == 0)
+    parts = [set(p.x[:, 0, 0].tolist()) for p in (task.train, task.valid, task._test)]
+    assert [len(p) for p in parts] == [120, 40, 40]
+    assert set.union(*parts) == set(x[:, 0].tolist())
+    assert all(p.y.mean() == 0.25 for p in (task.train, task.valid, task._test))
+    assert ev.Task(x, np.arange(200) % 4 == 0, seed=1).hash() != task.hash()
+
+
+def test_steps_beyond_a_length_count_nothing():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 6, 1)).astype(np.float32)
+    lengths = rng.integers(1, 7, 30)
+    other = x.copy()
+    other[np.arange(6) >= lengths[:, None]] = 99.0
+    y = (x > 0).astype(int)
+    runs = []
+    for data in (x, other):
+        task = ev.Task(data, y, lengths=lengths, split="same", name="padded")
+        run = ev.Evolution(task, None, ev.Hybrid(population=6, delays=0.5), seed=0)
+        run.run(4, target=2.0)
+        runs.append(run)
+    assert (runs[0].fitness == runs[1].fitness).all()
+    assert runs[0].genes.weight.tobytes() == runs[1].genes.weight.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "loss", "what"),
+    [
+        ([[1.0, 2.0], [3.0]], [0, 1], "bce", "arrays"),
+        (np.zeros((0, 2)), [], "bce", "not empty"),
+        (np.zeros((4, 2)), [0, 1], "bce", "one target per case"),
+        (np.full((4, 2), np.nan), [0, 1, 0, 1], "bce", "finite"),
+        (np.zeros((4, 2)), ["a", "b", "a", "b"], "bce", "numbers"),
+        (np.zeros((4, 2)), [0.5, 1, 2, 0], "cross_entropy", "one class"),
+        (np.zeros((4, 2)), [0, 1, 0, 1], "hinge", "no such loss"),
+        (np.zeros((2, 2)), [0, 1], "bce", "part of the split is empty"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
+    with pytest.raises(TaskError, match=what):
+        ev.Task(inputs, targets, loss)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "f4", "f8"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files_are_read(tmp_path, kind, packed):
+    codes = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
+    array = np.arange(24).reshape(2, 3, 4).astype(kind)
+    raw = bytes([0, 0, codes[kind], 3]) + struct.pack(">3I", 2, 3, 4) + array.astype(f">{kind}").tobytes()
+    (tmp_path / "a").write_bytes(gzip.compress(raw) if packed else raw)
+    read = tasks.read_idx(tmp_path / "a")
+    assert read.dtype == np.dtype(kind)
+    assert (read == array).all()
+
+
+@pytest.mark.parametrize(
+    ("raw", "where"),
+    [
+        (b"", "byte 0"),
+        (b"\0\0\x0a\x01\0\0\0\x01\0", "byte 0"),
+        (b"\0\0\x08\x02\0\0\0\x01", "byte 4"),
+        (b"\0\0\x08\x01\0\0\0\x05abc", "byte 8"),
+        (b"\x1f\x8bjunk", "gzip"),
+    ],
+)
+def test_damaged_idx_files_are_refused(tmp_path, raw, where):
+    (tmp_path / "a").write_bytes(raw)
+    with pytest.raises(IdxError, match=where):
+        tasks.read_idx(tmp_path / "a")
+
+
+def test_mnist_comes_from_files_that_are_there(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 60), ("t10k", 20)):
+        images, labels = rng.integers(0, 256, (count, 4, 4)), np.arange(count) % 3
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(
+            b"\0\0\x08\x03" + struct.pack(">3I", count, 4, 4) + images.astype("u1").tobytes()
+        )
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(
+            gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", count) + labels.astype("u1").tobytes())
+        )
+    task = tasks.mnist(tmp_path)
+    assert (len(task.train.x), len(task.valid.x), len(task._test.x)) == (50, 10, 20)
+    assert task.inputs == 16
+    assert task.outputs == 3
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    with pytest.raises(TaskError, match="missing"):
+        tasks.mnist(tmp_path)
+
+
+def test_a_csv_is_a_task(tmp_path):
+    path = tmp_path / "flowers.csv"
+    rows = [f"{i},{i % 5 + 0.5},{'ab'[i % 2]}" for i in range(40)]
+    path.write_text("\n".join(["long,wide,kind", *rows]) + "\n")
+    task = tasks.csv(path, "kind")
+    assert task.names == ("long", "wide")
+    assert task.loss == "bce"
+    assert task.outputs == 1
+    with pytest.raises(TaskError, match="no such column"):
+        tasks.csv(path, "colour")
+    path.write_text("a,b\n1,x\n2\n")
+    with pytest.raises(TaskError, match=":3: a row of another length"):
+        tasks.csv(path, "b")
+    path.write_text("a,b\n1,0\nfour,1\n")
+    with pytest.raises(TaskError, match="not a number"):
+        tasks.csv(path, "b")
+
+
+def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(MissingExtra, match="evolve"):
+        tasks.gym("Acrobot-v1")
+
+
+class FakeEnvironment:
+    """CartPole behind gymnasium's interface: what `tasks.gym` may use of it."""
+
+    class spec:
+        max_episode_steps, reward_threshold = 60, 50.0
+
+    class observation_space:
+        shape = (4,)
+
+    class action_space:
+        n = 2
+
+    def reset(self, seed=None):
+        self.state, self.steps = np.random.default_rng(seed).uniform(-0.05, 0.05, 4), 0
+        return self.state.astype(np.float32), {}
+
+    def step(self, action):
+        self.state, over = gymnasium_step(self.state, action)
+        self.steps += 1
+        return self.state.astype(np.float32), 1.0, over, self.steps >= 60, {}
+
+
+def test_environments_of_gymnasium_are_tasks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", types.SimpleNamespace(make=lambda name: FakeEnvironment()))
+    task = tasks.gym("Fake-v0")
+    assert (task.inputs, task.outputs, task.target, task.environment.limit) == (4, 1, 50.0, 60)
+    result = ev.Evolution(task, None, ev.NEAT(population=20), seed=0).run(20)
+    assert result.solved
+    assert result.test() >= 50.0
