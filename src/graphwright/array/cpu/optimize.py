@@ -123,7 +123,7 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
     return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
-@kernel("lion_step", work=_two_of_the_largest)
+@kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Parameter by parameter; only the sign of what momentum and gradient say together is taken."""
     params, moments, steps = _columns(outs, 3)
@@ -151,7 +151,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the iteration, chosen for the steepest slope at 0 (Jordan et al. 2024)."""
 
 
-@kernel("muon_step", work=_matrices)
+@kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Matrix by matrix, in scratch of the size of the largest; a high one is worked on lying down."""
     params, moments, steps = _columns(outs, 3)

@@ -145,7 +145,7 @@ class SimBackend:
         there = [a for i, a in enumerate(ins) if i not in given]
         inputs = [seen[i] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
-        waits = bool(needs.fallback) or needs.answers or len(given) < len(needs.reads)
+        waits = bool(needs.fallback) or needs.answers  # what is read of the device is read in the queue's order
         pairs = [(seen[i], a) for i, a in given.items()]
 
         def launch() -> None:
