@@ -12,6 +12,7 @@ from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, 
 from graphwright.plan.plan import Firing, Options, Patched, Placed, Plan, StalePlan
 from graphwright.plan.planner import make_plan
 from graphwright.plan.regions import Region
+from graphwright.plan.remat import BudgetImpossible
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
 from graphwright.plan.workspace import Workspace
 from graphwright.program import Program
@@ -19,6 +20,7 @@ from graphwright.program import Program
 Program.compiler = compile_program
 
 __all__ = [
+    "BudgetImpossible",
     "Buffer",
     "CancelToken",
     "Cancelled",

@@ -58,6 +58,7 @@ def compile_program(
     executor: str = "aten",
     patch: Sequence[Place] = (),
     device: Device | str = CPU,
+    remat: int | None = None,
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -71,6 +72,7 @@ def compile_program(
         watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
         executor: "aten", "vm", "auto" or "capture", see `Options`.
         device: where it runs. Weights that it only reads are copied there once; those that it writes move there.
+        remat: most bytes of the arena; values are computed again until it fits, else BudgetImpossible.
         patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
             value itself needed does not run.
     """
@@ -96,7 +98,7 @@ def compile_program(
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
     options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": tuple(watch), "executor": executor}
-    return plan_for(p, specs, outputs, **options, device=Device.parse(device))
+    return plan_for(p, specs, outputs, **options, device=Device.parse(device), remat=remat)
 
 
 class CompiledProgram:
@@ -149,8 +151,9 @@ class CompiledFunction:
         *,
         executor: str = "auto",
         device: Device | str = CPU,
+        remat: int | None = None,
     ) -> None:
-        self.fn, self.options = fn, {"executor": executor, "device": Device.parse(device)}
+        self.fn, self.options = fn, {"executor": executor, "device": Device.parse(device), "remat": remat}
         self.traces = 0
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
         self._latest: _Entry | None = None
@@ -269,8 +272,8 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
     Args:
         target: a Program, or a function of tensors (a training step included).
         options: `executor` ("aten" computes the bits of a run; "auto", the default for a function, may use the VM,
-            whose functions lie within 2.5 units in the last place), `device`; for a Program `outputs`, `freeze`,
-            and `buckets={"T": [16, 128]}` with `mask`, see `Buckets`.
+            whose functions lie within 2.5 units in the last place), `device`; `remat` for a function; for a Program
+            `outputs`, `freeze`, and `buckets={"T": [16, 128]}` with `mask`, see `Buckets`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
     """
     if isinstance(target, Program):

@@ -52,5 +52,5 @@ class OutOfMemory(ComputeError):
             where=plan.program.name,
             expected=f"{self.needed:,} bytes, of which {self.lower_bound:,} are live at once",
             got="; ".join(f"{path} {size:,}" for size, path in self.largest),
-            fix="a smaller batch, checkpoints, or rows in parts",
+            fix="a smaller batch, remat=bytes, or rows in parts",
         )

@@ -62,6 +62,7 @@ class Options:
         executor: "aten" (the bits of a run), "vm" (all that it has a form for), "auto" (what is small enough), or on a
             device with graphs "capture" (which "auto" is there).
         device: where it runs.
+        remat: most bytes of the arena: values are computed again instead of kept until it fits.
     """
 
     freeze: bool = False
@@ -70,6 +71,7 @@ class Options:
     watch: tuple[str, ...] = ()
     executor: str = "aten"
     device: Device = CPU
+    remat: int | None = None
 
 
 class Placed(NamedTuple):
@@ -222,6 +224,7 @@ class Plan:
         arranged: the tables as numbers.
         patched: whether it was made anew or from the plan before, and why.
         ms: milliseconds that planning took.
+        again: paths of nodes whose results are computed again to fit `Options.remat`; the program is a derived one.
     """
 
     program: Program
@@ -237,6 +240,7 @@ class Plan:
     arranged: Arranged
     patched: Patched
     ms: float
+    again: tuple[str, ...] = ()
     _lazy: dict[str, Any] = field(default_factory=dict, repr=False)
 
     # -- the tables --------------------------------------------------------------------------------------------------
@@ -372,7 +376,8 @@ class Plan:
             return rows[node].path if node is not None and node in rows else "constant"
 
         uses = [use for row in self._rows() if row.node in needed for use in row.uses]
-        return tuple([Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses])
+        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
+        return (*found, *(Firing("computed again", path, path) for path in self.again))
 
     @property
     def latest(self) -> bool:
@@ -616,6 +621,7 @@ class Plan:
             watch=o.watch,
             executor=o.executor,
             device=o.device,
+            remat=o.remat,
         )
 
     @property

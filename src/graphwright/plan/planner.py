@@ -7,7 +7,9 @@ of their buffers in the arena.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
 from graphwright.plan.plan import Arranged, Options, Patched, Plan
+from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, RULES
 from graphwright.program import FeedError, Program
@@ -45,6 +48,7 @@ def make_plan(
     watch: Sequence[str] = (),
     executor: str = "aten",
     device: Device = CPU,
+    remat: int | None = None,
     before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
@@ -52,9 +56,9 @@ def make_plan(
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor, device: see `Options`.
+        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
-    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError;
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
         DeviceUnavailable.
     """
     backend(device)  # loads kernels at the first plan of a process: no part of planning
@@ -62,6 +66,11 @@ def make_plan(
     if rewrites not in MODES or layout not in LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
     refuse_broken(p)
+    if remat is not None:
+        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+        options |= {"executor": executor, "device": device}
+        plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
+        return replace(plan, ms=(perf_counter() - started) * 1e3)
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in watch}
