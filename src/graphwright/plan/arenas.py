@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from graphwright.array import Storage
 
 if TYPE_CHECKING:
-    from graphwright.plan.workspace import Workspace
+    from graphwright.plan.binding import Binding
 
 
 class SharedArena:
@@ -25,8 +25,8 @@ class SharedArena:
     def __init__(self, kernels: Any) -> None:
         self._allocate = kernels.allocate
         self._block: ref[Storage] | None = None
-        self._spaces: WeakSet[Workspace] = WeakSet()
-        self._user: ref[Workspace] | None = None
+        self._spaces: WeakSet[Binding] = WeakSet()
+        self._user: ref[Binding] | None = None
         self._held = Lock()
         self._members = Lock()  # nobody leaves while others are told to let go
 
@@ -40,7 +40,7 @@ class SharedArena:
         """Keep others out, until `leave`; False if a run has it."""
         return self._held.acquire(blocking=False)
 
-    def enter(self, space: Workspace) -> bool:
+    def enter(self, space: Binding) -> bool:
         """Hold it for a run, until `leave`; False if somebody else's run has it."""
         if not self._held.acquire(False):  # not by `hold`: a call less in every run
             return False
@@ -55,18 +55,18 @@ class SharedArena:
         """Let others use it."""
         self._held.release()
 
-    def forget(self, space: Workspace) -> None:
+    def forget(self, space: Binding) -> None:
         """It has an arena of its own from now on."""
         with self._members:
             self._spaces.discard(space)
             if self._user is space.handle:
                 self._user = None
 
-    def used_by(self, space: Workspace) -> bool:
+    def used_by(self, space: Binding) -> bool:
         """True if nobody used it since this workspace did."""
         return self._user is space.handle
 
-    def block(self, space: Workspace, nbytes: int) -> Storage:
+    def block(self, space: Binding, nbytes: int) -> Storage:
         """The block, at least so large; to be asked for by who holds it. For a larger one the others bind again."""
         with self._members:
             self._spaces.add(space)
