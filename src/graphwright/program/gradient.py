@@ -215,10 +215,10 @@ class Gradient:
         source, p = self.source, self.program
         key = source.key(node)
         variable = source.weights[key]
-        fits = had is not None and p.op(had) == op and p.key(had) == key and p.weights[key] is variable
-        if fits and p.specs(had) == source.specs(node):
-            return had, False
         if had is not None:
+            same = p.op(had) == op and p.key(had) == key and p.weights[key] is variable
+            if same and p.specs(had) == source.specs(node):
+                return had, False
             self._throw((had,))
         self._free(source.path(node))
         p.weights.add(key, variable)
@@ -346,10 +346,10 @@ class Gradient:
     def _seed(self, root: int) -> Value:
         """What a root is weighed by."""
         seed = self._seeds[root]
-        twin = self._symbol(self.roots[root])
+        twin = self._tensor(self._twin(self.roots[root]))
         if seed is None or self.program.specs(seed.node)[seed.port] != twin.spec:
             with scoped("grad", self.source.path(self.roots[root])):
-                seed = self._seeds[root] = self._recorder.value_of(call("full_like", Tensor(twin), value=1.0))
+                seed = self._seeds[root] = self._recorder.value_of(call("full_like", twin, value=1.0))
         return seed
 
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
@@ -459,9 +459,6 @@ class Gradient:
 
     def _twin(self, value: Value) -> Value:
         return Value(self._twins[value.node], value.port)
-
-    def _symbol(self, value: Value) -> Symbol:
-        return self._tensor(self._twin(value)).data
 
     def _tensor(self, value: Value) -> Tensor:
         """A value of the gradient program, to write on with."""
