@@ -84,7 +84,7 @@ class Matmul:
 class Linear:
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2)
+    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2, narrow=(1,))
 
     @staticmethod
     def infer(x, w, b=None):

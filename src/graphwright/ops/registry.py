@@ -62,6 +62,7 @@ class Traits:
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
+        narrow: places of operands that the VM reads as bfloat16 too, where they are stored so.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -77,6 +78,7 @@ class Traits:
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False
     addend: int | None = None
+    narrow: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ The limits are where `python -m benchmarks executors` finds the two to meet.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from graphwright.array import Spec
+from graphwright.array.vm.code import SHARED
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
@@ -29,15 +32,31 @@ class Choice(NamedTuple):
     why: str = ""
 
 
+def on_vm(executor: str) -> bool:
+    """True if the VM may run instructions of a plan that asks for this executor."""
+    if executor != "auto":
+        return executor == VM
+    from graphwright.array.vm.machine import built  # loads numba
+
+    if not built():
+        _say()
+        return False
+    return True
+
+
+@cache
+def _say() -> None:
+    """Once per process: what the plans miss."""
+    logging.getLogger("graphwright").warning("the VM is not built, plans run on ATen: `graphwright warmup` builds it")
+
+
 def choose(rows: Rows, executor: str) -> tuple[Choice, ...]:
     """An executor per instruction. Raises: UsageError for an unknown mode."""
     if executor not in EXECUTORS:
         raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
     if executor == ATEN:
         return (Choice(ATEN),) * len(rows.instrs)
-    from graphwright.array.vm.machine import built
-
-    if executor == "auto" and not built():
+    if not on_vm(executor):
         return (Choice(ATEN, "the VM is not built: graphwright warmup"),) * len(rows.instrs)
     return tuple(_choice(rows, instr, executor == "auto") for instr in rows.instrs)
 
@@ -45,12 +64,14 @@ def choose(rows: Rows, executor: str) -> tuple[Choice, ...]:
 def _choice(rows: Rows, instr: Instr, limited: bool) -> Choice:
     if instr.op not in ENCODERS:
         return Choice(ATEN, "the VM has no such op")
-    specs = [rows.specs[s] for s in (*instr.ins, *instr.outs)]
-    if limited and (why := _large(instr, specs)):
-        return Choice(ATEN, why)
     outs, ins = ([view_of(rows, s) for s in slots] for slots in (instr.outs, instr.ins))
-    if encode(instr.op, outs, ins, instr.attrs) is None:
+    code = encode(instr.op, outs, ins, instr.attrs)
+    if code is None:
         return Choice(ATEN, "no VM form for these dtypes or layouts")
+    if limited and not any(row[0] in SHARED for row in code):
+        specs = [rows.specs[s] for s in (*instr.ins, *instr.outs)]
+        if why := _large(instr, specs):
+            return Choice(ATEN, why)
     return Choice(VM)
 
 
@@ -66,5 +87,5 @@ def _large(instr: Instr, specs: Sequence[Spec]) -> str:
     cost = get(instr.op).cost(ins, outs, instr.attrs)
     if cost.flops > _DENSE * (cost.read + cost.write):
         return f"large: {cost.flops / 1e6:.0f} MFLOP" if cost.flops > FLOPS_LIMIT else ""
-    moved = sum(spec.nbytes for spec in specs)
+    moved = cost.read + cost.write
     return f"large: {moved / 2**20:.1f} MiB" if moved > BYTES_LIMIT else ""

@@ -124,7 +124,8 @@ class Rows:
             self.folds[node] = made
             self.draft.log.append(Firing("fold", path, "constant"))
         else:
-            for place in op.row_major(len(ins)):
+            narrow = any(self.specs[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow)
+            for place in range(len(ins)) if narrow else op.row_major(len(ins)):
                 ins[place] = self.row_major(node, ins[place], f"{row.op} reads operand {place} row by row")
             made = tuple([self.fresh(Value(node, port), s) for port, s in enumerate(row.specs)])
             if op.traits.nary and not ins:

@@ -10,7 +10,7 @@ from graphwright.errors import UsageError
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.draft import Draft
-from graphwright.plan.executor import choose
+from graphwright.plan.executor import choose, on_vm
 from graphwright.plan.layout import place, place_naive
 from graphwright.plan.liveness import in_place, lifetimes
 from graphwright.plan.lower import Rows
@@ -54,7 +54,7 @@ def make_plan(
     with uncollected():
         draft = Draft(p, dims, wanted, {name: p.value(name) for name in watch})
         if rewrites != "none":
-            rewrite(draft, fast=rewrites == "fast")
+            rewrite(draft, fast=rewrites == "fast", narrow=freeze and on_vm(executor))
         rows = Rows(draft, freeze=freeze, fold=rewrites != "none")
         commit = Commit(rows)
         lifetimes(rows)

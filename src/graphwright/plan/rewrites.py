@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from math import copysign
 
-from graphwright.array import DType, Layout
+from graphwright.array import DType, Layout, bfloat16, float32
 from graphwright.array.layout import row_major
 from graphwright.ops import Op, get
 from graphwright.plan.draft import Draft, Firing, Ref, Row
-from graphwright.program.kinds import CONST, KINDS
+from graphwright.program.kinds import CONST, KINDS, PARAM
 
 MODES = ("none", "exact", "fast")
 
@@ -163,16 +163,34 @@ def addend_into_product(state: _Pass, i: int, row: Row, op: Op) -> bool:
     return False
 
 
+def narrow_weight(state: _Pass, i: int, row: Row, op: Op) -> bool:
+    """A stored bfloat16 weight read as it is instead of as a float32 copy: the VM widens it in registers."""
+    draft = state.draft
+    for place in op.traits.narrow:
+        wide = row.operands[place]
+        before = draft.rows[wide.row]
+        if before.op in KINDS or not get(before.op).traits.convert or draft.spec(wide).dtype is not float32:
+            continue
+        stored = before.operands[0]
+        if draft.rows[stored.row].op == PARAM and draft.spec(stored).dtype is bfloat16:
+            draft.log.append(Firing("narrow weight", draft.path(i), draft.path(stored.row)))
+            row.operands[place] = stored
+    return False
+
+
 RULES: tuple[Rule, ...] = (single_edge, same_view, neutral_operand, conversion_chain, same_result)
 
 
 FAST_RULES: tuple[Rule, ...] = (zero_added, addend_into_product)
 
 
-def rewrite(draft: Draft, *, fast: bool = False) -> None:
-    """Apply the rules to every row, in order; `draft.log` says what happened."""
+def rewrite(draft: Draft, *, fast: bool = False, narrow: bool = False) -> None:
+    """Apply the rules to every row, in order; `draft.log` says what happened.
+
+    `narrow`: weights may be read in the dtype they are stored in; the VM then has to run what reads them.
+    """
     state, same, find = _Pass(draft), draft.same, draft.find
-    rules = (*RULES, *FAST_RULES) if fast else RULES
+    rules = (*RULES, *(FAST_RULES if fast else ()), *((narrow_weight,) if narrow else ()))
     for i, row in enumerate(draft.rows):
         if same:
             row.operands = [find(ref) if ref in same else ref for ref in row.operands]

@@ -193,6 +193,11 @@ def set_num_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def num_threads() -> int:
+    """CPU threads that kernels may use."""
+    return torch.get_num_threads()
+
+
 def tensor_allocations(run: Call) -> list[int]:
     """Bytes of each CPU tensor allocation that `run()` makes, in order: the hook behind "no allocation per step"."""
     from torch.profiler import ProfilerActivity, profile

@@ -6,6 +6,10 @@ from enum import IntEnum, auto
 
 CELLS = 16
 BYTES = 8 * CELLS
+FEW = 4
+"""Rows of activations up to which a product is bound by reading its weights."""
+PART = 1 << 17
+"""Bytes of weights that a thread takes at a time: some 3 µs."""
 
 
 class Code(IntEnum):
@@ -51,3 +55,16 @@ class Code(IntEnum):
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
     ADAMW = auto()
+    ROPE = auto()
+    KV_APPEND = auto()
+    MORE = auto()  # cells of the row before it
+    # in parts, which threads share
+    ROWS_F32 = auto()
+    ROWS_BF16 = auto()
+    ROWS_I8 = auto()
+    PANELS_BF16 = auto()
+    ATTEND = auto()
+
+
+SHARED = frozenset({Code.ROWS_F32, Code.ROWS_BF16, Code.ROWS_I8, Code.PANELS_BF16, Code.ATTEND})
+"""Rows that threads share; their last cell says in how many parts."""

@@ -10,9 +10,9 @@ from math import prod
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
-from graphwright.array.dtype import DType, bool_, float32, int64
+from graphwright.array.dtype import DType, bfloat16, bool_, float32, int64
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.code import CELLS, Code
+from graphwright.array.vm.code import CELLS, FEW, PART, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
@@ -299,15 +299,35 @@ def _product(a: View, b: View, out: View, init: int = 0) -> Row:
 @_encoder("linear")
 def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     x, w, *bias = ins
-    if not _all_f32(*outs, *ins) or not outs[0].packed or 0 in outs[0].shape:
+    if not _all_f32(*outs, x, *bias) or not outs[0].packed or 0 in outs[0].shape:
         return None
     lead = _merged(x.shape[:-1], [x.strides[:-1]])
     if len(lead) > 1 or any(not b.packed for b in bias):
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
     a = x._replace(shape=(m, x.shape[-1]), strides=(step, x.strides[-1]))
+    if m <= FEW and w.packed and w.dtype in _ROWS and (a.strides[1] == 1 or a.shape[1] == 1):
+        return [_by_rows(a, w, outs[0], bias[0].address if bias else 0)]
+    if w.dtype is bfloat16 and w.packed and a.strides[1] == 1:
+        return [_by_rows(a, w, outs[0], bias[0].address if bias else 0, code=Code.PANELS_BF16)]
+    if w.dtype is not float32:
+        return None
     b = w._replace(shape=w.shape[::-1], strides=w.strides[::-1])
     return [_product(a, b, outs[0], bias[0].address if bias else 0)]
+
+
+_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
+
+
+def _by_rows(x: View, w: View, out: View, bias: int, scales: int = 0, code: Code | None = None) -> Row:
+    """Code for a product with weights as they lie, in parts of the weight's rows."""
+    (m, k), n = x.shape, w.shape[0]
+    size = w.dtype.itemsize
+    height = max(1, PART // max(k * size, 1)) if code is not Code.PANELS_BF16 else 128
+    if n < 2 * height:
+        height = n
+    head = (w.address, n, k, bias, x.address, 4 * x.strides[0], out.address, 4 * n, m, height, scales)
+    return _row(_ROWS[w.dtype] if code is None else code, *head, 0, 0, 0, -(-n // height))
 
 
 @_encoder("matmul")
@@ -340,6 +360,69 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
         )
         rows.append(_product(one, other, out._replace(address=out.address + 4 * i * m * n)))
     return rows
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+@_encoder("rope")
+def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, cos, sin = ins
+    out = outs[0]
+    if not _all_f32(out, *ins) or not (cos.packed and sin.packed) or 0 in x.shape:
+        return None
+    batch, heads, places, width = x.shape
+    if batch > _MOST_ROWS or x.strides[3] != 1 or out.strides[3] != 1:
+        return None
+    half, own = cos.shape[-1], cos.shape[0] > 1
+    rows = []
+    for b in range(batch):
+        tables = [t.address + 4 * b * own * places * half for t in (cos, sin)]
+        starts = [t.address + 4 * b * t.strides[0] for t in (x, out)]
+        steps = [4 * s for t in (x, out) for s in t.strides[1:3]]
+        rows.append(_row(Code.ROPE, *starts, *tables, heads, places, half, width, *steps))
+    return rows
+
+
+@_encoder("kv_append")
+def _kv_append(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    cache, rows, start = ins
+    out = outs[0]
+    if not _all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
+        return None
+    steps = [4 * s for t in (out, rows) for s in t.strides[:3]]
+    batch, groups, places, width = rows.shape
+    row = _row(
+        Code.KV_APPEND, out.address, rows.address, start.address, batch, groups, places, width, *steps, out.shape[2]
+    )
+    before = _elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
+    return None if before is None else [*before, row]
+
+
+@_encoder("sdpa")
+def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    q, k, v, *extra = ins
+    fits = attrs["causal"] and attrs["optional"] in ((), ("q_start",)) and _all_f32(*outs, q, k, v)
+    if not fits or not (q.packed and outs[0].packed) or q.shape[2] > FEW or 0 in (*q.shape, *k.shape, v.shape[3]):
+        return None
+    if k.strides[3] != 1 or v.strides[3] != 1:
+        return None
+    keys = k.shape[2]
+    start = (extra[0].address, 0, 0) if extra else (0, 0, keys - q.shape[2])
+    return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), keys))
+
+
+def _steps(cache: View) -> list[int]:
+    return [4 * s for s in cache.strides[:3]]
+
+
+def _attend(
+    q: View, k: int, v: int, out: View, groups: int, start: tuple[int, ...], attrs: Mapping[str, Any],
+    more: Sequence[int],
+) -> list[Row]:  # fmt: skip
+    """Code for attention, a part per query head; `more` is what the second row holds."""
+    batch, heads, queries, width = q.shape
+    head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
+    tail = (*start, attrs["window"] or 0, _bits(float(attrs["scale"])), batch * heads)
+    return [_row(Code.ATTEND, *head, *tail), _row(Code.MORE, *more)]
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------

@@ -20,12 +20,15 @@ from numba import njit
 from graphwright.array.vm import loops
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
+from graphwright.array.vm.attend import kv_append, rope
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.math import native
+from graphwright.array.vm.team import assist, spread
 from graphwright.array.vm.vector import load_i64
 
-Machine = Callable[[int, int, int], int]
-"""(address of the code, number of rows, address of scratch) -> -1, or the row that found an index out of range."""
+Machine = Callable[[int, int, int, int], int]
+"""(address of the code, number of rows, address of scratch, team or 0) -> -1, or the row that found an index out of
+range."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -60,8 +63,8 @@ le = loops.comparison(native(lambda x, y: v.le(x, y)))
 def _dispatcher(source: int) -> Any:
     """The interpreter; `source` is part of what numba knows it by."""
 
-    @njit("int64(int64, int64, int64)", cache=True, error_model="numpy")
-    def machine(code: Any, count: Any, scratch: Any) -> Any:
+    @njit("int64(int64, int64, int64, int64)", cache=True, error_model="numpy", nogil=True)
+    def machine(code: Any, count: Any, scratch: Any, team: Any) -> Any:
         for i in range(count):
             row = code + BYTES * i
             op, fine = load_i64(row), True
@@ -139,13 +142,30 @@ def _dispatcher(source: int) -> Any:
                 fine = loops.cross_entropy(row)
             elif op == Code.CROSS_ENTROPY_BACKWARD:
                 fine = loops.cross_entropy_backward(row)
-            else:
+            elif op == Code.ROPE:
+                rope(row)
+            elif op == Code.KV_APPEND:
+                fine = kv_append(row)
+            elif op >= Code.ROWS_F32:
+                spread(row, team, scratch)
+            elif op != Code.MORE:
                 fine = False
             if not fine:
                 return i
         return -1 if source else 0
 
     return machine
+
+
+def _assistant(source: int) -> Any:
+    """What a helper runs."""
+
+    @njit("void(int64, int64)", cache=True, error_model="numpy", nogil=True)
+    def assistant(team: Any, scratch: Any) -> None:
+        if source:
+            assist(team, scratch)
+
+    return assistant
 
 
 def _source() -> int:
@@ -171,10 +191,17 @@ def built() -> bool:
 
 
 @cache
+def assistant() -> Callable[[int, int], None]:
+    """The code of helpers (`team.py`), compiled now if it was not before."""
+    return _assistant(_source())
+
+
+@cache
 def build() -> Machine:
     """The machine, compiled now if it was not before: some 10 s, once per install."""
     start = perf_counter()
     machine = _dispatcher(_source())
+    assistant()
     stamp = _stamp()
     if not stamp.exists():
         logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - start)

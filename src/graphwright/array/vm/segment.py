@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphwright.array.vm.code import CELLS
+from graphwright.array.cpu import num_threads
+from graphwright.array.vm.code import CELLS, SHARED
 from graphwright.array.vm.encode import Row
 from graphwright.array.vm.gemm import SCRATCH
 from graphwright.array.vm.machine import build
+from graphwright.array.vm.team import team_of
+
+_WORTH = 16
+"""Parts of rows that threads share, from which on waking them pays."""
 
 
 class BadIndex(IndexError):
@@ -34,9 +39,16 @@ class VmSegment:
         self._scratch = np.zeros(SCRATCH, np.uint8)
         self._machine = build()
         self._args = (self._code.ctypes.data, len(self._code), self._scratch.ctypes.data)
+        self._shared = sum(row[-1] for row in rows if row[0] in SHARED and row[-1] > 1) >= _WORTH
 
     def __call__(self) -> None:
         """Run. Raises: BadIndex; what was computed before it stays computed."""
-        failed = self._machine(*self._args)
+        team = team_of(num_threads()) if self._shared else None
+        address = team.enter() if team is not None else 0
+        try:
+            failed = self._machine(*self._args, address)
+        finally:
+            if team is not None and address:
+                team.leave()
         if failed >= 0:
             raise BadIndex(self._owner[failed])

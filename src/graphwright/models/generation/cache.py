@@ -23,6 +23,7 @@ from graphwright.models.health import check_finite
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
 
+EXECUTOR = "auto"  # of its plans: the VM, which reads weights as they are stored, where it is built
 CHUNK = 512  # rows of a prefill that are run at once
 LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
 _MIXED = "rows of several models"
@@ -288,7 +289,7 @@ class Cache:
         if key not in self._spaces:
             p, sizes = derived.program, {"B": self.batch, "T": rows}
             specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            self._spaces[key] = Workspace(plan_for(p, specs, freeze=True), self.variables)
+            self._spaces[key] = Workspace(plan_for(p, specs, freeze=True, executor=EXECUTOR), self.variables)
         return self._spaces[key]
 
     # -- going back --------------------------------------------------------------------------------------------------

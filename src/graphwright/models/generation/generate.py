@@ -12,12 +12,13 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.cache import Cache, need_cache_of
+from graphwright.models.generation.cache import EXECUTOR, Cache, need_cache_of
 from graphwright.models.generation.prompt import prompt_ids
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
+from graphwright.plan.executor import on_vm
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -228,7 +229,7 @@ class _Sample:
         if reason != "stop" and self.text.close():
             reason = "stop"
         spent, p, length = perf_counter() - started, self.model.program, self.cache.length
-        touched = weight_bytes_per_token(p) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
+        touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
         return Generation(
             self.ids,

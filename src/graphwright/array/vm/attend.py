@@ -1,0 +1,277 @@
+"""Attention of few queries over cached keys, and what goes with it: rotation and appending rows to a cache.
+
+One pass over the keys with a running maximum and sum (Milakov and Gimelshein 2018, "Online normalizer calculation for
+softmax"), 16 keys at a time, of those keys only that a query sees. Where there is a block table, a key's row is found
+through it: blocks may lie anywhere, and nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from graphwright.array.vm.code import BYTES
+from graphwright.array.vm.llvm import (
+    FLOATS,
+    I32,
+    INTS,
+    LANES,
+    aligned,
+    first_lanes,
+    intrinsic_call,
+    masked_load,
+    masked_store,
+    pointer,
+)
+from graphwright.array.vm.math import exp, native
+from graphwright.array.vm.narrow import load_i32
+from graphwright.array.vm.vector import (
+    V,
+    add,
+    first,
+    fma,
+    i64,
+    largest,
+    load_f64,
+    load_first,
+    load_i64,
+    maximum,
+    mul,
+    select,
+    splat,
+    store_first,
+    sub,
+    total,
+    void,
+)
+
+_WORD = ir.IntType(64)
+_ZERO = ir.Constant(FLOATS, None)
+F = np.float32
+
+
+def _places(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
+    """Addresses of 16 rows; those from `count` on are the first one's again, so that no other memory is read."""
+    return [
+        builder.select(
+            builder.icmp_signed(">", count, _WORD(r)), builder.add(base, builder.mul(stride, _WORD(r))), base
+        )
+        for r in range(LANES)
+    ]
+
+
+def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
+    """`step(offset in bytes, mask or None, carried) -> carried` for every 16 entries of `width`; what is carried."""
+    whole = builder.and_(width, _WORD(-LANES))
+    before = builder.block
+    loop, rest, tail, done = (builder.append_basic_block(name) for name in ("full", "rest", "tail", "done"))
+    builder.cbranch(builder.icmp_signed(">", whole, _WORD(0)), loop, rest)
+    builder.position_at_end(loop)
+    at = builder.phi(_WORD)
+    carried = [builder.phi(FLOATS) for _ in start]
+    grown = step(builder.mul(at, _WORD(4)), None, carried)
+    next_at = builder.add(at, _WORD(LANES))
+    for phi, first_value, then in ((at, _WORD(0), next_at), *zip(carried, start, grown, strict=True)):
+        phi.add_incoming(first_value, before)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", next_at, whole), loop, rest)
+    builder.position_at_end(rest)
+    middle = []
+    for a, b in zip(start, grown, strict=True):
+        phi = builder.phi(FLOATS)
+        phi.add_incoming(a, before)
+        phi.add_incoming(b, loop)
+        middle.append(phi)
+    builder.cbranch(builder.icmp_signed("<", whole, width), tail, done)
+    builder.position_at_end(tail)
+    last = step(builder.mul(whole, _WORD(4)), first_lanes(builder, builder.sub(width, whole)), middle)
+    builder.branch(done)
+    builder.position_at_end(done)
+    ends = []
+    for a, b in zip(middle, last, strict=True):
+        phi = builder.phi(FLOATS)
+        phi.add_incoming(a, rest)
+        phi.add_incoming(b, tail)
+        ends.append(phi)
+    return ends
+
+
+def _fetch(builder: Any, address: Any, mask: Any) -> Any:
+    if mask is None:
+        return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
+    return masked_load(builder, address, mask, FLOATS, "v16f32", 4)
+
+
+def _sums(builder: Any, rows: list[Any]) -> Any:
+    """The sum of each of 16 vectors, in one: four rounds that interleave row i with row i + half and add."""
+    low = ir.Constant(INTS, [I32(i // 2 + LANES * (i % 2)) for i in range(LANES)])
+    high = ir.Constant(INTS, [I32(8 + i // 2 + LANES * (i % 2)) for i in range(LANES)])
+    while len(rows) > 1:
+        half = len(rows) // 2
+        rows = [
+            builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+            for a, b in zip(rows[:half], rows[half:], strict=True)
+        ]
+    return rows[0]
+
+
+@intrinsic
+def _scores(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: Any) -> Any:
+    """Products of q with `count` rows of `width`; lanes from `count` on mean nothing."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        q, k, stride, width, count = args
+        rows = _places(builder, k, stride, count)
+
+        def step(at: Any, mask: Any, sums: list[Any]) -> list[Any]:
+            x = _fetch(builder, builder.add(q, at), mask)
+            return [
+                intrinsic_call(
+                    builder, "llvm.fma.v16f32", FLOATS, x, _fetch(builder, builder.add(row, at), mask), s
+                )
+                for row, s in zip(rows, sums, strict=True)
+            ]  # fmt: skip
+
+        return _sums(builder, _along(builder, width, [_ZERO] * LANES, step))
+
+    return V(i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic
+def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, width: Any, count: Any) -> Any:
+    """Out = kept · out + Σ p[r] · row r of v."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, kept, p, v, stride, width, count = args
+        rows = _places(builder, v, stride, count)
+        wide = [builder.shuffle_vector(p, p, ir.Constant(INTS, [I32(r)] * LANES)) for r in range(LANES)]
+
+        def step(at: Any, mask: Any, carried: list[Any]) -> list[Any]:
+            place = builder.add(out, at)
+            even, odd = builder.fmul(_fetch(builder, place, mask), kept), _ZERO
+            for r in range(0, LANES, 2):
+                a, b = (_fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
+                even = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide[r], a, even)
+                odd = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide[r + 1], b, odd)
+            total = builder.fadd(even, odd)
+            if mask is None:
+                aligned(builder.store(total, pointer(builder, place, FLOATS)), 4)
+            else:
+                masked_store(builder, total, place, mask, "v16f32", 4)
+            return []
+
+        _along(builder, width, [], step)
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+    return void(i64, V, V, i64, i64, i64, i64), codegen
+
+
+@native
+def _cell(row: Any, index: Any) -> Any:
+    return load_i64(row + 8 * index)
+
+
+@native
+def _filled(out: Any, value: Any, width: Any) -> None:
+    for i in range(0, width, 16):
+        store_first(out + 4 * i, splat(value), first(width - i))
+
+
+@native
+def attend_head(row: Any, part: Any) -> None:
+    """Query head `part` of all batch elements' heads; the row and the one behind it hold:
+
+    1 q, 2 k, 3 v, 4 out, 5 query heads, 6 key heads, 7 queries, 8 entries of a key, 9 of a value, 10 address of the
+    place of the first query or 0, 11 its bytes per batch element, 12 that place if there is no address, 13 window or 0,
+    14 scale, 15 parts; behind it 1 to 3 bytes per batch element, head and key of k, 4 to 6 of v, 7 keys at most,
+    8 block table or 0, 9 its bytes per batch element, 10 keys in a block, 11 bytes of a block of k, 12 of v.
+    """
+    more = row + BYTES
+    heads, groups, queries = _cell(row, 5), _cell(row, 6), _cell(row, 7)
+    width, depth, window, scale = _cell(row, 8), _cell(row, 9), _cell(row, 13), F(load_f64(row + 8 * 14))
+    b, h = part // heads, part % heads
+    g = h // (heads // groups)
+    start = _cell(row, 12)
+    if _cell(row, 10):
+        start = load_i64(_cell(row, 10) + b * _cell(row, 11))
+    step_k, step_v, table, block = _cell(more, 3), _cell(more, 6), _cell(more, 8), _cell(more, 10)
+    k = _cell(row, 2) + b * _cell(more, 1) + g * _cell(more, 2)
+    v = _cell(row, 3) + b * _cell(more, 4) + g * _cell(more, 5)
+    if table:
+        table += b * _cell(more, 9)
+    for t in range(queries):
+        q, out = (
+            _cell(row, 1) + 4 * width * (part * queries + t),
+            _cell(row, 4) + 4 * depth * (part * queries + t),
+        )
+        high = min(start + t + 1, _cell(more, 7))
+        j = max(high - window, 0) if window else 0
+        _filled(out, F(0.0), depth)
+        if j >= high:
+            continue
+        low = splat(F(-np.inf))
+        best, whole = low, splat(F(0.0))
+        while j < high:
+            count, at_k, at_v = min(16, high - j), k + j * step_k, v + j * step_v
+            if table:
+                inside, page = j % block, load_i32(table + 4 * (j // block))
+                count = min(count, block - inside)
+                at_k = k + page * _cell(more, 11) + inside * step_k
+                at_v = v + page * _cell(more, 12) + inside * step_v
+            s = select(first(count), mul(_scores(q, at_k, step_k, width, count), splat(scale)), low)
+            top = splat(largest(maximum(s, best)))
+            p, kept = exp(sub(s, top)), exp(sub(best, top))
+            whole = fma(kept, whole, p)
+            _weighted(out, kept, p, at_v, step_v, depth, count)
+            best = top
+            j += count
+        share = splat(F(1.0) / total(whole))
+        for i in range(0, depth, 16):
+            mask = first(depth - i)
+            store_first(out + 4 * i, mul(load_first(out + 4 * i, mask), share), mask)
+
+
+@native
+def rope(row: Any) -> None:
+    """(a, b) -> (a·cos - b·sin, b·cos + a·sin): cells 1 x, 2 out, 3 cos, 4 sin, 5 heads, 6 places, 7 half, 8 entries,
+    9 and 10 bytes per head and place of x, 11 and 12 of out.
+    """
+    half, width = _cell(row, 7), _cell(row, 8)
+    for h in range(_cell(row, 5)):
+        for t in range(_cell(row, 6)):
+            x = _cell(row, 1) + h * _cell(row, 9) + t * _cell(row, 10)
+            o = _cell(row, 2) + h * _cell(row, 11) + t * _cell(row, 12)
+            cos, sin = _cell(row, 3) + 4 * half * t, _cell(row, 4) + 4 * half * t
+            for i in range(0, half, 16):
+                mask = first(half - i)
+                a, b = load_first(x + 4 * i, mask), load_first(x + 4 * (half + i), mask)
+                c, s = load_first(cos + 4 * i, mask), load_first(sin + 4 * i, mask)
+                store_first(o + 4 * i, sub(mul(a, c), mul(b, s)), mask)
+                store_first(o + 4 * (half + i), add(mul(b, c), mul(a, s)), mask)
+            for i in range(2 * half, width, 16):
+                mask = first(width - i)
+                store_first(o + 4 * i, load_first(x + 4 * i, mask), mask)
+
+
+@native
+def kv_append(row: Any) -> Any:
+    """Rows into a cache: cells 1 cache, 2 rows, 3 address of the start, 4 batch, 5 heads, 6 rows, 7 entries, 8 to 10
+    bytes per batch element, head and row of the cache, 11 to 13 of the rows, 14 rows that the cache holds.
+
+    Returns False, and writes nothing, if they do not fit.
+    """
+    start, rows, width = load_i64(_cell(row, 3)), _cell(row, 6), _cell(row, 7)
+    if start < 0 or start + rows > _cell(row, 14):
+        return False
+    for b in range(_cell(row, 4)):
+        for g in range(_cell(row, 5)):
+            for t in range(rows):
+                to = _cell(row, 1) + b * _cell(row, 8) + g * _cell(row, 9) + (start + t) * _cell(row, 10)
+                at = _cell(row, 2) + b * _cell(row, 11) + g * _cell(row, 12) + t * _cell(row, 13)
+                for i in range(0, width, 16):
+                    mask = first(width - i)
+                    store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)
+    return True

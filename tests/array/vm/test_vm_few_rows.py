@@ -1,0 +1,137 @@
+"""Products with weights as they lie, float32 and bfloat16, and the threads that share them; float64 is the oracle."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphwright.array import bfloat16, float32
+from graphwright.array.cpu import num_threads, set_num_threads
+from graphwright.array.vm.code import FEW, PART, Code
+from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.team import Team, team_of
+
+SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 300]))
+
+
+def narrow(x: np.ndarray) -> np.ndarray:
+    """Float32 as bits of bfloat16, cut off."""
+    return (np.ascontiguousarray(x, "f4").view("u4") >> 16).astype("u2")
+
+
+def wide(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype("u4") << 16).view("f4")
+
+
+def view(a: np.ndarray) -> View:
+    kind = bfloat16 if a.dtype == np.uint16 else float32
+    return View(kind, a.shape, tuple(s // a.itemsize for s in a.strides), a.ctypes.data)
+
+
+def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[np.ndarray, Code]:
+    """The VM's product, between guards that must stay, and the code it ran."""
+    n = x.shape[0] * w.shape[0]
+    memory = np.full(n + 32, np.float32(-77.0))
+    out = memory[16 : 16 + n].reshape(x.shape[0], w.shape[0])
+    rows = encode("linear", [view(out)], [view(a) for a in (x, w, b) if a is not None], {})
+    assert rows is not None
+    VmSegment([rows])()
+    assert (memory[:16] == -77).all()
+    assert (memory[16 + n :] == -77).all()
+    return out, Code(rows[0][0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 9), SIZES, SIZES, st.sampled_from(["f32", "bf16"]), st.booleans(), st.booleans())
+def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread: bool) -> None:
+    rng = np.random.default_rng(m * 1000 + n + k)
+    whole = np.full((m, 2 * k if spread else k), np.nan, "f4")  # what lies between rows of x is not read
+    x = whole[:, :k]
+    x[:] = rng.normal(size=(m, k))
+    memory = np.full(n * k + 64, np.nan, "f4")  # nor what lies around w
+    memory[32 : 32 + n * k] = rng.normal(size=n * k)
+    bits = narrow(memory)
+    w = (bits if kind == "bf16" else memory)[32 : 32 + n * k].reshape(n, k)
+    values = wide(w) if kind == "bf16" else w
+    b = rng.normal(size=n).astype("f4") if biased else None
+    made, code = linear(x, w, b)
+    assert (code is Code.PRODUCT) == (kind == "f32" and m > FEW)
+    start = np.zeros(n) if b is None else b.astype("f8")
+    truth = x.astype("f8") @ values.astype("f8").T + start
+    limit = (np.abs(x).astype("f8") @ np.abs(values.astype("f8")).T + np.abs(start)) * (k + 2) * 2.0**-24
+    assert (np.abs(made - truth) <= limit).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_row_that_is_not_finite_stays_alone(value: float) -> None:
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(7, 70)).astype("f4"), np.abs(rng.normal(size=(3, 70))).astype("f4")
+    clean, _ = linear(x, narrow(w))
+    w[3, 69] = value
+    for weights in (w, narrow(w)):
+        made, _ = linear(x, weights)
+        assert not np.isfinite(made[:, 3]).any()
+        assert np.isfinite(np.delete(made, 3, axis=1)).all()
+    assert np.array_equal(np.delete(linear(x, narrow(w))[0], 3, axis=1), np.delete(clean, 3, axis=1))
+
+
+@pytest.fixture
+def threads():
+    before = num_threads()
+    yield set_num_threads
+    set_num_threads(before)
+
+
+@pytest.mark.parametrize("m", [1, 3, 40])
+def test_threads_do_not_change_a_bit(m: int, threads) -> None:
+    rng = np.random.default_rng(m)
+    k, n = 512, 33 * PART // 1024
+    x, w = rng.normal(size=(m, k)).astype("f4"), narrow(rng.normal(size=(n, k)))
+    threads(1)
+    alone, _ = linear(x, w)
+    threads(3)  # more than some machines have cores
+    for _ in range(20):
+        assert np.array_equal(linear(x, w)[0], alone)
+
+
+def test_a_team_is_with_one_caller_at_a_time(threads) -> None:
+    threads(2)
+    team = team_of(2)
+    assert isinstance(team, Team)
+    assert team is team_of(2)
+    assert team_of(1) is None
+    address = team.enter()
+    seen: list[int] = []
+    other = Thread(target=lambda: seen.append(team.enter()))
+    other.start()
+    other.join()
+    assert address
+    assert seen == [0]
+    x, w = np.ones((1, 64), "f4"), np.ones((40 * PART // 256, 64), "f4")
+    assert (linear(x, w)[0] == 64).all()  # runs alone
+    team.leave()
+    assert (linear(x, w)[0] == 64).all()
+
+
+def test_many_callers_at_once(threads) -> None:
+    threads(2)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(1, 256)).astype("f4"), rng.normal(size=(20 * PART // 1024, 256)).astype("f4")
+    truth, wrong = linear(x, w)[0], []
+
+    def run() -> None:
+        for _ in range(40):
+            if not np.array_equal(linear(x, w)[0], truth):
+                wrong.append(1)
+
+    callers = [Thread(target=run) for _ in range(4)]
+    for c in callers:
+        c.start()
+    for c in callers:
+        c.join()
+    assert not wrong
