@@ -29,6 +29,7 @@ from graphwright.safetensors import Checkpoint
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
+    from graphwright.program.journal import Entry
     from graphwright.progress import Report
 
 
@@ -264,6 +265,12 @@ class Model:
     ) -> BitsPerByte:
         """How well the model predicts a text: nats per token, bits per byte, perplexity; see `models.perplexity`."""
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
+
+    def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
+        """Matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
+        from graphwright.models.quantize import quantize
+
+        return quantize(self, kind, where)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:

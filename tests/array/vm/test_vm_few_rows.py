@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphwright.array import bfloat16, float32
+from graphwright.array import bfloat16, float32, int8
 from graphwright.array.cpu import num_threads, set_num_threads
-from graphwright.array.vm.code import FEW, PART, Code
+from graphwright.array.vm.code import FEW, GROUP, PART, Code
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.segment import VmSegment
 from graphwright.array.vm.team import Team, team_of
@@ -65,6 +65,25 @@ def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread
     truth = x.astype("f8") @ values.astype("f8").T + start
     limit = (np.abs(x).astype("f8") @ np.abs(values.astype("f8")).T + np.abs(start)) * (k + 2) * 2.0**-24
     assert (np.abs(made - truth) <= limit).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), SIZES, SIZES, st.booleans())
+def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biased: bool) -> None:
+    rng = np.random.default_rng(m * 1000 + n + k)
+    groups = -(-k // GROUP)
+    x, scales, b = (rng.normal(size=s).astype("f4") for s in ((m, k), (n, groups), n))
+    q = rng.integers(-127, 128, (n, k)).astype("i1")
+    made = np.full((m, n), np.nan, "f4")
+    ins = [view(x), View(int8, q.shape, (k, 1), q.ctypes.data), view(scales), *([view(b)] if biased else [])]
+    rows = encode("linear_int8", [view(made)], ins, {"group": GROUP})
+    assert rows is not None
+    assert Code(rows[0][0]) is (Code.ROWS_I8 if m <= FEW else Code.PANELS_I8)
+    VmSegment([rows])()
+    w = q.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k]
+    start = b.astype("f8") if biased else np.zeros(n)
+    limit = (np.abs(x).astype("f8") @ np.abs(w).T + np.abs(start)) * (k + 4) * 2.0**-24
+    assert (np.abs(made - (x.astype("f8") @ w.T + start)) <= limit).all()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -9,6 +9,7 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.spec import Spec
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor | None:
@@ -65,3 +66,18 @@ def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     if len(ins) > 2:
         return [partial(torch.addmm, ins[2], rows, w.t(), out=target)]
     return [partial(torch.mm, rows, w.t(), out=target)]
+
+
+@kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
+def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """As `linear`, on weights that are widened and scaled in scratch memory first."""
+    x, q, scales, *bias = ins
+    wide, group = work[0], attrs["group"]
+    whole = q.shape[1] // group
+    calls: list[Call] = [partial(wide.copy_, q)]
+    if q.numel() and whole:
+        parts = wide[:, : whole * group].unflatten(1, (whole, group))
+        calls.append(partial(parts.mul_, scales[:, :whole].unsqueeze(2)))
+    if q.numel() and q.shape[1] % group:
+        calls.append(partial(wide[:, whole * group :].mul_, scales[:, whole:]))
+    return [*calls, *linear(outs, [x, wide, *bias], attrs, [])]

@@ -187,7 +187,8 @@ def attend_head(row: Any, part: Any) -> None:
     1 q, 2 k, 3 v, 4 out, 5 query heads, 6 key heads, 7 queries, 8 entries of a key, 9 of a value, 10 address of the
     place of the first query or 0, 11 its bytes per batch element, 12 that place if there is no address, 13 window or 0,
     14 scale, 15 parts; behind it 1 to 3 bytes per batch element, head and key of k, 4 to 6 of v, 7 keys at most,
-    8 block table or 0, 9 its bytes per batch element, 10 keys in a block, 11 bytes of a block of k, 12 of v.
+    8 block table (int32) or 0, 9 its bytes per batch element, 10 keys in a block, 11 bytes of a block of k, 12 of v.
+    With a table the place of the first query is an int32; below 0 nobody asks, and the result is 0.
     """
     more = row + BYTES
     heads, groups, queries = _cell(row, 5), _cell(row, 6), _cell(row, 7)
@@ -195,9 +196,11 @@ def attend_head(row: Any, part: Any) -> None:
     b, h = part // heads, part % heads
     g = h // (heads // groups)
     start = _cell(row, 12)
-    if _cell(row, 10):
-        start = load_i64(_cell(row, 10) + b * _cell(row, 11))
     step_k, step_v, table, block = _cell(more, 3), _cell(more, 6), _cell(more, 8), _cell(more, 10)
+    if table:
+        start = load_i32(_cell(row, 10) + b * _cell(row, 11))
+    elif _cell(row, 10):
+        start = load_i64(_cell(row, 10) + b * _cell(row, 11))
     k = _cell(row, 2) + b * _cell(more, 1) + g * _cell(more, 2)
     v = _cell(row, 3) + b * _cell(more, 4) + g * _cell(more, 5)
     if table:
@@ -207,7 +210,7 @@ def attend_head(row: Any, part: Any) -> None:
             _cell(row, 1) + 4 * width * (part * queries + t),
             _cell(row, 4) + 4 * depth * (part * queries + t),
         )
-        high = min(start + t + 1, _cell(more, 7))
+        high = min(start + t + 1, _cell(more, 7)) if start >= 0 else 0
         j = max(high - window, 0) if window else 0
         _filled(out, F(0.0), depth)
         if j >= high:
@@ -221,7 +224,8 @@ def attend_head(row: Any, part: Any) -> None:
                 count = min(count, block - inside)
                 at_k = k + page * _cell(more, 11) + inside * step_k
                 at_v = v + page * _cell(more, 12) + inside * step_v
-            s = select(first(count), mul(_scores(q, at_k, step_k, width, count), splat(scale)), low)
+            products: Any = _scores(q, at_k, step_k, width, count)  # pyright: ignore[reportCallIssue]
+            s = select(first(count), mul(products, splat(scale)), low)
             top = splat(largest(maximum(s, best)))
             p, kept = exp(sub(s, top)), exp(sub(best, top))
             whole = fma(kept, whole, p)
@@ -271,6 +275,41 @@ def kv_append(row: Any) -> Any:
             for t in range(rows):
                 to = _cell(row, 1) + b * _cell(row, 8) + g * _cell(row, 9) + (start + t) * _cell(row, 10)
                 at = _cell(row, 2) + b * _cell(row, 11) + g * _cell(row, 12) + t * _cell(row, 13)
+                for i in range(0, width, 16):
+                    mask = first(width - i)
+                    store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)
+    return True
+
+
+@native
+def kv_scatter(row: Any) -> Any:
+    """Rows into blocks of a pool: cells 1 pool, 2 rows, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads,
+    7 rows, 8 entries, 9 to 11 bytes per block, head and row of the pool, 12 to 14 per batch element, head and row of
+    the rows, 15 bytes of the table per batch element; behind it 1 rows in a block, 2 blocks in the table per batch
+    element, 3 blocks in the pool. A length below 0 takes no rows.
+
+    Returns False, and writes nothing, if a row has no block.
+    """
+    more = row + BYTES
+    table, lengths, batch, rows, width = _cell(row, 3), _cell(row, 4), _cell(row, 5), _cell(row, 7), _cell(row, 8)
+    block = _cell(more, 1)
+    for b in range(batch):
+        start = load_i32(lengths + 4 * b)
+        for t in range(rows if start >= 0 else 0):
+            j = (start + t) // block
+            if j >= _cell(more, 2):
+                return False
+            page = load_i32(table + b * _cell(row, 15) + 4 * j)
+            if page < 0 or page >= _cell(more, 3):
+                return False
+    for b in range(batch):
+        start = load_i32(lengths + 4 * b)
+        for t in range(rows if start >= 0 else 0):
+            page = load_i32(table + b * _cell(row, 15) + 4 * ((start + t) // block))
+            inside = (start + t) % block
+            for g in range(_cell(row, 6)):
+                to = _cell(row, 1) + page * _cell(row, 9) + g * _cell(row, 10) + inside * _cell(row, 11)
+                at = _cell(row, 2) + b * _cell(row, 12) + g * _cell(row, 13) + t * _cell(row, 14)
                 for i in range(0, width, 16):
                     mask = first(width - i)
                     store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)

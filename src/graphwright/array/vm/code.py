@@ -8,6 +8,8 @@ CELLS = 16
 BYTES = 8 * CELLS
 FEW = 4
 """Rows of activations up to which a product is bound by reading its weights."""
+GROUP = 64
+"""Weights along a row that share a scale, where they are int8."""
 PART = 1 << 17
 """Bytes of weights that a thread takes at a time: some 3 µs."""
 
@@ -57,14 +59,16 @@ class Code(IntEnum):
     ADAMW = auto()
     ROPE = auto()
     KV_APPEND = auto()
+    KV_SCATTER = auto()
     MORE = auto()  # cells of the row before it
     # in parts, which threads share
     ROWS_F32 = auto()
     ROWS_BF16 = auto()
     ROWS_I8 = auto()
     PANELS_BF16 = auto()
+    PANELS_I8 = auto()
     ATTEND = auto()
 
 
-SHARED = frozenset({Code.ROWS_F32, Code.ROWS_BF16, Code.ROWS_I8, Code.PANELS_BF16, Code.ATTEND})
+SHARED = frozenset({Code.ROWS_F32, Code.ROWS_BF16, Code.ROWS_I8, Code.PANELS_BF16, Code.PANELS_I8, Code.ATTEND})
 """Rows that threads share; their last cell says in how many parts."""

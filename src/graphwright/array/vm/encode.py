@@ -10,9 +10,9 @@ from math import prod
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
-from graphwright.array.dtype import DType, bfloat16, bool_, float32, int64
+from graphwright.array.dtype import DType, bfloat16, bool_, float32, int8, int64
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.code import CELLS, FEW, PART, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, PART, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
@@ -323,7 +323,7 @@ def _by_rows(x: View, w: View, out: View, bias: int, scales: int = 0, code: Code
     """Code for a product with weights as they lie, in parts of the weight's rows."""
     (m, k), n = x.shape, w.shape[0]
     size = w.dtype.itemsize
-    height = max(1, PART // max(k * size, 1)) if code is not Code.PANELS_BF16 else 128
+    height = max(1, PART // max(k * size, 1)) if code not in (Code.PANELS_BF16, Code.PANELS_I8) else 128
     if n < 2 * height:
         height = n
     head = (w.address, n, k, bias, x.address, 4 * x.strides[0], out.address, 4 * n, m, height, scales)
@@ -360,6 +360,21 @@ def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
         )
         rows.append(_product(one, other, out._replace(address=out.address + 4 * i * m * n)))
     return rows
+
+
+@_encoder("linear_int8")
+def _linear_int8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, w, scales, *bias = ins
+    fits = _all_f32(*outs, x, scales, *bias) and w.dtype is int8 and attrs["group"] == GROUP
+    if not fits or not all(view.packed for view in (outs[0], w, scales, *bias)) or 0 in outs[0].shape:
+        return None
+    lead = _merged(x.shape[:-1], [x.strides[:-1]])
+    if len(lead) > 1 or (x.strides[-1] != 1 and x.shape[-1] != 1):
+        return None
+    m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
+    a = x._replace(shape=(m, x.shape[-1]), strides=(step, 1))
+    code = Code.ROWS_I8 if m <= FEW else Code.PANELS_I8
+    return [_by_rows(a, w, outs[0], bias[0].address if bias else 0, scales.address, code)]
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -408,6 +423,39 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     keys = k.shape[2]
     start = (extra[0].address, 0, 0) if extra else (0, 0, keys - q.shape[2])
     return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), keys))
+
+
+@_encoder("kv_append_paged")
+def _kv_append_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    pool, rows, table, lengths = ins
+    out = outs[0]
+    if not _all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
+        return None
+    if rows.strides[3] != 1:
+        return None
+    steps = [4 * s for t in (out, rows) for s in t.strides[:3]]
+    batch, groups, places, width = rows.shape
+    head = (out.address, rows.address, table.address, lengths.address, batch, groups, places, width)
+    code = [
+        _row(Code.KV_SCATTER, *head, *steps, 4 * table.shape[1]),
+        _row(Code.MORE, out.shape[2], table.shape[1], out.shape[0]),
+    ]
+    before = _elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
+    return None if before is None else [*before, *code]
+
+
+@_encoder("sdpa_paged")
+def _sdpa_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    q, k, v, table, lengths = ins
+    packed = all(view.packed for view in (q, outs[0], table, lengths))
+    if not packed or not _all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
+        return None
+    if k.strides[3] != 1 or v.strides[3] != 1:
+        return None
+    steps = [4 * s for t in (k, v) for s in (0, *t.strides[1:3])]
+    block, most = k.shape[2], table.shape[1]
+    more = (*steps, block * most, table.address, 4 * most, block, 4 * k.strides[0], 4 * v.strides[0])
+    return _attend(q, k.address, v.address, outs[0], k.shape[1], (lengths.address, 4, 0), attrs, more)
 
 
 def _steps(cache: View) -> list[int]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.vm.code import GROUP
 from graphwright.array.vm.gemm import DEPTH, PANEL, ZEROS, tiles, turned
 from graphwright.array.vm.math import native
-from graphwright.array.vm.narrow import fetch_bf16, load_bf16, load_first_bf16, load_first_i8, load_i8
+from graphwright.array.vm.narrow import fetch_bf16, fetch_i8, load_bf16, load_first_bf16, load_first_i8, load_i8
 from graphwright.array.vm.vector import (
     add,
     first,
@@ -25,12 +26,11 @@ from graphwright.array.vm.vector import (
     load_i64,
     mul,
     splat,
+    store,
     store_f32,
     total,
 )
 
-GROUP = 64
-"""Weights along a row that share a scale, where they are int8."""
 F = np.float32
 
 
@@ -150,24 +150,47 @@ def int8_rows(row: Any, part: Any) -> None:
             store_f32(y + t * sy + 4 * r, value + start)
 
 
-_turn_bf16 = turned(fetch_bf16)
+_turn_bf16, _turn_i8 = turned(fetch_bf16), turned(fetch_i8)
 
 
 @native
-def bfloat16_panels(row: Any, part: Any, scratch: Any) -> None:
+def _widened(w: Any, k: Any, panel: Any, terms: Any, columns: Any) -> None:
+    for j in range(0, columns, 16):
+        for i in range(0, terms, 16):
+            _turn_bf16(w + 2 * (j * k + i), 2 * k, panel + 4 * j + 4 * PANEL * i, columns - j, terms - i)
+
+
+@native
+def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: Any, groups: Any) -> None:
+    """As `_widened`; the scales of 16 rows are one column of the panel, multiplied in after it was packed."""
+    for j in range(0, columns, 16):
+        for i in range(0, terms, 16):
+            place = panel + 4 * j + 4 * PANEL * i
+            _turn_i8(w + j * k + i, k, place, columns - j, terms - i)
+            row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # behind the panel: a row of it that no product reads
+            for r in range(min(16, columns - j)):
+                store_f32(row + 4 * r, load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
+            scale = load(row)
+            for t in range(min(16, terms - i)):
+                store(place + 4 * PANEL * t, mul(load(place + 4 * PANEL * t), scale))
+
+
+@native
+def panels(row: Any, part: Any, scratch: Any, quantised: Any) -> None:
     """Part `part` of a product of many rows: cells as above, but 10 is a multiple of 32; works in `scratch`."""
     w, n, k, bias, x, sx, y, sy, tokens, height = (
         _cell(row, 1), _cell(row, 2), _cell(row, 3), _cell(row, 4), _cell(row, 5),
         _cell(row, 6), _cell(row, 7), _cell(row, 8), _cell(row, 9), _cell(row, 10),
     )  # fmt: skip
-    panel, end = scratch + ZEROS, min(n, (part + 1) * height)
+    panel, end, groups = scratch + ZEROS, min(n, (part + 1) * height), (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):
         terms = min(DEPTH, k - k0)
         for r in range(part * height, end, PANEL):
             columns = min(PANEL, end - r)
-            for j in range(0, columns, 16):
-                for i in range(0, terms, 16):
-                    at = w + 2 * ((r + j) * k + k0 + i)
-                    _turn_bf16(at, 2 * k, panel + 4 * j + 4 * PANEL * i, columns - j, terms - i)
+            if quantised:
+                scales = _cell(row, 11) + 4 * (r * groups + k0 // GROUP)
+                _dequantised(w + r * k + k0, k, panel, terms, columns, scales, groups)
+            else:
+                _widened(w + 2 * (r * k + k0), k, panel, terms, columns)
             init, step = (y + 4 * r, sy) if k0 else (bias + 4 * r if bias else scratch, 0)
             tiles(x + 4 * k0, sx, 4, panel, 4 * PANEL, y + 4 * r, sy, tokens, terms, columns, init, step)

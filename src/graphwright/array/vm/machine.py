@@ -20,7 +20,7 @@ from numba import njit
 from graphwright.array.vm import loops
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.attend import kv_append, rope
+from graphwright.array.vm.attend import kv_append, kv_scatter, rope
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.math import native
 from graphwright.array.vm.team import assist, spread
@@ -146,6 +146,8 @@ def _dispatcher(source: int) -> Any:
                 rope(row)
             elif op == Code.KV_APPEND:
                 fine = kv_append(row)
+            elif op == Code.KV_SCATTER:
+                fine = kv_scatter(row)
             elif op >= Code.ROWS_F32:
                 spread(row, team, scratch)
             elif op != Code.MORE:

@@ -30,14 +30,17 @@ def from_i8(builder: Any, whole: Any) -> Any:
 load_bf16 = _define("load_bf16", V, (i64,), lambda b, p: from_bf16(b, aligned(b.load(pointer(b, p, _HALVES)), 2)))
 load_first_bf16 = _define("load_first_bf16", V, (i64, M), lambda b, p, m: fetch_bf16(b, p, m))
 load_i8 = _define("load_i8", V, (i64,), lambda b, p: from_i8(b, aligned(b.load(pointer(b, p, BYTES)), 1)))
-load_first_i8 = _define(
-    "load_first_i8", V, (i64, M), lambda b, p, m: from_i8(b, masked_load(b, p, m, BYTES, "v16i8", 1))
-)
+load_first_i8 = _define("load_first_i8", V, (i64, M), lambda b, p, m: fetch_i8(b, p, m))
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
     """Bfloat16 under a mask."""
     return from_bf16(builder, masked_load(builder, address, mask, _HALVES, "v16i16", 2))
+
+
+def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
+    """Whole numbers of 8 bits under a mask."""
+    return from_i8(builder, masked_load(builder, address, mask, BYTES, "v16i8", 1))
 
 
 load_i32 = _define("load_i32", i64, (i64,), lambda b, p: b.sext(aligned(b.load(pointer(b, p, I32)), 4), _WORD))

@@ -19,7 +19,7 @@ import numpy as np
 from graphwright.array.vm.attend import attend_head
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.gemm import SCRATCH
-from graphwright.array.vm.gemv import bfloat16_panels, bfloat16_rows, float32_rows, int8_rows
+from graphwright.array.vm.gemv import bfloat16_rows, float32_rows, int8_rows, panels
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import fetch_add, give_way, pause, read_word, write_word
 from graphwright.array.vm.vector import load_i64
@@ -41,8 +41,8 @@ def part(row: Any, number: Any, scratch: Any) -> None:
         float32_rows(row, number)
     elif op == Code.ROWS_I8:
         int8_rows(row, number)
-    elif op == Code.PANELS_BF16:
-        bfloat16_panels(row, number, scratch)
+    elif op == Code.PANELS_BF16 or op == Code.PANELS_I8:
+        panels(row, number, scratch, op == Code.PANELS_I8)
     else:
         attend_head(row, number)
 
