@@ -27,10 +27,10 @@ def run(op: str, out: np.ndarray, ins: list[np.ndarray], **attrs: object) -> np.
 
 def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, start: int, scale: float, window: int | None) -> np.ndarray:
     group = q.shape[1] // k.shape[1]
-    q, k, v = (torch.tensor(t).double() for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
+    tensors = [torch.tensor(t).double() for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1))]
     i, j = start + torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     seen = (j <= i) & (j > i - (window or 1 << 30))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).numpy()
+    return torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=seen, scale=scale).numpy()
 
 
 @settings(max_examples=80, deadline=None)

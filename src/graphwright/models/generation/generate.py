@@ -137,18 +137,19 @@ def generate(
         cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
     need_rows_of(model.program, cache)
     reused, logits = _fill(cache, ids, allow_stale)
-    prefill, mark = perf_counter() - started, cache.snapshot()
+    prefill = perf_counter() - started
+    mark = cache.snapshot() if n > 1 else None
     results = []
-    for number in range(first_stream, first_stream + n):
-        cache.restore(mark)
-        text = TextStream(model.tokenizer, stop, stream)
-        sample = _Sample(model, cache, ids, rule, number, text, logprobs, allow_stale)
-        try:
+    try:
+        for number in range(first_stream, first_stream + n):
+            if mark is not None:
+                cache.restore(mark)
+            text = TextStream(model.tokenizer, stop, stream)
+            sample = _Sample(model, cache, ids, rule, number, text, logprobs, allow_stale)
             results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
-        except BaseException:
+    finally:
+        if mark is not None:
             mark.release()
-            raise
-    mark.release()
     return results[0] if n == 1 else results
 
 
