@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphwright.array.cpu import num_threads
-from graphwright.array.vm.code import CELLS, SHARED
+from graphwright.array.vm.code import CELLS, SHARED, Code
 from graphwright.array.vm.encode import Row
 from graphwright.array.vm.gemm import SCRATCH
 from graphwright.array.vm.machine import build
 from graphwright.array.vm.team import team_of
 
 _WORTH = 16
-"""Parts of rows that threads share, from which on waking them pays."""
+"""Parts of weights that threads share, from which on waking them pays: some 2 MiB."""
 
 
 class BadIndex(IndexError):
@@ -39,7 +39,8 @@ class VmSegment:
         self._scratch = np.zeros(SCRATCH, np.uint8)
         self._machine = build()
         self._args = (self._code.ctypes.data, len(self._code), self._scratch.ctypes.data)
-        self._shared = sum(row[-1] for row in rows if row[0] in SHARED and row[-1] > 1) >= _WORTH
+        weights = SHARED - {Code.ATTEND}  # how long attention takes depends on the length, which is not known here
+        self._shared = sum(row[-1] for row in rows if row[0] in weights and row[-1] > 1) >= _WORTH
 
     def __call__(self) -> None:
         """Run. Raises: BadIndex; what was computed before it stays computed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull
 from graphwright.models.generation.cached_program import LENGTH, Derived, derived_for
-from graphwright.models.generation.rows import EXECUTOR, Rows, Watch
+from graphwright.models.generation.rows import EXECUTOR, Fed, Rows, Watch
 from graphwright.models.generation.sampling import need
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
@@ -56,7 +55,7 @@ class Cache(Rows):
         self._capacity = capacity
         self.variables: dict[str, Variable] = {}
         self._derived: dict[bool, tuple[int, Derived]] = {}
-        self._spaces: dict[tuple[int, bool, int], Workspace] = {}
+        self._spaces: dict[tuple[int, bool, int], Fed] = {}
         try:
             self._start()
         except MemoryError as error:
@@ -89,12 +88,11 @@ class Cache(Rows):
 
     def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
         length, rows = self.length, ids.shape[1]
-        space = self._space(self._derive(not all_logits), not all_logits, rows)
-        feeds: dict[str, Any] = {"ids": ids}
-        if "positions" in space.plan.inputs:
-            positions = np.broadcast_to(np.arange(length, length + rows), (self.batch, rows))
-            feeds["positions"] = np.ascontiguousarray(positions)
-        return space.run(feeds)["logits"]
+        fed = self._space(self._derive(not all_logits), not all_logits, rows)
+        fed.hosts["ids"][...] = ids
+        if "positions" in fed.hosts:
+            fed.hosts["positions"][...] = np.arange(length, length + rows)
+        return fed.run()
 
     def _fits(self) -> bool:
         sizes, states = {"B": self.batch}, self._derive(True).states
@@ -117,12 +115,13 @@ class Cache(Rows):
                 for k, s in specs.items()
             }
 
-    def _space(self, derived: Derived, last_only: bool, rows: int) -> Workspace:
+    def _space(self, derived: Derived, last_only: bool, rows: int) -> Fed:
         key = (self.program.version, last_only, rows)
         if key not in self._spaces:
             p, sizes = derived.program, {"B": self.batch, "T": rows}
             specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            self._spaces[key] = Workspace(plan_for(p, specs, freeze=True, executor=EXECUTOR), self.variables)
+            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR)
+            self._spaces[key] = Fed(Workspace(plan, self.variables))
         return self._spaces[key]
 
     # -- going back --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from graphwright.models.generation.blocks import BlockPool
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, derive_paged
 from graphwright.models.generation.prefix import PrefixCache
 from graphwright.models.generation.prompt import check_ids, vocabulary
-from graphwright.models.generation.rows import EXECUTOR, Watch
+from graphwright.models.generation.rows import EXECUTOR, Fed, Watch
 from graphwright.models.generation.sampling import need
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
@@ -85,7 +85,7 @@ class PagedCache:
         self.prefix = PrefixCache(self.pool, block, kept)
         self.variables: dict[str, Variable] = {}
         self._derived: dict[bool, tuple[int, Derived]] = {}
-        self._spaces: dict[tuple[int, bool, int, int], Workspace] = {}
+        self._spaces: dict[tuple[int, bool, int, int], Fed] = {}
         self._alive: WeakSet[Sequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
@@ -146,17 +146,14 @@ class PagedCache:
             for s in sequences:
                 s.reserve(rows)
             places = 1 << (len(sequences) - 1).bit_length()  # the others write nothing: few plans for many batches
-            table = np.full((places, self.pool.cap), -1, np.int32)
-            lengths = np.full(places, -1, np.int32)
-            whole = np.zeros((places, rows), np.int64)
+            fed = self._space(not all_logits, places, rows)
+            whole, table, lengths = fed.hosts["ids"], fed.hosts[TABLE], fed.hosts[LENGTHS]
+            whole[...], table[...], lengths[...] = 0, -1, -1
             for i, s in enumerate(sequences):
                 table[i, : len(s.table)], lengths[i], whole[i] = s.table, s.length, ids[i]
-            space = self._space(not all_logits, places, rows)
-            feeds: dict[str, Any] = {"ids": whole, TABLE: table, LENGTHS: lengths}
-            if "positions" in space.plan.inputs:
-                feeds["positions"] = np.maximum(lengths, 0).astype(np.int64)[:, None] + np.arange(rows)
-            feeds = {name: feeds[name] for name in space.plan.inputs}
-            logits: NDArray = space.run(feeds)["logits"]
+            if "positions" in fed.hosts:
+                fed.hosts["positions"][...] = np.maximum(lengths, 0)[:, None] + np.arange(rows)
+            logits = fed.run()
             for s in sequences:
                 s.grew(rows)
             return logits if places == len(sequences) else logits[: len(sequences)]
@@ -170,12 +167,13 @@ class PagedCache:
             self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
         return known[1]
 
-    def _space(self, last_only: bool, places: int, rows: int) -> Workspace:
+    def _space(self, last_only: bool, places: int, rows: int) -> Fed:
         key = (self.program.version, last_only, places, rows)
         if key not in self._spaces:
             p, sizes = self.derive(last_only).program, {"B": places, "T": rows}
             specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            self._spaces[key] = Workspace(plan_for(p, specs, freeze=True, executor=EXECUTOR), self.variables)
+            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR)
+            self._spaces[key] = Fed(Workspace(plan, self.variables))
         return self._spaces[key]
 
     # -- memory ------------------------------------------------------------------------------------------------------
