@@ -25,7 +25,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     from graphwright.graph.warmup import warmup as bulk_edits
 
     if not (quiet or as_json or built()):
-        say("building the VM, once per install: some 10 s")
+        say("building the VM, once per install: some 20 s")
     build()
     bulk_edits()
     seconds = perf_counter() - started

@@ -26,6 +26,7 @@ from graphwright.array.vm.llvm import (
     masked_store,
     pointer,
 )
+from graphwright.array.vm.loops import cell, number
 from graphwright.array.vm.math import exp, native
 from graphwright.array.vm.narrow import load_i32
 from graphwright.array.vm.vector import (
@@ -35,7 +36,6 @@ from graphwright.array.vm.vector import (
     fma,
     i64,
     largest,
-    load_f64,
     load_first,
     load_i64,
     maximum,
@@ -170,11 +170,6 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
 
 
 @native
-def _cell(row: Any, index: Any) -> Any:
-    return load_i64(row + 8 * index)
-
-
-@native
 def _filled(out: Any, value: Any, width: Any) -> None:
     for i in range(0, width, 16):
         store_first(out + 4 * i, splat(value), first(width - i))
@@ -191,26 +186,26 @@ def attend_head(row: Any, part: Any) -> None:
     With a table the place of the first query is an int32; below 0 nobody asks, and the result is 0.
     """
     more = row + BYTES
-    heads, groups, queries = _cell(row, 5), _cell(row, 6), _cell(row, 7)
-    width, depth, window, scale = _cell(row, 8), _cell(row, 9), _cell(row, 13), F(load_f64(row + 8 * 14))
+    heads, groups, queries = cell(row, 5), cell(row, 6), cell(row, 7)
+    width, depth, window, scale = cell(row, 8), cell(row, 9), cell(row, 13), F(number(row, 14))
     b, h = part // heads, part % heads
     g = h // (heads // groups)
-    start = _cell(row, 12)
-    step_k, step_v, table, block = _cell(more, 3), _cell(more, 6), _cell(more, 8), _cell(more, 10)
+    start = cell(row, 12)
+    step_k, step_v, table, block = cell(more, 3), cell(more, 6), cell(more, 8), cell(more, 10)
     if table:
-        start = load_i32(_cell(row, 10) + b * _cell(row, 11))
-    elif _cell(row, 10):
-        start = load_i64(_cell(row, 10) + b * _cell(row, 11))
-    k = _cell(row, 2) + b * _cell(more, 1) + g * _cell(more, 2)
-    v = _cell(row, 3) + b * _cell(more, 4) + g * _cell(more, 5)
+        start = load_i32(cell(row, 10) + b * cell(row, 11))
+    elif cell(row, 10):
+        start = load_i64(cell(row, 10) + b * cell(row, 11))
+    k = cell(row, 2) + b * cell(more, 1) + g * cell(more, 2)
+    v = cell(row, 3) + b * cell(more, 4) + g * cell(more, 5)
     if table:
-        table += b * _cell(more, 9)
+        table += b * cell(more, 9)
     for t in range(queries):
         q, out = (
-            _cell(row, 1) + 4 * width * (part * queries + t),
-            _cell(row, 4) + 4 * depth * (part * queries + t),
+            cell(row, 1) + 4 * width * (part * queries + t),
+            cell(row, 4) + 4 * depth * (part * queries + t),
         )
-        high = min(start + t + 1, _cell(more, 7)) if start >= 0 else 0
+        high = min(start + t + 1, cell(more, 7)) if start >= 0 else 0
         j = max(high - window, 0) if window else 0
         _filled(out, F(0.0), depth)
         if j >= high:
@@ -222,8 +217,8 @@ def attend_head(row: Any, part: Any) -> None:
             if table:
                 inside, page = j % block, load_i32(table + 4 * (j // block))
                 count = min(count, block - inside)
-                at_k = k + page * _cell(more, 11) + inside * step_k
-                at_v = v + page * _cell(more, 12) + inside * step_v
+                at_k = k + page * cell(more, 11) + inside * step_k
+                at_v = v + page * cell(more, 12) + inside * step_v
             products: Any = _scores(q, at_k, step_k, width, count)  # pyright: ignore[reportCallIssue]
             s = select(first(count), mul(products, splat(scale)), low)
             top = splat(largest(maximum(s, best)))
@@ -243,12 +238,12 @@ def rope(row: Any) -> None:
     """(a, b) -> (a·cos - b·sin, b·cos + a·sin): cells 1 x, 2 out, 3 cos, 4 sin, 5 heads, 6 places, 7 half, 8 entries,
     9 and 10 bytes per head and place of x, 11 and 12 of out.
     """
-    half, width = _cell(row, 7), _cell(row, 8)
-    for h in range(_cell(row, 5)):
-        for t in range(_cell(row, 6)):
-            x = _cell(row, 1) + h * _cell(row, 9) + t * _cell(row, 10)
-            o = _cell(row, 2) + h * _cell(row, 11) + t * _cell(row, 12)
-            cos, sin = _cell(row, 3) + 4 * half * t, _cell(row, 4) + 4 * half * t
+    half, width = cell(row, 7), cell(row, 8)
+    for h in range(cell(row, 5)):
+        for t in range(cell(row, 6)):
+            x = cell(row, 1) + h * cell(row, 9) + t * cell(row, 10)
+            o = cell(row, 2) + h * cell(row, 11) + t * cell(row, 12)
+            cos, sin = cell(row, 3) + 4 * half * t, cell(row, 4) + 4 * half * t
             for i in range(0, half, 16):
                 mask = first(half - i)
                 a, b = load_first(x + 4 * i, mask), load_first(x + 4 * (half + i), mask)
@@ -267,14 +262,14 @@ def kv_append(row: Any) -> Any:
 
     Returns False, and writes nothing, if they do not fit.
     """
-    start, rows, width = load_i64(_cell(row, 3)), _cell(row, 6), _cell(row, 7)
-    if start < 0 or start + rows > _cell(row, 14):
+    start, rows, width = load_i64(cell(row, 3)), cell(row, 6), cell(row, 7)
+    if start < 0 or start + rows > cell(row, 14):
         return False
-    for b in range(_cell(row, 4)):
-        for g in range(_cell(row, 5)):
+    for b in range(cell(row, 4)):
+        for g in range(cell(row, 5)):
             for t in range(rows):
-                to = _cell(row, 1) + b * _cell(row, 8) + g * _cell(row, 9) + (start + t) * _cell(row, 10)
-                at = _cell(row, 2) + b * _cell(row, 11) + g * _cell(row, 12) + t * _cell(row, 13)
+                to = cell(row, 1) + b * cell(row, 8) + g * cell(row, 9) + (start + t) * cell(row, 10)
+                at = cell(row, 2) + b * cell(row, 11) + g * cell(row, 12) + t * cell(row, 13)
                 for i in range(0, width, 16):
                     mask = first(width - i)
                     store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)
@@ -291,25 +286,25 @@ def kv_scatter(row: Any) -> Any:
     Returns False, and writes nothing, if a row has no block.
     """
     more = row + BYTES
-    table, lengths, batch, rows, width = _cell(row, 3), _cell(row, 4), _cell(row, 5), _cell(row, 7), _cell(row, 8)
-    block = _cell(more, 1)
+    table, lengths, batch, rows, width = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 7), cell(row, 8)
+    block = cell(more, 1)
     for b in range(batch):
         start = load_i32(lengths + 4 * b)
         for t in range(rows if start >= 0 else 0):
             j = (start + t) // block
-            if j >= _cell(more, 2):
+            if j >= cell(more, 2):
                 return False
-            page = load_i32(table + b * _cell(row, 15) + 4 * j)
-            if page < 0 or page >= _cell(more, 3):
+            page = load_i32(table + b * cell(row, 15) + 4 * j)
+            if page < 0 or page >= cell(more, 3):
                 return False
     for b in range(batch):
         start = load_i32(lengths + 4 * b)
         for t in range(rows if start >= 0 else 0):
-            page = load_i32(table + b * _cell(row, 15) + 4 * ((start + t) // block))
+            page = load_i32(table + b * cell(row, 15) + 4 * ((start + t) // block))
             inside = (start + t) % block
-            for g in range(_cell(row, 6)):
-                to = _cell(row, 1) + page * _cell(row, 9) + g * _cell(row, 10) + inside * _cell(row, 11)
-                at = _cell(row, 2) + b * _cell(row, 12) + g * _cell(row, 13) + t * _cell(row, 14)
+            for g in range(cell(row, 6)):
+                to = cell(row, 1) + page * cell(row, 9) + g * cell(row, 10) + inside * cell(row, 11)
+                at = cell(row, 2) + b * cell(row, 12) + g * cell(row, 13) + t * cell(row, 14)
                 for i in range(0, width, 16):
                     mask = first(width - i)
                     store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphwright.array.vm.code import GROUP
 from graphwright.array.vm.gemm import DEPTH, PANEL, ZEROS, tiles, turned
+from graphwright.array.vm.loops import cell
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import fetch_bf16, fetch_i8, load_bf16, load_first_bf16, load_first_i8, load_i8
 from graphwright.array.vm.vector import (
@@ -23,7 +24,6 @@ from graphwright.array.vm.vector import (
     load,
     load_f32,
     load_first,
-    load_i64,
     mul,
     splat,
     store,
@@ -72,11 +72,6 @@ def _dots(read: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
     return one, two
 
 
-@native
-def _cell(row: Any, index: Any) -> Any:
-    return load_i64(row + 8 * index)
-
-
 def _rows(read: Any, read_first: Any, size: Any) -> Any:
     """Part `part` of a row of code: cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y,
     8 bytes per row of y, 9 rows of x, 10 rows of w in a part.
@@ -86,8 +81,8 @@ def _rows(read: Any, read_first: Any, size: Any) -> Any:
     @native
     def run(row: Any, part: Any) -> None:
         w, n, k, bias, x, sx, y, sy, tokens, height = (
-            _cell(row, 1), _cell(row, 2), _cell(row, 3), _cell(row, 4), _cell(row, 5),
-            _cell(row, 6), _cell(row, 7), _cell(row, 8), _cell(row, 9), _cell(row, 10),
+            cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
+            cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10),
         )  # fmt: skip
         for r in range(part * height, min(n, (part + 1) * height)):
             start = load_f32(bias + 4 * r) if bias else F(0.0)
@@ -139,8 +134,8 @@ def _scaled(w: Any, scales: Any, x: Any, k: Any) -> Any:
 def int8_rows(row: Any, part: Any) -> None:
     """As the others; cell 11 scales [rows of w, groups]."""
     w, n, k, bias, x, sx, y, sy, tokens, height, scales = (
-        _cell(row, 1), _cell(row, 2), _cell(row, 3), _cell(row, 4), _cell(row, 5), _cell(row, 6),
-        _cell(row, 7), _cell(row, 8), _cell(row, 9), _cell(row, 10), _cell(row, 11),
+        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6),
+        cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10), cell(row, 11),
     )  # fmt: skip
     groups = (k + GROUP - 1) // GROUP
     for r in range(part * height, min(n, (part + 1) * height)):
@@ -179,8 +174,8 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
 def panels(row: Any, part: Any, scratch: Any, quantised: Any) -> None:
     """Part `part` of a product of many rows: cells as above, but 10 is a multiple of 32; works in `scratch`."""
     w, n, k, bias, x, sx, y, sy, tokens, height = (
-        _cell(row, 1), _cell(row, 2), _cell(row, 3), _cell(row, 4), _cell(row, 5),
-        _cell(row, 6), _cell(row, 7), _cell(row, 8), _cell(row, 9), _cell(row, 10),
+        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
+        cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10),
     )  # fmt: skip
     panel, end, groups = scratch + ZEROS, min(n, (part + 1) * height), (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):
@@ -188,7 +183,7 @@ def panels(row: Any, part: Any, scratch: Any, quantised: Any) -> None:
         for r in range(part * height, end, PANEL):
             columns = min(PANEL, end - r)
             if quantised:
-                scales = _cell(row, 11) + 4 * (r * groups + k0 // GROUP)
+                scales = cell(row, 11) + 4 * (r * groups + k0 // GROUP)
                 _dequantised(w + r * k + k0, k, panel, terms, columns, scales, groups)
             else:
                 _widened(w + 2 * (r * k + k0), k, panel, terms, columns)

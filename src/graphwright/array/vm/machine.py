@@ -200,7 +200,7 @@ def assistant() -> Callable[[int, int], None]:
 
 @cache
 def build() -> Machine:
-    """The machine, compiled now if it was not before: some 10 s, once per install."""
+    """The machine, compiled now if it was not before: some 20 s, once per install."""
     start = perf_counter()
     machine = _dispatcher(_source())
     assistant()
