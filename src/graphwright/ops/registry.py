@@ -64,6 +64,7 @@ class Traits:
         sums: the result is the sum of the two operands.
         divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
+        narrow: places of operands that the VM reads as bfloat16 too, where they are stored so.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -80,6 +81,7 @@ class Traits:
     sums: bool = False
     divides: bool = False
     addend: int | None = None
+    narrow: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
