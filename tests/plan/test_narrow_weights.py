@@ -1,4 +1,4 @@
-"""Weights of bfloat16 that products read as they are stored: where the rewrite fires, where it must not, after edits."""
+"""Weights of bfloat16 that products read as they are stored: where the rewrite fires, where not, and after edits."""
 
 from __future__ import annotations
 
