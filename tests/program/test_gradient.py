@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphwright as gw
+import graphwright.plan
 from graphwright.errors import GraphwrightError
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits

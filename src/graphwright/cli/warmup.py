@@ -16,9 +16,9 @@ def register(app: typer.Typer) -> None:
 
 @verb
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, what is native code: bulk edits, the planner's loops, the VM, populations.
+    """Compile, once per install, what is native code.
 
-    It is cached on disk: a second call is quick.
+    Bulk edits, the planner's loops, the VM and populations. It is cached on disk: a second call is quick.
     """
     started = perf_counter()
     from graphwright.array.population.warmup import warmup as populations

@@ -55,11 +55,6 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
             raise UsageError("only a param or a state is written", where=p.path(node), got=p.path(operands[0]))
         if ins[0] != ins[1]:
             raise SpecMismatch([_mismatch(p, node, ins)])
-        others = [n for n in p.consumers(operands[0].node) if n != node and p.op(n) == WRITE]
-        if any(p.operands(n)[:1] == operands[:1] for n in others):
-            raise UsageError(
-                "a state has one next value", where=p.path(node), got=f"{p.path(operands[0])}: {p.path(others[0])}"
-            )
         return ()
     if not ins and p.is_junction(node):
         return p.specs(node)  # without an edge it is zero of the spec it had
@@ -70,6 +65,14 @@ def _mismatch(p: Program, node: NodeId, ins: list[Spec]) -> GraphwrightError:
     return GraphwrightError(
         "a state is written with another spec than it has", where=p.path(node), expected=ins[0], got=ins[1]
     )
+
+
+def _one_write(p: Program, node: NodeId) -> None:
+    """Raises: UsageError if another write has the same target."""
+    target = p.operands(node)[0]
+    others = [n for n in p.consumers(target) if n != node and p.op(n) == WRITE and p.operands(n)[0] == target]
+    if others:
+        raise UsageError("a state has one next value", where=p.path(node), got=f"{p.path(target)}: {p.path(others[0])}")
 
 
 def infer(
@@ -93,6 +96,8 @@ def infer(
         seen.add(node)
         try:
             fresh = infer_node(p, node)
+            if p.op(node) == WRITE:
+                _one_write(p, node)
         except GraphwrightError as error:
             if wanted is None or node == wanted:
                 wrong.append(error)

@@ -97,6 +97,7 @@ AXES: Mapping[str, Rule | str] = {
     "index_put": places.index_update,
     "index_add": places.index_update,
     "index_fill": places.index_update,
+    "nonzero": f"{_PLACE}its values are places",
     "gather": places.gather,
     "scatter_sum": _BACKWARD,
     "scatter": places.scatter,
@@ -108,7 +109,8 @@ AXES: Mapping[str, Rule | str] = {
     "multinomial": places.multinomial,
     "cross_entropy": places.cross_entropy,
     "cross_entropy_backward": _BACKWARD,
-    **dict.fromkeys(("adam_step", "adamw_step", "sgd_step", "rmsprop_step", "ema_step", "unscale_check"), _UPDATE),
+    **dict.fromkeys(("adam_step", "adamw_step", "sgd_step", "rmsprop_step", "lion_step", "muon_step"), _UPDATE),
+    **dict.fromkeys(("ema_step", "unscale_check", "stochastic_round"), _UPDATE),
 }
 """op -> its row, or why it has none. Elementwise ops need no line: their trait says all there is to say."""
 
