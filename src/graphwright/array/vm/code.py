@@ -19,7 +19,7 @@ LOCAL = 1 << 20
 
 
 class Code(IntEnum):
-    """What a row does; the loops are in `loops.py`, under the same names."""
+    """What a row does; the loops are in the files of this folder, mostly under the same names."""
 
     # one operand
     COPY = 0
@@ -74,7 +74,7 @@ class Code(IntEnum):
     ROWS_I8 = auto()
     PANELS_BF16 = auto()
     PANELS_I8 = auto()
-    ATTEND_FEW = auto()
+    ATTEND_CACHED = auto()
     KV_APPEND = auto()
     KV_SCATTER = auto()
     # control

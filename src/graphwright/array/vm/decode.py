@@ -1,4 +1,4 @@
-"""Attention of few queries over cached keys, and appending rows to a cache.
+"""Attention query by query over cached keys, and appending rows to a cache.
 
 One pass over the keys with a running maximum and sum (Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax"), 16 keys at a time, of those keys only that a query sees. Where there is a block table, a key's row is found
@@ -173,7 +173,7 @@ def _filled(out: Any, value: Any, width: Any) -> None:
 
 
 @native
-def attend_few(row: Any) -> None:
+def attend_cached(row: Any) -> None:
     """Cells 1 first unit, 2 units, each a batch element's query head, 3 q, 4 k, 5 v, 6 out, 7 query heads, 8 key heads,
     9 queries, 10 entries of a key, 11 of a value, 12 address of the first query's place or 0, 13 that place if there is
     no address, 14 window or 0, 15 scale.

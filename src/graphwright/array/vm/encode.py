@@ -391,8 +391,8 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
         return None
     places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
     plain = not rest and attrs["causal"] and "key_mask" not in extra and v.shape[3]
-    if plain and q.shape[2] <= FEW and q.packed and outs[0].packed:
-        start = (places[0], k.shape[2] - q.shape[2])
+    if plain and q.shape[2] == 1 and q.packed and outs[0].packed:
+        start = (places[0], k.shape[2] - 1)
         return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), k.shape[2]))
     (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
     units = batch * (groups if rest else heads)
@@ -451,11 +451,11 @@ def _attend(
     q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
     more: Sequence[int],
 ) -> list[Row]:  # fmt: skip
-    """Code for attention of few queries; `more` is what the second row holds."""
+    """Code for attention query by query; `more` is what the second row holds."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, _bits(float(attrs["scale"])))
-    return [_row(Code.ATTEND_FEW, 0, batch * heads, *head, *tail), [*more] + [0] * (CELLS - len(more))]
+    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), [*more] + [0] * (CELLS - len(more))]
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ def _dispatcher(source: int) -> Any:
                 gemv.int8_rows(row)
             elif op == Code.PANELS_BF16 or op == Code.PANELS_I8:
                 gemv.panels(row, scratch, op == Code.PANELS_I8)
-            elif op == Code.ATTEND_FEW:
-                decode.attend_few(row)
+            elif op == Code.ATTEND_CACHED:
+                decode.attend_cached(row)
                 row += BYTES
             elif op == Code.KV_APPEND:
                 fine = decode.kv_append(row)

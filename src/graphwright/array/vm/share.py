@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from graphwright.array.vm.code import CELLS, GROUP, STORED, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, Code
 
 Row = list[int]
 WORTH = 100_000
@@ -18,7 +18,8 @@ WORTH = 100_000
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # rows or columns of a product's ticket, at least
-_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_FEW: 1}  # rows of operands behind these
+_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1}
+"""Rows of operands behind these."""
 
 
 class _Walk(NamedTuple):
@@ -86,9 +87,10 @@ def _nanoseconds(unit: list[Row]) -> float:
         table = [cell for line in unit[1:] for cell in line]
         return sum(table[::8]) * 0.5
     if row[0] in STORED:
-        return 20 + row[2] * row[3] * max(STORED[row[0]] / 20, row[9] / 40)
-    if row[0] == Code.ATTEND_FEW:  # as if all keys were there
-        return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 10
+        each = max(STORED[row[0]] / 35, row[9] / 40) if row[9] <= FEW else 0.1 + row[9] / 100
+        return 20 + row[2] * row[3] * each
+    if row[0] == Code.ATTEND_CACHED:  # as if all keys were there
+        return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 20
     if row[0] in _TABLES:  # a head's share of multiplications, half of them masked where causal
         each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
         return row[2] * each / (120 if row[11] else 60)
