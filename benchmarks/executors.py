@@ -9,6 +9,7 @@ from benchmarks.harness import Figure, rounds
 from graphwright.plan import Workspace
 
 SIZES = (64, 1024, 16_384, 65_536, 262_144, 1_048_576)
+FEW = (1, 2, 4, 8)
 SIDES = (16, 64, 128, 256, 512)
 
 
@@ -19,6 +20,11 @@ def run() -> list[Figure]:
         figure.says.append(f"{op}: the VM is ahead up to {max(crossing, default=0):,} elements of those measured")
     crossing = [n for n in SIDES if measure(figure, "linear", *product(n), f"{n} x {n} x {n}") > 1]
     figure.says.append(f"linear: the VM is ahead up to {max(crossing, default=0)} on a side of those measured")
+    for m in FEW:
+        ahead = [n for n in (64, 256, 1024, 2048) if measure(figure, "linear", *product(n, m), f"{m} x {n} x {n}") > 1]
+        figure.says.append(
+            f"linear of {m} rows: the VM is ahead at {', '.join(map(str, ahead)) or 'none'} of those measured"
+        )
     return [figure]
 
 
@@ -29,11 +35,11 @@ def elementwise(op: str, n: int) -> tuple[gw.Program, dict[str, np.ndarray]]:
     return b.build(), {"x": np.random.default_rng(0).normal(size=n).astype("f4")}
 
 
-def product(n: int) -> tuple[gw.Program, dict[str, np.ndarray]]:
-    b = gw.Builder("linear")
-    b.output(b.linear(b.input("x", (n, n)), b.input("w", (n, n))), "y")
-    rng = np.random.default_rng(0)
-    return b.build(), {name: rng.normal(size=(n, n)).astype("f4") for name in "xw"}
+def product(n: int, m: int = 0) -> tuple[gw.Program, dict[str, np.ndarray]]:
+    """M rows (n by default) times an n x n matrix."""
+    b, rng, shapes = gw.Builder("linear"), np.random.default_rng(0), {"x": (m or n, n), "w": (n, n)}
+    b.output(b.linear(*(b.input(name, shape) for name, shape in shapes.items())), "y")
+    return b.build(), {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
 
 
 def measure(figure: Figure, op: str, p: gw.Program, feeds: dict[str, np.ndarray], what: str) -> float:

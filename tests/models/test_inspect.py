@@ -54,6 +54,8 @@ def test_weight_bytes_in_the_dtype_that_kernels_read(tmp_path: Path) -> None:
     table = 97 * 48
     rest = m.inspect().parameters - table
     assert weight_bytes_per_token(m.program) == 4 * rest + 2 * 48  # one row of the table, in the file's dtype
+    norms = 7 * 48  # vectors are widened once
+    assert weight_bytes_per_token(m.program, narrow=True) == 2 * (rest - norms) + 4 * norms + 2 * 48
     low = gw.open(tmp_path, compute="bfloat16")
     assert weight_bytes_per_token(low.program) == 2 * rest + 2 * 48
 

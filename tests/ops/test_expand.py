@@ -38,7 +38,11 @@ WHY_NOT = {
         "adaptive_avg_pool_backward interpolate_backward"
     ),
     "decides by a position on the host": "rope_dynamic rope_longer",
-    "carries state": "kv_append sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check ema_step",
+    "a primitive: rows found through a table": "sdpa_paged",
+    "carries state": (
+        "kv_append kv_append_paged sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check "
+        "ema_step"
+    ),
     "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout stochastic_round",
 }
 

@@ -93,6 +93,14 @@ def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
 
 LINE, KEY = np.ones((1, 2, 5)), np.zeros(2, np.int64)
 F, N, B = np.ones((2, 3)), np.ones((2, 3), np.int64), np.ones((2, 3), bool)
+POOL = np.ones((2, 1, 2, 2))
+
+
+def _table(blocks: list[int], length: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([blocks], np.int32), np.array([length], np.int32)
+
+
+Q8 = np.ones((4, 3), np.int8)
 LR, NO = np.float64(0.1), np.float32(0)
 REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("add", [F, np.ones((2, 4))], {}, ShapeError),
@@ -130,6 +138,15 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 4, 1)), np.ones((1, 4, 1))], {}, ShapeError),
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 3, 1)), np.ones((1, 3, 1))], {"style": "pairs"}, UsageError),
     ("kv_append", [np.ones((1, 1, 4, 2)), np.ones((1, 1, 2, 3)), np.asarray(0)], {}, ShapeError),
+    ("linear_int8", [F, np.ones((4, 3)), np.ones((4, 1))], {}, DTypeError),
+    ("linear_int8", [F, Q8, np.ones((4, 2))], {}, ShapeError),
+    ("linear_int8", [F, Q8, np.ones((4, 1)), np.ones(3)], {}, ShapeError),
+    ("linear_int8", [np.ones((2, 4)), Q8, np.ones((4, 1))], {}, ShapeError),
+    ("kv_append_paged", [POOL, np.ones((1, 1, 2, 3)), *_table([0], 0)], {}, ShapeError),
+    ("kv_append_paged", [POOL, np.ones((2, 1, 2, 2)), *_table([0], 0)], {}, ShapeError),
+    ("kv_append_paged", [POOL, np.ones((1, 1, 2, 2)), np.array([[0]]), np.array([0])], {}, DTypeError),
+    ("sdpa_paged", [np.ones((1, 1, 1, 3)), POOL, POOL, *_table([0], 0)], {"scale": 1.0}, ShapeError),
+    ("sdpa_paged", [np.ones((1, 1, 1, 2)), POOL, POOL, *_table([0], 0)], {"scale": 1.0, "window": 0}, ShapeError),
     ("grouped_matmul", [F, np.ones((2, 4, 5)), np.array([0, 1, 2])], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((2, 3, 5)), np.array([0, 2])], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((3, 5)), np.array([0, 2])], {}, ShapeError),
@@ -235,6 +252,11 @@ def test_wrong_operands_are_refused_before_any_kernel(name: str, inputs: list, a
         ("embedding_backward", [np.ones((1, 2)), np.array([3])], {"rows": 3}),
         ("cross_entropy", [np.ones((2, 3)), np.array([0, 3])], {}),
         ("kv_append", [np.ones((1, 1, 3, 2)), np.ones((1, 1, 2, 2)), np.asarray(2)], {}),
+        *(
+            ("kv_append_paged", [POOL, np.ones((1, 1, 2, 2)), *_table(*t)], {})
+            for t in (([0, 1], 3), ([0, 2], 1), ([0, -1], 1))
+        ),
+        ("sdpa_paged", [np.ones((1, 1, 1, 2)), POOL, POOL, *_table([0, -1], 2)], {"scale": 1.0}),
         ("grouped_matmul", [np.ones((3, 2)), np.ones((2, 2, 2)), np.array([0, 2, 4])], {}),
         ("grouped_matmul", [np.ones((3, 2)), np.ones((2, 2, 2)), np.array([0, 4, 3])], {}),
         ("grouped_outer", [np.ones((3, 2)), np.ones((3, 2)), np.array([1, 3])], {}),

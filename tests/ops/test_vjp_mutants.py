@@ -42,6 +42,7 @@ SAME = {
         "vjp: `-1` without its sign in `db = call('reshape', db, shape=db.shape[:-1])`",
     ): "the gradient of a column has two axes",
     ("linear", "_swap: `rank - 1` without its left side"): "linear has flattened all but two axes",
+    ("linear_int8", "_swap: `rank - 1` without its left side"): "linear_int8 has flattened all but two axes",
 }
 """Mutants that compute the same, or the same where there is a derivative, with the reason."""
 

@@ -175,6 +175,36 @@ def kv_append(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     return cache
 
 
+def linear_int8(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    x, q, scales, *bias = ins
+    w = torch.stack([q[:, i] * scales[:, i // attrs["group"]] for i in range(q.shape[1])], 1)
+    return F.linear(x, w, *bias)
+
+
+def kv_append_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    pool, (rows, table, lengths) = ins[0].clone(), ins[1:]
+    block = pool.shape[2]
+    for b, length in enumerate(lengths.tolist()):
+        for t in range(rows.shape[2] if length >= 0 else 0):
+            pool[table[b, (length + t) // block], :, (length + t) % block] = rows[b, :, t]
+    return pool
+
+
+def sdpa_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    q, k, v, table, lengths = ins
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    group, block = q.shape[1] // k.shape[1], k.shape[2]
+    for b, length in enumerate(lengths.tolist()):
+        for t in range(q.shape[2] if length >= 0 else 0):
+            end = length + t + 1
+            first = 0 if attrs["window"] is None else max(0, end - attrs["window"])
+            rows = [(int(table[b, j // block]), j % block) for j in range(first, end)]
+            for h in range(q.shape[1]):
+                keys, values = (torch.stack([p[i, h // group, r] for i, r in rows]) for p in (k, v))
+                out[b, h, t] = torch.softmax(attrs["scale"] * (keys @ q[b, h, t]), 0) @ values
+    return out
+
+
 def columns(tensors: Sequence[torch.Tensor], width: int) -> list[list[torch.Tensor]]:
     """Operands as columns of one entry per parameter, in float64."""
     n = len(tensors) // width
@@ -407,6 +437,9 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "rope_longer": lambda ins, a: ins[2] if int(ins[0].max()) + 1 > a["original"] else ins[1],
     "rope": rope,
     "sdpa": sdpa,
+    "linear_int8": linear_int8,
+    "kv_append_paged": kv_append_paged,
+    "sdpa_paged": sdpa_paged,
     "sdpa_backward": sdpa_backward,
     "kv_append": kv_append,
     "grouped_matmul": lambda ins, a: torch.cat(

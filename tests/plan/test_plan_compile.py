@@ -322,6 +322,8 @@ ALLOCATES = {
     "topk": "as sort",
     "rope_dynamic": "decides on the host by the longest position; once per step, a few scalars",
     "rope_longer": "reads the longest position on the host: one scalar",
+    "kv_append_paged": "reads the table on the host; the VM, which is there to run it, allocates nothing",
+    "sdpa_paged": "as kv_append_paged, and gathers",
 }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from graphwright.models.architectures.architecture import Architecture, Key, architectures, register
 from graphwright.models.errors import (
+    BlockError,
     CacheFull,
     ConfigError,
     ExportError,
     ModelNotFound,
     PromptError,
+    Released,
     RungImpossible,
     StaleCache,
     TensorMismatch,
@@ -19,13 +21,16 @@ from graphwright.models.errors import (
 )
 from graphwright.models.generation.cache import Cache
 from graphwright.models.generation.generate import Generation
+from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.sampling import NonFinite, Sampling
+from graphwright.models.generation.sequence import Sequence
 from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model
 from graphwright.models.open import open, resolve
 
 __all__ = [
     "Architecture",
+    "BlockError",
     "Cache",
     "CacheFull",
     "ConfigError",
@@ -36,9 +41,12 @@ __all__ = [
     "Model",
     "ModelNotFound",
     "NonFinite",
+    "PagedCache",
     "PromptError",
+    "Released",
     "RungImpossible",
     "Sampling",
+    "Sequence",
     "StaleCache",
     "TensorMismatch",
     "TokenizerMismatch",

@@ -54,6 +54,14 @@ class CacheFull(UsageError):
     partial: str = ""
 
 
+class BlockError(UsageError):
+    """A block of a pool that is not held, or not of this pool."""
+
+
+class Released(UsageError):
+    """A sequence or snapshot was used after its release."""
+
+
 class ExportError(GraphwrightError):
     """A model could not be exported; nothing was written."""
 

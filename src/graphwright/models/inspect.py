@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from graphwright.array import BY_TAG, Spec
+from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import UnsupportedArchitecture
@@ -147,15 +147,18 @@ def kv_bytes_per_token(p: Program) -> int:
     return total
 
 
-def weight_bytes_per_token(p: Program) -> int:
+def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     """Bytes of weights that one decoded token reads: of a table that is only looked up in, one row.
 
     Counted in the dtype that kernels read: casts of frozen weights are made once, not per token.
+
+    Args:
+        narrow: the VM runs, which reads matrices of bfloat16 as they are stored.
     """
     total = 0
     needed = p.reachable(p.outputs())
     for node in p.params():
-        for reader, spec in _readers(p, node):
+        for reader, spec in _readers(p, node, narrow):
             if reader in needed and p.op(reader) != "embedding":
                 total += spec.nbytes
                 break
@@ -165,12 +168,14 @@ def weight_bytes_per_token(p: Program) -> int:
     return total
 
 
-def _readers(p: Program, node: NodeId) -> list[tuple[NodeId, Spec]]:
+def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]]:
     """Nodes that use a param, with the spec they read it in; casts are looked through."""
     found = []
     for reader in p.consumers(node):
         if p.op(reader) == "cast":
-            found += [(r, p.spec(reader)) for r in p.consumers(reader)]
+            for user in p.consumers(reader):
+                stored = narrow and p.spec(node).dtype is bfloat16 and bool(get(p.op(user)).traits.narrow)
+                found.append((user, p.spec(node if stored else reader)))
         else:
             found.append((reader, p.spec(node)))
     return found

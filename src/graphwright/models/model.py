@@ -13,10 +13,12 @@ from graphwright.array import NDArray
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
-from graphwright.models.generation.cache import Cache, need_cache_of
+from graphwright.models.generation.cache import Cache
 from graphwright.models.generation.generate import Generation, decode, generate
 from graphwright.models.generation.padding import with_padding
+from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
+from graphwright.models.generation.rows import Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling
 from graphwright.models.health import check_finite
 from graphwright.models.inspect import Inspection, inspect_program
@@ -29,6 +31,7 @@ from graphwright.safetensors import Checkpoint
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
+    from graphwright.program.journal import Entry
     from graphwright.progress import Report
 
 
@@ -43,7 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stream: Callable[[str], object] | None
     logprobs: int
-    cache: Cache | None
+    cache: Rows | None
     repetition_penalty: float
     presence: float
     frequency: float
@@ -52,6 +55,14 @@ class GenerateOptions(TypedDict, total=False):
     first_stream: int
     allow_stale: bool
     cancel: Callable[[], bool] | None
+
+
+class PagedOptions(TypedDict, total=False):
+    """Keywords of `Model.new_cache(kind="paged")`."""
+
+    block: int
+    prefix_bytes: int | None
+    poison: bool
 
 
 class Model:
@@ -172,17 +183,35 @@ class Model:
         return vocabulary(self.program)
 
     # -- the cache ---------------------------------------------------------------------------------------------------
-    def new_cache(self, capacity: int, batch: int = 1) -> Cache:
-        """An empty KV cache of `capacity` rows for `batch` sequences."""
-        return Cache(self.program, batch, capacity)
+    @overload
+    def new_cache(self, capacity: int, batch: int = 1, *, kind: Literal["static"] = "static") -> Cache: ...
+    @overload
+    def new_cache(
+        self, capacity: int, batch: int = 1, *, kind: Literal["paged"], **options: Unpack[PagedOptions]
+    ) -> PagedCache: ...
+    def new_cache(self, capacity: int, batch: int = 1, *, kind: str = "static", **options: Any) -> Cache | PagedCache:
+        """An empty KV cache.
 
-    def prefill(self, cache: Cache, ids: Any, **options: Any) -> np.ndarray:
+        Args:
+            capacity: rows.
+            batch: sequences; of a paged cache, those expected, each of which may waste part of a block.
+            kind: `static` for `batch` sequences of equal length, contiguous; `paged` for sequences of any lengths in
+                blocks, which can be forked.
+            options: of a paged cache: `block`, `prefix_bytes`, `poison`, see `PagedCache`.
+        """
+        if kind == "static" and not options:
+            return Cache(self.program, batch, capacity)
+        if kind != "paged":
+            raise UsageError("no such kind of cache", expected="static, or paged with options", got=(kind, *options))
+        return PagedCache(self.program, tokens=capacity, sequences=batch, **options)
+
+    def prefill(self, cache: Rows, ids: Any, **options: Any) -> np.ndarray:
         """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
-        need_cache_of(self.program, cache)
+        need_rows_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), **options)
 
     def decode(
-        self, cache: Cache, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
+        self, cache: Rows, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
         """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
@@ -193,12 +222,12 @@ class Model:
             allow_stale: run on rows of another state of the model.
             sampling: fields of `Sampling`.
         """
-        need_cache_of(self.program, cache)
+        need_rows_of(self.program, cache)
         return decode(cache, steps, Sampling(**sampling), stream, allow_stale)
 
-    def reprefill(self, cache: Cache) -> None:
+    def reprefill(self, cache: Rows) -> None:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
-        need_cache_of(self.program, cache)
+        need_rows_of(self.program, cache)
         cache.refill()
 
     @overload
@@ -223,7 +252,7 @@ class Model:
         n: int = 1,
         stream: Callable[[str], object] | None = None,
         logprobs: int = 0,
-        cache: Cache | None = None,
+        cache: Rows | None = None,
         repetition_penalty: float = 1.0,
         presence: float = 0.0,
         frequency: float = 0.0,
@@ -268,6 +297,12 @@ class Model:
     ) -> BitsPerByte:
         """How well the model predicts a text: nats per token, bits per byte, perplexity; see `models.perplexity`."""
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
+
+    def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
+        """Matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
+        from graphwright.models.quantize import quantize
+
+        return quantize(self, kind, where)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:

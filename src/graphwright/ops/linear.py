@@ -1,9 +1,12 @@
-"""Matrix products: matmul with numpy's rules, and the linear map of a checkpoint (weights [out, in])."""
+"""Matrix products: matmul with numpy's rules, the linear map of a checkpoint (weights [out, in]), and int8 ones."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from graphwright.array.dtype import int8
 from graphwright.array.spec import Spec, broadcast_shapes
-from graphwright.errors import ShapeError
+from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import equal_dim, floating, one_dtype
@@ -84,7 +87,7 @@ class Matmul:
 class Linear:
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2)
+    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2, narrow=(1,))
 
     @staticmethod
     def infer(x, w, b=None):
@@ -123,3 +126,66 @@ class Linear:
     def sample(rng):
         x = rng.normal(size=[(2, 3, 4), (5, 4), (4,)][rng.integers(3)])
         return [x, rng.normal(size=(3, 4)), rng.normal(size=(3,))][: rng.integers(2, 4)], {}
+
+
+def _dequantised(q, scales, group):
+    """Weights [out, in] of whole numbers and a scale per group along a row."""
+    wide = call("repeat_interleave", scales, repeats=group, axis=1)
+    return call("cast", q, dtype=scales.dtype) * call("slice", wide, axis=1, start=0, size=q.shape[1])
+
+
+@op("linear_int8")
+class LinearInt8:
+    """x · wᵀ (+ b) with w = q · scale: x [..., in], q int8 [out, in], scales [out, ⌈in / group⌉], b [out].
+
+    A row of q has a scale per `group` entries, the last group may be shorter. Sums are those of `linear` on w.
+    """
+
+    arity, attrs = (3, 4), {"group": 64}
+    saves, traits = Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(1,), contiguous=(1, 2))
+
+    @staticmethod
+    def infer(x, q, scales, b=None, *, group):
+        one_dtype(x, scales, *([] if b is None else [b]))
+        floating(x)
+        if q.dtype is not int8:
+            raise DTypeError("quantised weights are int8", got=q)
+        if not x.shape or len(q.shape) != 2 or group < 1:
+            raise ShapeError("takes x [..., in], q [out, in] and a group of at least 1", got=f"{x}, {q}, {group}")
+        equal_dim(q.shape[1], x.shape[-1], "in")
+        if scales.shape != (q.shape[0], -(-q.shape[1] // group)):
+            raise ShapeError("a scale per row and group", expected=(q.shape[0], -(-q.shape[1] // group)), got=scales)
+        if b is not None and b.shape != q.shape[:1]:
+            raise ShapeError("the bias has another size", where="axis out", expected=q.shape[:1], got=b)
+        return Spec((*x.shape[:-1], q.shape[0]), x.dtype)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, q, scales = ins[:3]
+        dx = call("matmul", g, _dequantised(q, scales, attrs["group"])) if needs[0] else None
+        ds = None
+        if needs[2]:  # of every entry of w times q, summed over groups
+            rows = [t if len(t.shape) > 1 else call("reshape", t, shape=(1, *t.shape)) for t in (g, x)]
+            dq = call("matmul", _swap(_rows(rows[0])), _rows(rows[1])) * call("cast", q, dtype=scales.dtype)
+            sizes = (scales.shape[1], attrs["group"])
+            whole = call("pad_slice", dq, axis=1, start=0, size=sizes[0] * sizes[1])
+            ds = call("sum", call("unflatten", whole, axis=1, sizes=sizes), axes=(2,), keepdims=False)
+        if len(ins) == 3:
+            return dx, None, ds
+        db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[3] else None
+        return dx, None, ds, db
+
+    @staticmethod
+    def expand(ins, attrs):
+        return call("linear", ins[0], _dequantised(ins[1], ins[2], attrs["group"]), *ins[3:])
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    @staticmethod
+    def sample(rng):
+        x = rng.normal(size=[(2, 3, 7), (5, 7), (7,)][rng.integers(3)])
+        q = rng.integers(-127, 128, (3, 7)).astype(np.int8)
+        group = (4, 64)[rng.integers(2)]
+        return [x, q, rng.random((3, -(-7 // group))), rng.normal(size=(3,))][: rng.integers(3, 5)], {"group": group}

@@ -5,10 +5,13 @@ The limits are where `python -m benchmarks executors` finds the two to meet.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from graphwright.array import CPU, Device, Spec
+from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
@@ -46,13 +49,31 @@ def chooser(executor: str, device: Device) -> Chooser:
     if executor in (ATEN, CAPTURE) or device != CPU:
         plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
         return lambda instr, outs, ins: plain
-    from graphwright.array.vm.machine import built, wide_vectors
-
-    if executor == "auto" and not built():
+    if not on_vm(executor):
         unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
+    from graphwright.array.vm.machine import wide_vectors
+
     wide, limited = wide_vectors(), executor == "auto"
     return lambda instr, outs, ins: _choice(instr, outs, ins, limited, wide)
+
+
+def on_vm(executor: str) -> bool:
+    """True if the VM may run instructions of a plan that asks for this executor."""
+    if executor != "auto":
+        return executor == VM
+    from graphwright.array.vm.machine import built  # loads numba
+
+    if not built():
+        _say()
+        return False
+    return True
+
+
+@cache
+def _say() -> None:
+    """Once per process: what the plans miss."""
+    logging.getLogger("graphwright").warning("the VM is not built, plans run on ATen: `graphwright warmup` builds it")
 
 
 def may_join(instr: Instr) -> bool:
@@ -64,10 +85,13 @@ def may_join(instr: Instr) -> bool:
 def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> Choice:
     if instr.op not in ENCODERS:
         return Choice(ATEN, "the VM has no such op")
+    code = encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
+    if code is None:
+        return Choice(ATEN, "no VM form for these dtypes or layouts")
+    if code and code[0][0] in STORED:  # of any size: what bounds it is memory, or no other kernel reads these weights
+        return Choice(VM)
     if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)], wide)):
         return Choice(ATEN, why)
-    if encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs) is None:
-        return Choice(ATEN, "no VM form for these dtypes or layouts")
     return Choice(VM)
 
 

@@ -349,7 +349,8 @@ class Ledger:
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
-        for place in op.row_major(len(ins)):
+        narrow = any(self.slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow)
+        for place in range(len(ins)) if narrow else op.row_major(len(ins)):
             ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
         made = tuple(
             self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, row.reads if op.traits.convert else None)

@@ -18,6 +18,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
+from graphwright.plan.executor import on_vm
 from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
@@ -25,7 +26,7 @@ from graphwright.plan.native import loops
 from graphwright.plan.plan import Arranged, Options, Patched, Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
-from graphwright.plan.rewrites import FAST_RULES, MODES, RULES
+from graphwright.plan.rewrites import FAST_RULES, MODES, RULES, narrow_weight
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
 
@@ -80,6 +81,8 @@ def make_plan(
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
+            if rules and freeze and device == CPU and on_vm(executor):
+                rules = (*rules, narrow_weight)
             ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))
         else:

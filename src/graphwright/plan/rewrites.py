@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from math import copysign
 
-from graphwright.array import DType
+from graphwright.array import DType, bfloat16, float32
 from graphwright.ops import Op, get
 from graphwright.plan.ledger import Ledger, Row, Rule, Use
-from graphwright.program.kinds import KINDS
+from graphwright.program.kinds import KINDS, PARAM
 
 MODES = ("none", "exact", "fast")
 Stands = tuple[int, ...] | None
@@ -116,6 +116,24 @@ def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
         row.uses = (*row.uses, Use("addend into product", product.node, row.node, bound))
         row.op, row.attrs, row.reads = product.op, product.attrs, (*product.reads, row.reads[1 - place])
         return None
+    return None
+
+
+def narrow_weight(ledger: Ledger, row: Row, op: Op) -> Stands:
+    """A stored bfloat16 weight read as it is instead of as a float32 copy: the VM widens it in registers."""
+    if not op.traits.narrow or ledger.still(row, op):  # what is folded runs outside of the VM
+        return None
+    for place in op.traits.narrow:
+        wide = ledger.slots[row.reads[place]]
+        before = ledger.maker(wide.index)
+        if before is None or before.op in KINDS or not get(before.op).traits.convert or wide.dtype is not float32:
+            continue
+        stored = ledger.slots[before.reads[0]]
+        param = ledger.maker(stored.index)
+        if param is None or param.op != PARAM or stored.index not in param.own or stored.dtype is not bfloat16:
+            continue
+        row.uses = (*row.uses, Use("narrow weight", row.node, param.node))
+        row.reads = (*row.reads[:place], stored.index, *row.reads[place + 1 :])
     return None
 
 

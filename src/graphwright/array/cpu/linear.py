@@ -9,6 +9,7 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.spec import Spec
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor | None:
@@ -57,15 +58,33 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tenso
 @kernel("linear", fresh=lambda ins, attrs: _with_bias if ins[0].dim() == 2 and len(ins) == 3 else None)
 def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """X · wᵀ (+ b), w as [out, in]."""
-    x, w, out = ins[0], ins[1], outs[0]
+    return _linear(outs[0], ins[0], ins[1], ins[2:])
+
+
+def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) -> list[Call]:
     if 0 in x.shape or 0 in w.shape:
-        fill = partial(out.copy_, ins[2].expand(out.shape)) if len(ins) > 2 and out.numel() else out.zero_
+        fill = partial(out.copy_, bias[0].expand(out.shape)) if len(bias) and out.numel() else out.zero_
         return [fill]
     rows, target = _rows(x), _rows(out)
     if rows is None or target is None:  # an input whose leading axes do not merge: one product per leading index
         batch = out.shape[:-2]
         calls = bmm_calls(x, w.t().expand(*batch, *w.t().shape), out)
-        return [*calls, partial(out.add_, ins[2])] if len(ins) > 2 else calls
-    if len(ins) > 2:
-        return [partial(torch.addmm, ins[2], rows, w.t(), out=target)]
+        return [*calls, partial(out.add_, bias[0])] if len(bias) else calls
+    if len(bias):
+        return [partial(torch.addmm, bias[0], rows, w.t(), out=target)]
     return [partial(torch.mm, rows, w.t(), out=target)]
+
+
+@kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
+def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """As `linear`, on weights that are widened and scaled in scratch memory first."""
+    x, q, scales, *bias = ins
+    wide, group = work[0], attrs["group"]
+    whole = q.shape[1] // group
+    calls: list[Call] = [partial(wide.copy_, q)]
+    if q.numel() and whole:
+        parts = wide[:, : whole * group].unflatten(1, (whole, group))
+        calls.append(partial(parts.mul_, scales[:, :whole].unsqueeze(2)))
+    if q.numel() and q.shape[1] % group:
+        calls.append(partial(wide[:, whole * group :].mul_, scales[:, whole:]))
+    return [*calls, *_linear(outs[0], x, wide, bias)]

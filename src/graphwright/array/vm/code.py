@@ -10,12 +10,16 @@ ZEROS = 128
 TILES_END = ZEROS + (1 << 16)
 SCRATCH = TILES_END + (1 << 16)
 """Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention."""
+FEW = 4
+"""Rows of activations up to which a product is bound by reading its weights."""
+GROUP = 64
+"""Weights along a row that share a scale, where they are int8."""
 LOCAL = 1 << 20
 """Addresses below count from the scratch; no operating system maps memory there."""
 
 
 class Code(IntEnum):
-    """What a row does; the loops are in `loops.py`, under the same names."""
+    """What a row does; the loops are in the files of this folder, mostly under the same names."""
 
     # one operand
     COPY = 0
@@ -64,7 +68,26 @@ class Code(IntEnum):
     ROPE = auto()
     ATTEND = auto()
     ATTEND_BACKWARD = auto()
+    # weights as they are stored, cached keys
+    ROWS_F32 = auto()
+    ROWS_BF16 = auto()
+    ROWS_I8 = auto()
+    PANELS_BF16 = auto()
+    PANELS_I8 = auto()
+    ATTEND_CACHED = auto()
+    KV_APPEND = auto()
+    KV_SCATTER = auto()
     # control
     LOOP = auto()
     SHARED = auto()
     SERVE = auto()
+
+
+STORED: dict[int, int] = {
+    Code.ROWS_F32: 4,
+    Code.ROWS_BF16: 2,
+    Code.ROWS_I8: 1,
+    Code.PANELS_BF16: 2,
+    Code.PANELS_I8: 1,
+}
+"""Products with weights as they are stored: bytes of a weight."""

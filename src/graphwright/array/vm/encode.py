@@ -10,9 +10,9 @@ from math import prod
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
-from graphwright.array.dtype import DType, bool_, float32, int64
+from graphwright.array.dtype import DType, bfloat16, bool_, float32, int8, int64
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.code import CELLS, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
@@ -305,15 +305,45 @@ def _product(a: View, b: View, out: View, init: int = 0) -> Row:
 @_encoder("linear")
 def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     x, w, *bias = ins
-    if not _all_f32(*outs, *ins) or not outs[0].packed or 0 in outs[0].shape:
+    if not _all_f32(*outs, x, *bias) or not outs[0].packed or 0 in outs[0].shape:
         return None
     lead = merged(x.shape[:-1], [x.strides[:-1]])
     if len(lead) > 1 or any(not b.packed for b in bias):
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
     a = x._replace(shape=(m, x.shape[-1]), strides=(step, x.strides[-1]))
+    few = _FEW_ROWS if m <= FEW else _MANY_ROWS
+    if w.dtype in few and w.packed and (a.strides[1] == 1 or a.shape[1] == 1):
+        return [_by_rows(few[w.dtype], a, w, outs[0], bias)]
+    if w.dtype is not float32:
+        return None
     b = w._replace(shape=w.shape[::-1], strides=w.strides[::-1])
     return [_product(a, b, outs[0], bias[0].address if bias else 0)]
+
+
+_FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
+_MANY_ROWS = {bfloat16: Code.PANELS_BF16}
+
+
+def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scales: int = 0) -> Row:
+    """Code for a product with weights as they are stored."""
+    (m, k), n = x.shape, w.shape[0]
+    init = bias[0].address if bias else 0
+    return _row(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)
+
+
+@_encoder("linear_int8")
+def _linear_int8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, w, scales, *bias = ins
+    fits = _all_f32(*outs, x, scales, *bias) and w.dtype is int8 and attrs["group"] == GROUP
+    if not fits or not all(view.packed for view in (outs[0], w, scales, *bias)):
+        return None
+    grid = _matrix(x)
+    if grid is None or 0 in outs[0].shape:
+        return None
+    m, k, step = grid
+    a = x._replace(shape=(m, k), strides=(step, 1))
+    return [_by_rows(Code.ROWS_I8 if m <= FEW else Code.PANELS_I8, a, w, outs[0], bias, scales.address)]
 
 
 @_encoder("matmul")
@@ -360,6 +390,10 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     if 0 in k.shape or any(not view.packed for view in extra.values()):
         return None
     places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
+    plain = not rest and attrs["causal"] and "key_mask" not in extra and v.shape[3]
+    if plain and q.shape[2] == 1 and q.packed and outs[0].packed:
+        start = (places[0], k.shape[2] - 1)
+        return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), k.shape[2]))
     (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
     units = batch * (groups if rest else heads)
     code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
@@ -367,6 +401,61 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     head = _row(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
     table = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
     return [head, *(table[i : i + CELLS] for i in range(0, len(table), CELLS))]
+
+
+@_encoder("kv_append")
+def _kv_append(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    cache, rows, start = ins
+    out = outs[0]
+    if not _all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
+        return None
+    head = (out.address, rows.address, start.address, *rows.shape)
+    row = _row(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2])
+    before = _elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
+    return None if before is None else [*before, row]
+
+
+@_encoder("kv_append_paged")
+def _kv_append_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    pool, rows, table, lengths = ins
+    out = outs[0]
+    if not _all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
+        return None
+    if rows.strides[3] != 1:
+        return None
+    head = (out.address, rows.address, table.address, lengths.address, *rows.shape)
+    row = _row(Code.KV_SCATTER, *head, out.shape[2], table.shape[1], out.shape[0], *_steps(rows))
+    before = _elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
+    return None if before is None else [*before, row]
+
+
+@_encoder("sdpa_paged")
+def _sdpa_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    q, k, v, table, lengths = ins
+    packed = all(view.packed for view in (q, outs[0], table, lengths))
+    if not packed or not _all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
+        return None
+    if k.strides[3] != 1 or v.strides[3] != 1:
+        return None
+    steps = [4 * s for t in (k, v) for s in (0, *t.strides[1:3])]
+    block, most = k.shape[2], table.shape[1]
+    more = (*steps, block * most, table.address, 4 * most, block, 4 * k.strides[0], 4 * v.strides[0])
+    return _attend(q, k.address, v.address, outs[0], k.shape[1], (lengths.address, 0), attrs, more)
+
+
+def _steps(cache: View) -> list[int]:
+    return [4 * s for s in cache.strides[:3]]
+
+
+def _attend(
+    q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
+    more: Sequence[int],
+) -> list[Row]:  # fmt: skip
+    """Code for attention query by query; `more` is what the second row holds."""
+    batch, heads, queries, width = q.shape
+    head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
+    tail = (*start, attrs["window"] or 0, _bits(float(attrs["scale"])))
+    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), [*more] + [0] * (CELLS - len(more))]
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------

@@ -125,27 +125,31 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _turned(typingctx: Any, source: Any, stride: Any, target: Any, rows: Any, columns: Any) -> Any:
-    """16 rows of `source`, 16 numbers each, as columns of `target` (rows of 128 bytes); what is outside reads as 0."""
+def turned(fetch: Any) -> Any:
+    """16 rows of `source`, 16 numbers each, as columns of `target` (rows of 128 bytes); what is outside reads as 0.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, stride, target, rows, columns = args
-        inside = first_lanes(builder, columns)
-        none = ir.Constant(inside.type, None)
-        taken = []
-        for r in range(16):
-            mask = builder.select(builder.icmp_signed(">", rows, I64(r)), inside, none)
-            taken.append(
-                masked_load(builder, builder.add(source, builder.mul(stride, I64(r))), mask, FLOATS, "v16f32", 4)
-            )
-        for r, vector in enumerate(_transpose(builder, taken)):
-            aligned(builder.store(vector, pointer(builder, builder.add(target, I64(4 * PANEL * r)), FLOATS)), 4)
-        return ir.Constant(ir.IntType(8).as_pointer(), None)
+    `fetch(builder, address, mask)` reads 16 numbers as float32.
+    """
 
-    return types.void(*[types.int64] * 5), codegen
+    def turn(typingctx, source, stride, target, rows, columns):
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            source, stride, target, rows, columns = args
+            inside = first_lanes(builder, columns)
+            none = ir.Constant(inside.type, None)
+            taken = []
+            for r in range(16):
+                mask = builder.select(builder.icmp_signed(">", rows, I64(r)), inside, none)
+                taken.append(fetch(builder, builder.add(source, builder.mul(stride, I64(r))), mask))
+            for r, vector in enumerate(_transpose(builder, taken)):
+                aligned(builder.store(vector, pointer(builder, builder.add(target, I64(4 * PANEL * r)), FLOATS)), 4)
+            return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+        return types.void(*[types.int64] * 5), codegen
+
+    return intrinsic(turn)
 
 
-_turn: Any = intrinsic(_turned)
+_turn = turned(lambda b, address, mask: masked_load(b, address, mask, FLOATS, "v16f32", 4))
 
 
 @native
@@ -185,6 +189,26 @@ def _small(
 
 
 @native
+def tiles(
+    a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any, m: Any, terms: Any, columns: Any,
+    init: Any, row_i: Any,
+) -> None:  # fmt: skip
+    """C[m, columns] = init + A[m, terms] · B for one panel of at most 32 adjacent columns."""
+    if columns > 16:
+        i = _wide12(0, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide8(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide4(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide2(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        _wide1(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+    else:
+        i = _thin16(0, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin8(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin4(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin2(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        _thin1(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+
+
+@native
 def gemm(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any, scratch: Any,
@@ -211,15 +235,4 @@ def gemm(
             if k0 == 0 and init == 0:
                 start = scratch
             at_a, out = a + k0 * col_a, c + 4 * j
-            if columns > 16:
-                i = _wide12(0, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _wide8(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _wide4(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _wide2(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                _wide1(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-            else:
-                i = _thin16(0, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _thin8(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _thin4(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                i = _thin2(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
-                _thin1(i, m, at_a, row_a, col_a, at_b, step_b, out, row_c, terms, columns, start, step_i)
+            tiles(at_a, row_a, col_a, at_b, step_b, out, row_c, m, terms, columns, start, step_i)

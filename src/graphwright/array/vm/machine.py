@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numba import cfunc
 
-from graphwright.array.vm import attend, elementwise, move, rows, update
+from graphwright.array.vm import attend, decode, elementwise, gemv, move, rows, update
 from graphwright.array.vm import context as at
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
@@ -188,6 +188,21 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.ATTEND_BACKWARD:
                 attend.attend_backward(row, scratch)
                 row += 2 * BYTES
+            elif op == Code.ROWS_F32:
+                gemv.float32_rows(row)
+            elif op == Code.ROWS_BF16:
+                gemv.bfloat16_rows(row)
+            elif op == Code.ROWS_I8:
+                gemv.int8_rows(row)
+            elif op == Code.PANELS_BF16 or op == Code.PANELS_I8:
+                gemv.panels(row, scratch, op == Code.PANELS_I8)
+            elif op == Code.ATTEND_CACHED:
+                decode.attend_cached(row)
+                row += BYTES
+            elif op == Code.KV_APPEND:
+                fine = decode.kv_append(row)
+            elif op == Code.KV_SCATTER:
+                fine = decode.kv_scatter(row)
             elif op == Code.LOOP:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
                 stop = loop + BYTES * cell(row, 1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from graphwright.array.vm.code import CELLS, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, Code
 
 Row = list[int]
 WORTH = 100_000
@@ -18,7 +18,8 @@ WORTH = 100_000
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # rows or columns of a product's ticket, at least
-_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2}  # rows of operands behind these
+_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1}
+"""Rows of operands behind these."""
 
 
 class _Walk(NamedTuple):
@@ -85,6 +86,11 @@ def _nanoseconds(unit: list[Row]) -> float:
     if row[0] == Code.ADAMW:
         table = [cell for line in unit[1:] for cell in line]
         return sum(table[::8]) * 0.5
+    if row[0] in STORED:
+        each = max(STORED[row[0]] / 35, row[9] / 40) if row[9] <= FEW else 0.1 + row[9] / 100
+        return 20 + row[2] * row[3] * each
+    if row[0] == Code.ATTEND_CACHED:  # as if all keys were there
+        return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 20
     if row[0] in _TABLES:  # a head's share of multiplications, half of them masked where causal
         each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
         return row[2] * each / (120 if row[11] else 60)
@@ -114,6 +120,8 @@ def _parts(unit: list[Row], count: int) -> list[list[Row]]:
         return _attention(unit, count)
     if row[0] == Code.PRODUCT:
         return [[part] for part in _product(row, count)]
+    if row[0] in STORED:
+        return [[part] for part in _stored(row, count)]
     walk = _WALKS.get(row[0])
     if walk is not None and walk.rows and row[1] >= min(count, 8):
         return [
@@ -168,6 +176,15 @@ def _product(row: Row, count: int) -> list[Row]:
             moves = [(4, left * row[6]), (7, 4 * left)] + ([(12, 4 * left)] if row[12] else [])
             parts.append(_moved(line, 10, width, moves))
     return parts
+
+
+def _stored(row: Row, count: int) -> list[Row]:
+    """Some rows of the weights each, whole panels of 32 of them."""
+    moves = [(1, STORED[row[0]] * row[3]), (7, 4)]
+    moves += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
+    return [
+        _moved(row, 2, height, [(a, begin * step) for a, step in moves]) for begin, height in _spans(row[2], count, 32)
+    ]
 
 
 def _attention(unit: list[Row], count: int) -> list[list[Row]]:

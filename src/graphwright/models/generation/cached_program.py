@@ -5,16 +5,18 @@ that say what those rows depend on.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from graphwright.array import Spec, empty, int64
+from graphwright.array import Spec, empty, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
-from graphwright.program.kinds import STATE, STORED
+from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.rewrite import rewrite
 from graphwright.program.validate import refuse_broken
 
@@ -67,15 +69,7 @@ def derive(p: Program, capacity: int, last_only: bool) -> Derived:
         _state(new, LENGTH, states[LENGTH])
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
-        attrs, path = p.attrs(node), p.path(node)
-        if not attrs["causal"] or attrs["optional"]:
-            raise UsageError(
-                "only plain causal attention can be cached",
-                where=path,
-                expected="causal=True, optional=()",
-                got=f"causal={attrs['causal']}, optional={attrs['optional']}",
-                fix="use model.logits",
-            )
+        attrs, path = _cacheable(p, node), p.path(node)
         length = new.value(LENGTH)
         held = []
         for name, rows in zip("kv", operands[1:3], strict=True):
@@ -97,6 +91,58 @@ def derive(p: Program, capacity: int, last_only: bool) -> Derived:
     if last_only:
         _keep_last(derived)
     return Derived(derived, states)
+
+
+TABLE, LENGTHS = "cache.table", "cache.lengths"
+
+
+def derive_paged(p: Program, blocks: int, block: int, last_only: bool) -> Derived:
+    """As `derive`, with rows in blocks of a pool; takes `cache.table` int32 [B, blocks] and `cache.lengths` [B] too.
+
+    Args:
+        p: a model's program.
+        blocks, block: blocks in the pool, and rows in one.
+        last_only: as there.
+    """
+    states: dict[str, Spec] = {}
+
+    def start(new: Program) -> None:
+        new.add_source(INPUT, TABLE, Spec(("B", blocks), int32), {})
+        new.add_source(INPUT, LENGTHS, Spec(("B",), int32), {})
+
+    def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
+        attrs, path = _cacheable(p, node), p.path(node)
+        places = (new.value(TABLE), new.value(LENGTHS))
+        held = []
+        for name, rows in zip("kv", operands[1:3], strict=True):
+            spec = new.spec(rows)
+            key = f"cache.{path}.{name}"
+            states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), spec.dtype)
+            state = _state(new, key, states[key])
+            grown = Value(new.add_op("kv_append_paged", [state, rows, *places], {}, f"{key}.grown"))
+            new.add_write(state, grown, f"{key}.next")
+            held.append(grown)
+        extra = {"scale": attrs["scale"], "window": attrs["window"]}
+        return Value(new.add_op("sdpa_paged", [operands[0], *held, *places], extra, path))
+
+    derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
+    if last_only:
+        _keep_last(derived)
+    return Derived(derived, states)
+
+
+def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
+    """Attributes of an attention whose rows can be carried. Raises: UsageError."""
+    attrs = p.attrs(node)
+    if not attrs["causal"] or attrs["optional"]:
+        raise UsageError(
+            "only plain causal attention can be cached",
+            where=p.path(node),
+            expected="causal=True, optional=()",
+            got=f"causal={attrs['causal']}, optional={attrs['optional']}",
+            fix="use model.logits",
+        )
+    return attrs
 
 
 def _state(new: Program, key: str, spec: Spec) -> Value:

@@ -12,12 +12,13 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.cache import Cache, need_cache_of
 from graphwright.models.generation.prompt import prompt_ids
+from graphwright.models.generation.rows import EXECUTOR, Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
+from graphwright.plan.executor import on_vm
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -91,7 +92,7 @@ def generate(
     n: int = 1,
     stream: Callable[[str], object] | None = None,
     logprobs: int = 0,
-    cache: Cache | None = None,
+    cache: Rows | None = None,
     first_stream: int = 0,
     allow_stale: bool = False,
     use_model_defaults: bool = False,
@@ -134,19 +135,25 @@ def generate(
     if cache is None:
         rows = len(ids) + max(max_new_tokens - 1, 0)
         cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
-    need_cache_of(model.program, cache)
+    need_rows_of(model.program, cache)
     reused, logits = _fill(cache, ids, allow_stale)
-    prefill, mark = perf_counter() - started, cache.snapshot()
+    prefill = perf_counter() - started
+    mark = cache.snapshot() if n > 1 else None
     results = []
-    for number in range(first_stream, first_stream + n):
-        cache.restore(mark)
-        text = TextStream(model.tokenizer, stop, stream)
-        sample = _Sample(model, cache, ids, rule, number, text, logprobs, allow_stale)
-        results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
+    try:
+        for number in range(first_stream, first_stream + n):
+            if mark is not None:
+                cache.restore(mark)
+            text = TextStream(model.tokenizer, stop, stream)
+            sample = _Sample(model, cache, ids, rule, number, text, logprobs, allow_stale)
+            results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
+    finally:
+        if mark is not None:
+            mark.release()
     return results[0] if n == 1 else results
 
 
-def decode(cache: Cache, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Generator[int]:
+def decode(cache: Rows, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Generator[int]:
     """Choose and append one token after the other; a token is in the cache when it is given out.
 
     Closing the iterator leaves the cache with the tokens given out; a new one goes on as if nothing had happened.
@@ -174,7 +181,7 @@ def _model_defaults(model: Model, given: dict[str, Any]) -> dict[str, Any]:
     return {**found, **given}
 
 
-def _fill(cache: Cache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
+def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
     """Bring the prompt into the cache: (tokens it held already, logits [V] behind the prompt)."""
     if cache.batch != 1:
         raise PromptError("the cache is for several sequences", expected=1, got=cache.batch)
@@ -200,7 +207,7 @@ class _Sample:
     def __init__(
         self,
         model: Model,
-        cache: Cache,
+        cache: Rows,
         prompt: np.ndarray,
         rule: Sampling,
         number: int,
@@ -228,7 +235,7 @@ class _Sample:
         if reason != "stop" and self.text.close():
             reason = "stop"
         spent, p, length = perf_counter() - started, self.model.program, self.cache.length
-        touched = weight_bytes_per_token(p) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
+        touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
         return Generation(
             self.ids,

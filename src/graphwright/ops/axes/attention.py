@@ -44,28 +44,56 @@ def rope(u: Use) -> Sequence[Dims]:
 def sdpa(u: Use) -> Sequence[Dims]:
     """Query heads are key heads × the queries of each."""
     q, k, v, *extra = u.ins
-    heads, groups = size(q[1]), size(k[1])
-    repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
-    u.same(k[1], v[1])
-    u.same(q[1], product(k[1], repeats))
-    u.kind(q[1], "heads")
-    u.kind(k[1], "kv_groups")
-    if size(repeats) != 1:
-        u.kind(repeats, "queries")
+    _heads(u)
     u.same(q[0], k[0])
-    u.same(k[0], v[0])
-    u.same(q[3], k[3])
-    u.summed(q[3], (0, 3), (1, 3))
-    u.kind(q[3], "head_dim")
-    u.kind(v[3], "head_dim")
-    u.same(k[2], v[2])
     u.mixed(k[2], "takes a softmax over it")
-    u.mixed(q[2], "sees keys by their place")
     for name, dims in zip(u.attrs["optional"], extra, strict=True):
         if name == "key_mask":
             u.same(dims[0], k[0])
             u.same(dims[1], k[2])
     return [(*q[:3], v[3])]
+
+
+def _heads(u: Use) -> None:
+    """What attention says of heads and their sizes, wherever keys lie; keys and values are alike in the rest."""
+    q, k, v = u.ins[:3]
+    heads, groups = size(q[1]), size(k[1])
+    repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
+    for axis in (0, 1, 2):
+        u.same(k[axis], v[axis])
+    u.same(q[1], product(k[1], repeats))
+    u.kind(q[1], "heads")
+    u.kind(k[1], "kv_groups")
+    if size(repeats) != 1:
+        u.kind(repeats, "queries")
+    u.same(q[3], k[3])
+    u.summed(q[3], (0, 3), (1, 3))
+    u.kind(q[3], "head_dim")
+    u.kind(v[3], "head_dim")
+    u.mixed(q[2], "sees keys by their place")
+
+
+def sdpa_paged(u: Use) -> Sequence[Dims]:
+    """As `sdpa`, with keys in blocks that a table names."""
+    q, k, v, table, lengths = u.ins
+    _heads(u)
+    u.same(q[0], table[0])
+    u.same(q[0], lengths[0])
+    for term in (k[0], k[2], table[1]):
+        u.frozen(term, "finds rows through a table")
+    return [(*q[:3], v[3])]
+
+
+def kv_append_paged(u: Use) -> Sequence[Dims]:
+    """Key heads and places of a head are those of the rows; everything else is by place."""
+    pool, rows, table, lengths = u.ins
+    u.same(pool[1], rows[1])
+    u.same(pool[3], rows[3])
+    u.same(rows[0], table[0])
+    u.same(rows[0], lengths[0])
+    for term in (pool[0], pool[2], rows[0], rows[2], table[1]):
+        u.frozen(term, "finds rows through a table")
+    return [pool]
 
 
 def kv_append(u: Use) -> Sequence[Dims]:

@@ -20,6 +20,18 @@ def linear(u: Use) -> Sequence[Dims]:
     return [(*x[:-1], w[0])]
 
 
+def linear_int8(u: Use) -> Sequence[Dims]:
+    """As `linear`; a scale belongs to a group of neighbours along the second axis."""
+    x, q, scales, *bias = u.ins
+    u.same(x[-1], q[1])
+    u.kind(q[1], "neurons")
+    for term in (q[1], scales[1]):
+        u.frozen(term, "has a scale for each group along it")
+    for other in (scales, *bias):
+        u.same(q[0], other[0])
+    return [(*x[:-1], q[0])]
+
+
 def matmul(u: Use) -> Sequence[Dims]:
     """A sum over the inner axis, others as they are; an axis that both have is heads, or experts if one is a weight."""
     a, b = u.ins

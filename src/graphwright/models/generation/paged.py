@@ -1,0 +1,246 @@
+"""The paged KV cache: rows of many sequences in blocks of one pool per layer; what sequences share is held once.
+
+All memory is there from the start. A sequence is a list of blocks and a length (`sequence.py`); a block fills up, is
+shared, copied when one of its holders writes, and kept for prompts that begin alike (`prefix.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from hashlib import blake2b
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+
+from graphwright.array import NDArray, from_numpy
+from graphwright.autograd import Variable
+from graphwright.errors import UsageError
+from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
+from graphwright.models.generation.blocks import BlockPool
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, derive_paged
+from graphwright.models.generation.prefix import PrefixCache
+from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.generation.rows import EXECUTOR, Fed, Watch
+from graphwright.models.generation.sampling import need
+from graphwright.plan import Workspace, plan_for
+from graphwright.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.models.generation.sequence import PagedSnapshot, Sequence
+
+
+class PagedCache:
+    """Blocks of keys and values, for sequences of any lengths.
+
+    Args:
+        program: of the model.
+        tokens: rows to make room for: ⌈tokens / block⌉ blocks, and one for each of `sequences`.
+        blocks, nbytes: the size in blocks or bytes instead.
+        block: rows in a block.
+        sequences: how many are expected, see `tokens`.
+        prefix_bytes: bytes of blocks kept for prompts that begin alike, by default up to the whole pool: they leave
+            when a sequence needs them; 0 keeps none.
+        poison: fill free blocks with NaN, so that a row read by mistake shows.
+
+    Attributes:
+        pool: who holds which block.
+        prefix: blocks kept for later prompts.
+        variables: pools by key, [blocks, kv heads, block, head dim].
+        watch: fingerprints of the model.
+    Raises: UsageError for sizes below 1 or more memory than there is.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        tokens: int | None = None,
+        blocks: int | None = None,
+        nbytes: int | None = None,
+        block: int = 16,
+        sequences: int = 1,
+        prefix_bytes: int | None = None,
+        poison: bool = False,
+    ) -> None:
+        given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
+        if sum(v is not None for v in given.values()) != 1:
+            raise UsageError("one of tokens, blocks and nbytes says how large the cache is", got=given)
+        for name, value in {**given, "block": block, "sequences": sequences}.items():
+            if value is not None:
+                need(name, value)
+                if value < 1:
+                    raise UsageError("a cache has at least one block of one row", where=name, got=value)
+        self.program, self.block, self.watch, self.lock = program, block, Watch(program), RLock()
+        self._poison = poison
+        one = derive_paged(program, 1, block, True).states
+        per_block = sum(s.nbytes for s in one.values())
+        if blocks is None:
+            blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
+            if blocks < 1:
+                raise UsageError("no block fits", where="nbytes", expected=f">= {per_block}", got=nbytes)
+        self.pool = BlockPool(blocks, per_block, self._freed if poison else None)
+        kept = blocks if prefix_bytes is None else prefix_bytes // max(per_block, 1)
+        self.prefix = PrefixCache(self.pool, block, kept)
+        self.variables: dict[str, Variable] = {}
+        self._derived: dict[bool, tuple[int, Derived]] = {}
+        self._spaces: dict[tuple[int, bool, int, int], Fed] = {}
+        self._alive: WeakSet[Sequence] = WeakSet()
+        self._marks: WeakSet[PagedSnapshot] = WeakSet()
+        try:
+            self.start()
+        except MemoryError as error:
+            raise UsageError("there is no memory for so many blocks", got=str(error)) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.pool.bytes
+
+    def sequence(self) -> Sequence:
+        """An empty sequence; release it, or use it in `with`."""
+        from graphwright.models.generation.sequence import Sequence
+
+        made = Sequence(self)
+        self._alive.add(made)
+        return made
+
+    def holders(self) -> list[Any]:
+        """Sequences and snapshots that hold blocks."""
+        with self.lock:
+            return [h for h in (*self._alive, *self._marks) if h.table]
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def step(
+        self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False
+    ) -> NDArray:
+        """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
+
+        Sequences may join and leave from step to step. Raises: as `Sequence.step`; after any error all are as before.
+        """
+        batch = check_ids(ids, vocabulary(self.program))
+        if len(batch) != len(sequences) or len({id(s) for s in sequences}) != len(sequences):
+            raise PromptError("a row of ids for each of different sequences", expected=len(sequences), got=len(batch))
+        if any(s.cache is not self for s in sequences):
+            raise BlockError("a sequence of another cache")
+        with self.lock:
+            before = [s.length for s in sequences]
+            try:
+                for s in sequences:
+                    s.admit(allow_stale)
+                logits = self.run(sequences, batch, all_logits)
+                last = logits.to_numpy("float32")[:, -1]
+                for i, s in enumerate(sequences):
+                    s.took(batch[i : i + 1], last[i : i + 1])
+            except BaseException:
+                for s, length in zip(sequences, before, strict=True):
+                    s.cut(length)
+                raise
+            return logits
+
+    def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool) -> NDArray:
+        """Reserve, run, and let the lengths rise; ids were checked."""
+        rows = ids.shape[1]
+        with self.lock:
+            for s in sequences:
+                s.reserve(rows)
+            places = 1 << (len(sequences) - 1).bit_length()  # the others write nothing: few plans for many batches
+            fed = self._space(not all_logits, places, rows)
+            whole, table, lengths = fed.hosts["ids"], fed.hosts[TABLE], fed.hosts[LENGTHS]
+            whole[...], table[...], lengths[...] = 0, -1, -1
+            for i, s in enumerate(sequences):
+                table[i, : len(s.table)], lengths[i], whole[i] = s.table, s.length, ids[i]
+            if "positions" in fed.hosts:
+                fed.hosts["positions"][...] = np.maximum(lengths, 0)[:, None] + np.arange(rows)
+            logits = fed.run()
+            for s in sequences:
+                s.grew(rows)
+            return logits if places == len(sequences) else logits[: len(sequences)]
+
+    def derive(self, last_only: bool) -> Derived:
+        """The program behind it, of the model as it is."""
+        known = self._derived.get(last_only)
+        if known is None or known[0] != self.program.version:
+            made = derive_paged(self.program, self.pool.cap, self.block, last_only)
+            known = self._derived[last_only] = (self.program.version, made)
+            self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
+        return known[1]
+
+    def _space(self, last_only: bool, places: int, rows: int) -> Fed:
+        key = (self.program.version, last_only, places, rows)
+        if key not in self._spaces:
+            p, sizes = self.derive(last_only).program, {"B": places, "T": rows}
+            specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
+            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR)
+            self._spaces[key] = Fed(Workspace(plan, self.variables))
+        return self._spaces[key]
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Pools for the model as it is. Raises: StaleCache if blocks of other shapes are held."""
+        if self.fits():
+            return
+        self.prefix.clear()
+        if self.pool.used:
+            raise StaleCache(
+                "keys or values have other shapes than the blocks that sequences hold",
+                got=f"{self.pool.used} blocks held",
+                fix="release the sequences (cache.holders()), or a new cache",
+            )
+        states = self.derive(True).states
+        self._spaces.clear()
+        start = np.full if self._poison else lambda shape, _, dtype: np.zeros(shape, dtype)
+        self.variables = {
+            k: Variable(from_numpy(start(s.sizes, np.nan, s.dtype.numpy), bits=s.dtype), name=k)
+            for k, s in states.items()
+        }
+
+    def fits(self) -> bool:
+        """True if the pools have the shapes of the model as it is."""
+        return {k: v.spec for k, v in self.variables.items()} == self.derive(True).states
+
+    def bits(self) -> dict[str, np.ndarray]:
+        """Writable pools by key, [blocks, kv heads, block, head dim]; bfloat16 as its bits."""
+        found = {}
+        for key, variable in self.variables.items():
+            array = variable.own()
+            array.writable()
+            found[key] = array.to_numpy(bits=True)
+        return found
+
+    def claim(self, count: int) -> list[int]:
+        """Free blocks, after kept ones were let go of if there are too few. Raises: CacheFull, with nothing changed."""
+        missing = count - self.pool.free
+        if missing > 0:
+            if missing > self.prefix.evictable:
+                raise CacheFull(
+                    "the cache has no room for these tokens",
+                    expected=f"{count} blocks of {self.block} rows",
+                    got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
+                    fix="release sequences (cache.holders()), or model.new_cache with more room",
+                )
+            self.prefix.evict(missing)
+        return self.pool.take(count)
+
+    def copy_block(self, source: int, target: int, rows: int) -> None:
+        """The first rows of a block into another, in all layers."""
+        for pool in self.bits().values():
+            pool[target, :, :rows] = pool[source, :, :rows]
+
+    def root(self, fingerprints: dict[str, str]) -> bytes:
+        """Where chains of blocks computed with this model begin."""
+        text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()]))
+        return blake2b(text.encode(), digest_size=16).digest()
+
+    def held(self, mark: PagedSnapshot) -> None:
+        """Note a snapshot, for `holders`."""
+        self._marks.add(mark)
+
+    def _freed(self, block: int) -> None:
+        for pool in self.bits().values():
+            if pool.dtype.kind == "f":
+                pool[block] = np.nan
+
+    def __repr__(self) -> str:
+        return f"PagedCache({self.pool.used} of {self.pool.cap} blocks of {self.block} rows used)"

@@ -1,0 +1,134 @@
+"""Blocks kept for prompts that begin alike: a chain of full blocks, each known by its tokens and the block before it.
+
+The hash only says where to look; tokens and the entry before are compared. Invariant: an entry holds its block once,
+and no entry leaves before those behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import count
+
+import numpy as np
+
+from graphwright.models.generation.blocks import BlockPool
+
+
+def chained(before: bytes, tokens: np.ndarray) -> bytes:
+    """h_i = BLAKE2b-128(h_(i-1), ids of the block as int64)."""
+    return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
+
+
+class _Entry:
+    __slots__ = ("before", "block", "followers", "key", "tokens", "used")
+
+    def __init__(self, key: bytes, before: _Entry | None, tokens: np.ndarray, block: int) -> None:
+        self.key, self.before, self.tokens, self.block = key, before, tokens, block
+        self.followers, self.used = 0, 0
+
+
+class PrefixCache:
+    """Entries of one pool.
+
+    Args:
+        pool: where the blocks are held.
+        block: tokens in one.
+        most: blocks kept at most; 0 keeps none.
+        digest: the hash, see `chained`.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block: int, most: int, digest: Callable[[bytes, np.ndarray], bytes] = chained
+    ) -> None:
+        self.pool, self.block, self.most, self._digest = pool, block, most, digest
+        self._entries: dict[bytes, list[_Entry]] = {}
+        self._clock = count(1)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks that are kept."""
+        return [e.block for found in self._entries.values() for e in found]
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that eviction could free: those that nobody else holds."""
+        return sum(1 for block in self.blocks if self.pool.refs(block) == 1)
+
+    def match(self, root: bytes, ids: np.ndarray) -> list[int]:
+        """The longest chain of kept blocks that `ids` [T] begins with, each held once more for the caller.
+
+        At most ⌊(T - 1) / block⌋, so that a token is left to be run.
+        """
+        found: list[int] = []
+        entry, key = None, root
+        for i in range(max(len(ids) - 1, 0) // self.block):
+            tokens = ids[i * self.block : (i + 1) * self.block]
+            key = self._digest(key, tokens)
+            entry = self._find(key, entry, tokens)
+            if entry is None:
+                break
+            entry.used = next(self._clock)
+            found.append(entry.block)
+        self.pool.hold(found)
+        return found
+
+    def _find(self, key: bytes, before: _Entry | None, tokens: np.ndarray) -> _Entry | None:
+        for entry in self._entries.get(key, ()):
+            if entry.before is before and np.array_equal(entry.tokens, tokens):
+                return entry
+        return None
+
+    def insert(self, root: bytes, ids: np.ndarray, table: Sequence[int]) -> None:
+        """Keep the full blocks of a sequence; a chain that is there already is not kept twice."""
+        entry, key = None, root
+        for i in range(min(len(ids) // self.block, len(table))):
+            tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
+            key = self._digest(key, tokens)
+            known = self._find(key, entry, tokens)
+            if known is None:
+                if self._size >= self.most and not self.evict(1, keep=entry):
+                    return
+                known = _Entry(key, entry, tokens, table[i])
+                self.pool.hold([table[i]])
+                self._entries.setdefault(key, []).append(known)
+                self._size += 1
+                if entry is not None:
+                    entry.followers += 1
+            known.used = next(self._clock)
+            entry = known
+
+    def evict(self, wanted: int, keep: _Entry | None = None) -> int:
+        """Let go of up to `wanted` blocks that nobody else holds, those used longest ago first; how many it were."""
+        gone = 0
+        while gone < wanted:
+            leaves = [
+                e
+                for found in self._entries.values()
+                for e in found
+                if not e.followers and e is not keep and self.pool.refs(e.block) == 1
+            ]
+            if not leaves:
+                break
+            self._remove(min(leaves, key=lambda e: e.used))
+            gone += 1
+        return gone
+
+    def clear(self) -> None:
+        """Let go of all blocks."""
+        self.pool.drop(self.blocks)
+        self._entries, self._size = {}, 0
+
+    def _remove(self, entry: _Entry) -> None:
+        found = self._entries[entry.key]
+        found.remove(entry)
+        if not found:
+            del self._entries[entry.key]
+        if entry.before is not None:
+            entry.before.followers -= 1
+        self._size -= 1
+        self.pool.drop([entry.block])

@@ -1,0 +1,328 @@
+"""Rows of keys and values that were computed with some state of a model: what every kind of cache does with them.
+
+Rows know which structure and weights they were computed with; an edit upstream of them makes them stale, another edit
+does not, and an undo makes them good again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import NDArray, empty
+from graphwright.errors import UsageError
+from graphwright.models.errors import CacheFull, PromptError, StaleCache
+from graphwright.models.generation.cached_program import fingerprints
+from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.health import check_finite
+from graphwright.plan import Workspace
+from graphwright.program import Program
+
+EXECUTOR = "auto"  # of its plans: the VM, which reads weights as they are stored, where it is built
+CHUNK = 512  # rows of a prefill that are run at once
+LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
+MIXED = "rows of several models"
+
+
+class Watch:
+    """Fingerprints of a model as it is now, taken again when structure or a weight was written."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
+        self._now: dict[str, str] = {}
+
+    def unchanged(self) -> bool:
+        """True if neither structure nor a weight was written since fingerprints were taken."""
+        version, weights = self.mark
+        if version != self.program.version:
+            return False
+        array = self.program.weights.array
+        for key, a, v in weights:  # noqa: SIM110  # half the time of all(...)
+            if array(key) is not a or a.storage.version != v:
+                return False
+        return True
+
+    def current(self) -> dict[str, str]:
+        """Attention path -> what its keys and values are computed with; `mark` is another object if that changed."""
+        if not self.unchanged():
+            p = self.program
+            arrays = [(key, p.weights.array(key)) for key in p.weights]
+            self.mark = (p.version, [(key, a, a.storage.version) for key, a in arrays])
+            self._now = fingerprints(p)
+        return self._now
+
+
+class Fed:
+    """A workspace with arrays of its own for the inputs: a step writes to them and allocates none.
+
+    Attributes:
+        space: the workspace.
+        hosts: input -> its memory.
+    """
+
+    def __init__(self, space: Workspace) -> None:
+        self.space = space
+        self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
+        self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
+
+    def run(self) -> NDArray:
+        """Logits for what lies in the inputs."""
+        return self.space.step(self._arrays)["logits"]
+
+
+class Rows:
+    """Keys and values of `batch` sequences of equal length.
+
+    Attributes:
+        program: of the model that fills them.
+        tokens: int64 [batch, length], the ids they were filled with.
+        fingerprints: attention path -> what its rows were computed with.
+        stale_runs: attention paths that were run on although stale.
+    """
+
+    batch: int
+
+    def __init__(self, program: Program, batch: int, watch: Watch) -> None:
+        self.program, self.batch, self._watch = program, batch, watch
+        self.tokens = np.zeros((batch, 0), np.int64)
+        self.fingerprints: dict[str, str] = {}
+        self.stale_runs: tuple[str, ...] = ()
+        self._logits: np.ndarray | None = None
+        self._logits_of: object = None  # mark of the model that gave them
+        self._valid_at = program.version
+
+    # -- what a kind of cache brings ---------------------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """Rows there may be."""
+        raise NotImplementedError
+
+    @property
+    def length(self) -> int:
+        """Rows filled."""
+        raise NotImplementedError
+
+    def _room(self, rows: int) -> None:
+        """Raises: CacheFull if so many rows do not fit behind those there are."""
+        raise NotImplementedError
+
+    def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
+        """Append the rows of ids; logits. What a failure leaves behind the length is taken back by `_cut`."""
+        raise NotImplementedError
+
+    def _cut(self, length: int) -> None:
+        """Drop the rows behind `length`, and what a failed step left of them."""
+        raise NotImplementedError
+
+    def _regrow(self, length: int) -> None:
+        """Have `length` rows, of whatever content behind those there are."""
+        raise NotImplementedError
+
+    def _row(self, at: int) -> Iterator[np.ndarray]:
+        """Writable bits of one row of every key and value."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Any:
+        """A place to come back to; `release` it when it is not needed any more."""
+        raise NotImplementedError
+
+    def restore(self, mark: Any) -> None:
+        """Go back to a snapshot, any number of times. Raises: UsageError."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        """An empty cache takes the shapes of the model as it is."""
+
+    def _fits(self) -> bool:
+        """True if there are rows of the right shape for every attention."""
+        raise NotImplementedError
+
+    # -- filling -----------------------------------------------------------------------------------------------------
+    def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
+        """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
+
+        Raises: StaleCache if an edit changed what the rows depend on (with `allow_stale` it runs all the same, and
+            the journal notes it); CacheFull, PromptError, NonFinite. After any error the cache is as before.
+        """
+        length = self.length
+        ids = self._fitting(ids)
+        self._admit(allow_stale)
+        try:
+            logits = self._run(ids, all_logits)
+            self._took(ids, logits.to_numpy("float32")[:, -1])
+        except BaseException:  # an interrupt too: half a step must leave no trace
+            self._cut(length)
+            raise
+        return logits
+
+    def _took(self, ids: np.ndarray, last: np.ndarray) -> None:
+        """Note the ids of a step and what it gave. Raises: NonFinite."""
+        check_finite(self.program, last, np.concatenate([self.tokens, ids], axis=1))
+        self.tokens = np.concatenate([self.tokens, ids], axis=1)
+        self._logits, self._logits_of = last, self._watch.mark
+
+    def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
+        """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none.
+
+        Where the rotation follows the longest position they are run in one piece, so that all get the same frequencies.
+        """
+        if chunk < 1:
+            raise UsageError("a chunk has at least one row", got=chunk)
+        start = self.length
+        ids = self._fitting(ids)
+        if any(self.program.of_kind(op) for op in LENGTH_DEPENDENT):
+            chunk = ids.shape[1]
+        try:
+            for at in range(0, ids.shape[1], chunk):
+                self.step(ids[:, at : at + chunk], allow_stale=allow_stale)
+        except BaseException:
+            if self.length > start:
+                self.truncate(start)
+            raise
+        assert self._logits is not None
+        return self._logits
+
+    def refill(self) -> None:
+        """Run the tokens again with the model as it is now: the bits of a fresh prefill.
+
+        If that fails the cache keeps its tokens and stays stale, so that it can be tried again.
+        """
+        tokens = self.tokens
+        if not tokens.shape[1]:
+            return
+        self.reset()
+        try:
+            self.prefill(tokens)
+        except BaseException:
+            self.tokens, self.fingerprints = tokens, dict.fromkeys(self._current(), MIXED)
+            self._regrow(tokens.shape[1])
+            raise
+
+    def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
+        """Logits behind the last token, float32 [batch, vocab]: as computed, or again if the model changed since.
+
+        The rows stay as they are, to the bit. Raises: PromptError for an empty cache; StaleCache.
+        """
+        if not self.tokens.shape[1]:
+            raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
+        if self._logits is None or self._logits_of is not self._watch.mark or not self._watch.unchanged():
+            if not allow_stale:
+                self.check()
+            tokens, at = self.tokens, self.length - 1
+            if not at:  # nothing before it: the whole row is of the model as it is now
+                self.refill()
+                return self.last_logits()
+            held = [row.copy() for row in self._row(at)]
+            self._cut(at)
+            logits = None
+            try:
+                self.step(tokens[:, -1:], allow_stale=allow_stale)
+                logits = self._logits
+            finally:
+                self._regrow(at + 1)
+                for row, bits in zip(self._row(at), held, strict=True):
+                    row[...] = bits
+                self.tokens, self._logits = tokens, logits
+        assert self._logits is not None
+        return self._logits
+
+    def _fitting(self, ids: np.ndarray) -> np.ndarray:
+        ids = check_ids(ids, vocabulary(self.program))
+        if len(ids) != self.batch:
+            raise PromptError("the cache is for another number of sequences", expected=self.batch, got=len(ids))
+        self._room(ids.shape[1])
+        return ids
+
+    # -- the model behind them ---------------------------------------------------------------------------------------
+    def validity(self, program: Program | None = None) -> dict[str, bool]:
+        """Attention path -> whether its rows are what the program would compute now."""
+        now = self._current() if program is None else fingerprints(program)
+        return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
+
+    def check(self) -> None:
+        """Raises: StaleCache naming the attention nodes whose keys or values an edit changed, and the edits since."""
+        stale = sorted(path for path, fine in self.validity().items() if not fine) if self.length else []
+        if stale:
+            since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
+            error = StaleCache(
+                "the model was changed upstream of cached keys and values",
+                where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
+                got="; ".join(since[-3:]) or "weights written in place",
+                fix="model.reprefill(cache), or cache.reset()",
+            )
+            error.layers = tuple(stale)
+            raise error
+        self._valid_at = self.program.version
+
+    def _admit(self, allow_stale: bool) -> None:
+        """Check rows against the model; note what is run on although stale, and what is no longer filled."""
+        if not self.length:
+            self._start()
+            self.fingerprints, self.stale_runs = dict(self._current()), ()
+            self._valid_at = self.program.version
+            return
+        if not self.stale_runs and self.fingerprints == self._current():
+            self._valid_at = self.program.version
+            return
+        try:
+            self.check()
+        except StaleCache as error:
+            if not allow_stale or not self._fits():
+                raise
+            self._note(error.layers)
+        stale = set(self.stale_runs)
+        self.fingerprints = {path: MIXED if path in stale else now for path, now in self._current().items()}
+
+    def _note(self, layers: tuple[str, ...]) -> None:
+        if set(layers) <= set(self.stale_runs):
+            return
+        self.stale_runs = tuple(sorted({*self.stale_runs, *layers}))
+        p = self.program
+        state = p.state_hash()
+        p.journal.append(
+            undo=None,
+            why=f"ran on a stale cache: {', '.join(layers)}",
+            author="human",
+            tool=None,
+            line=None,
+            base_version=p.version,
+            edits=[],
+            before=state,
+            after=state,
+            warnings=("stale cache",),
+        )
+
+    def _current(self) -> dict[str, str]:
+        return self._watch.current()
+
+    # -- going back --------------------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Forget all rows."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` rows. Raises: CacheFull if there are fewer."""
+        if not 0 <= length <= self.length:
+            raise CacheFull("the cache has fewer rows", expected=f"0..{self.length}", got=length)
+        self._cut(length)
+
+    def _forget(self, length: int) -> None:
+        """Drop the ids behind `length`, and what was said behind them."""
+        self.tokens, self._logits = self.tokens[:, :length], None
+
+
+def need_rows_of(program: Program, cache: object) -> None:
+    """Raises: StaleCache for a cache of another model, whose rows and program are not this one's; UsageError."""
+    if not isinstance(cache, Rows):
+        raise UsageError(
+            "this is no cache",
+            got=type(cache).__name__,
+            fix="model.new_cache(capacity), or new_cache(tokens, kind='paged').sequence()",
+        )
+    if cache.program is not program:
+        raise StaleCache(
+            "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
+        )

@@ -1,0 +1,300 @@
+"""One sequence in a paged cache: a list of blocks and a length. Forks share blocks; the first write copies one.
+
+Invariant: the length is the sequence's own, never the block's; rows behind it are nobody's and are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+import numpy as np
+
+from graphwright.array import NDArray
+from graphwright.errors import ShapeError, UsageError
+from graphwright.models.errors import BlockError, CacheFull, Released
+from graphwright.models.generation.blocks import BlockPool
+from graphwright.models.generation.rows import CHUNK, Rows
+
+if TYPE_CHECKING:
+    from graphwright.models.generation.paged import PagedCache
+
+
+class PagedSnapshot:
+    """A place of a sequence to come back to; holds its blocks until it is released.
+
+    Attributes:
+        table: its blocks.
+        tokens: ids at that time, [1, length].
+    """
+
+    def __init__(self, s: Sequence) -> None:
+        self.cache, self.table, self.tokens = s.cache, s.blocks(), s.tokens
+        self.facts = s.facts()
+        self.released = False
+        s.cache.pool.hold(self.table)
+        s.cache.held(self)
+        finalize(self, _let_go, s.cache.pool, self.table)
+
+    @property
+    def length(self) -> int:
+        """Rows at that time."""
+        return self.tokens.shape[1]
+
+    def release(self) -> None:
+        """Let go of the blocks; again is no harm."""
+        with self.cache.lock:
+            self.released = True
+            _let_go(self.cache.pool, self.table)
+
+
+def _let_go(pool: BlockPool, table: list[int]) -> None:
+    pool.drop(table)
+    table.clear()
+
+
+class Sequence(Rows):
+    """Rows of one sequence; `PagedCache.sequence()` makes one.
+
+    Attributes:
+        cache: whose blocks it holds.
+        table: its blocks, in order.
+        reused: rows that the last prefill found in the cache.
+    """
+
+    def __init__(self, cache: PagedCache) -> None:
+        super().__init__(cache.program, 1, cache.watch)
+        self.cache = cache
+        self.table: list[int] = []
+        self.reused = 0
+        self._length = 0
+        self._released = False
+        self._busy = Lock()
+        finalize(self, _let_go, cache.pool, self.table)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that it could have, were it alone."""
+        return self.cache.pool.cap * self.cache.block
+
+    @property
+    def length(self) -> int:
+        """Rows filled. Raises: Released."""
+        if self._released:
+            raise Released("this sequence was released", fix="cache.sequence()")
+        return self._length
+
+    # -- filling -----------------------------------------------------------------------------------------------------
+    def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
+        """As `Rows.step`. Raises also: UsageError if another thread is in a step of this sequence."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("a sequence is used by one thread at a time", fix="sequence.fork() per thread")
+        try:
+            with self.cache.lock:
+                return super().step(ids, all_logits=all_logits, allow_stale=allow_stale)
+        finally:
+            self._busy.release()
+
+    def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
+        """As `Rows.prefill`; the first rows may be found in the cache, `reused` says how many."""
+        self.reused = 0
+        if self.length:
+            return super().prefill(ids, chunk=chunk, allow_stale=allow_stale)
+        with self.cache.lock:
+            ids = self._fitting(ids)
+            self._admit(allow_stale)
+            self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
+            self._length = self.reused = len(self.table) * self.cache.block
+            self.tokens = ids[:, : self._length]
+            try:
+                return super().prefill(ids[:, self._length :], chunk=chunk, allow_stale=allow_stale)
+            except BaseException:
+                self._cut(0)
+                raise
+
+    def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
+        """Rows computed elsewhere: per attention, k and v [kv heads, n, head dim]. The length rises once, at the end.
+
+        Raises: ShapeError, with nothing changed; CacheFull.
+        """
+        pools, length = list(self.cache.bits().values()), self.length
+        rows = [np.asarray(a) for pair in zip(k, v, strict=True) for a in pair]
+        count = rows[0].shape[1] if rows else 0
+        shapes = [(p.shape[1], count, p.shape[3]) for p in pools]
+        if [r.shape for r in rows] != shapes:
+            raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
+        with self.cache.lock:
+            if not length:
+                self._admit(False)
+            self.reserve(count)
+            for pool, new in zip(pools, rows, strict=True):
+                for i in range(count):
+                    block, inside = self._place(length + i)
+                    pool[block, :, inside] = new[:, i]
+            self._length += count
+            tokens = np.full((1, count), -1, np.int64) if ids is None else np.asarray(ids, np.int64).reshape(1, count)
+            self.tokens, self._logits = np.concatenate([self.tokens, tokens], axis=1), None
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows more, the block they begin in its own. All or nothing. Raises: CacheFull."""
+        cache, pool, length = self.cache, self.cache.pool, self.length
+        with cache.lock:
+            at, inside = divmod(length, cache.block)
+            copied = rows > 0 and inside > 0 and pool.refs(self.table[at]) > 1
+            new = cache.claim(max(-(-(length + rows) // cache.block) - len(self.table), 0) + copied)
+            if copied:
+                cache.copy_block(self.table[at], new[-1], inside)
+                pool.drop([self.table[at]])
+                self.table[at] = new.pop()
+            self.table += new
+
+    # -- as a kind of cache; the cache calls these for several at once -----------------------------------------------
+    def admit(self, allow_stale: bool) -> None:
+        """See `Rows`."""
+        self._admit(allow_stale)
+
+    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
+        """See `Rows`."""
+        self._took(ids, last)
+
+    def cut(self, length: int) -> None:
+        """See `Rows`."""
+        self._cut(length)
+
+    def grew(self, rows: int) -> None:
+        """So many rows were written behind the length."""
+        self._length += rows
+
+    def _took(self, ids: np.ndarray, last: np.ndarray) -> None:
+        super()._took(ids, last)
+        block = self.cache.block
+        filled = self._length // block > (self._length - ids.shape[1]) // block
+        if filled and not self.stale_runs and (self.tokens >= 0).all():
+            self.cache.prefix.insert(self.cache.root(self.fingerprints), self.tokens[0], self.table)
+
+    def _room(self, rows: int) -> None:
+        if self.length + rows > self.capacity:
+            raise CacheFull(
+                "the cache has no room for these tokens",
+                expected=f"<= {self.capacity - self.length}",
+                got=rows,
+                fix="model.new_cache with more room",
+            )
+
+    def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
+        return self.cache.run([self], ids, all_logits)
+
+    def _fits(self) -> bool:
+        return self.cache.fits()
+
+    def _start(self) -> None:
+        self.cache.start()
+
+    def _cut(self, length: int) -> None:
+        with self.cache.lock:
+            keep = -(-length // self.cache.block)
+            dropped = self.table[keep:]
+            del self.table[keep:]
+            self.cache.pool.drop(dropped)
+            self._length = length
+            self._forget(length)
+
+    def _regrow(self, length: int) -> None:
+        self.reserve(max(length - self._length, 0))
+        self._length = length
+
+    def _row(self, at: int) -> Iterator[np.ndarray]:
+        block, inside = self._place(at)
+        for pool in self.cache.bits().values():
+            yield pool[block, :, inside]
+
+    def _place(self, position: int) -> tuple[int, int]:
+        at, inside = divmod(position, self.cache.block)
+        return self.table[at], inside
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    def lookup(self, position: int) -> tuple[int, int]:
+        """Block and row of a position. Raises: BlockError outside the length."""
+        if not 0 <= position < self.length:
+            raise BlockError("no row at this position", expected=f"0..{self.length - 1}", got=position)
+        return self._place(position)
+
+    def blocks(self) -> list[int]:
+        """The blocks that hold its rows, a copy."""
+        return self.table[: -(-self.length // self.cache.block)]
+
+    def gather(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of an attention (its path or number) as copies, [kv heads, length, head dim]."""
+        k, v = (views for views in self.kv(layer))
+        return tuple(np.concatenate(t, axis=1) if t else np.zeros((0, 0, 0), np.float32) for t in (k, v))  # pyright: ignore[reportReturnType]
+
+    def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Keys and values of an attention by block, as read-only views [kv heads, rows, head dim]."""
+        keys = list(self.cache.variables)
+        paths = [key.removeprefix("cache.").removesuffix(".k") for key in keys[::2]]
+        if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
+            raise UsageError("no such attention", expected=f"{', '.join(paths)}, or their number", got=layer)
+        at = layer if isinstance(layer, int) else paths.index(layer)
+        pools, rows, size = list(self.cache.bits().values()), self.length, self.cache.block
+        found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        for pool, views in zip(pools[2 * at : 2 * at + 2], found, strict=True):
+            for i, block in enumerate(self.blocks()):
+                view = pool[block, :, : min(size, rows - i * size)]
+                view.flags.writeable = False
+                views.append(view)
+        return found
+
+    # -- branching ---------------------------------------------------------------------------------------------------
+    def facts(self) -> tuple[Any, ...]:
+        """What a fork or snapshot takes along beside blocks and ids."""
+        return self._length, dict(self.fingerprints), self.stale_runs, self._logits, self._logits_of
+
+    def _take(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
+        self.table[:], self.tokens = table, tokens
+        self._length, prints, self.stale_runs, self._logits, self._logits_of = facts
+        self.fingerprints = dict(prints)
+
+    def fork(self) -> Sequence:
+        """A sequence of its own with the same rows: shares all blocks, the last one until either writes to it."""
+        with self.cache.lock:
+            child, table = self.cache.sequence(), self.blocks()
+            self.cache.pool.hold(table)
+            child._take(table, self.tokens, self.facts())
+            return child
+
+    def snapshot(self) -> PagedSnapshot:
+        """A place to come back to, which holds the blocks until it is released."""
+        with self.cache.lock:
+            return PagedSnapshot(self)
+
+    def restore(self, mark: PagedSnapshot) -> None:
+        """Go back, any number of times. Raises: UsageError for no snapshot of this cache; Released."""
+        if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
+            raise UsageError("no snapshot of this cache", got=type(mark).__name__, expected="what snapshot() gave")
+        if mark.released:
+            raise Released("this snapshot was released")
+        self.length  # noqa: B018  # raises for a released sequence
+        with self.cache.lock:
+            old = list(self.table)
+            self.cache.pool.hold(mark.table)
+            self._take(list(mark.table), mark.tokens, mark.facts)
+            self.cache.pool.drop(old)
+
+    def release(self) -> None:
+        """Give the blocks back; the ids stay. Again is no harm; any other use raises `Released`."""
+        with self.cache.lock:
+            _let_go(self.cache.pool, self.table)
+            self._released = True
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else f"{self._length} rows in {len(self.table)} blocks"
+        return f"Sequence({state})"

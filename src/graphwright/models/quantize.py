@@ -1,0 +1,109 @@
+"""Weight-only quantisation as an edit: matrices become int8 with a scale per group, and their products say so.
+
+Activations stay float32, so what changes is each weight by at most half a step: max |w| of its group / 254.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.array.vm.code import GROUP
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.program import Program, Value
+from graphwright.program.journal import Entry
+from graphwright.program.kinds import PARAM
+from graphwright.program.transaction import Transaction
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+KINDS = ("int8",)
+
+
+def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
+    """Replace the matrices of linear maps by whole numbers of 8 bits with a float32 scale per 64 entries of a row.
+
+    One edit, which `program.undo()` takes back; the file's weights stay in the journal, mapped and unread. A table that
+    is looked up in stays as it is, also where a head is tied to it.
+
+    Args:
+        kind: `int8`, symmetric: w = q · scale, scale = max |w| / 127 of the group.
+        where: pattern of the linear nodes' paths.
+    Returns: the journal's entry. Raises: UsageError for another kind, activations that are not float32, or a pattern
+        that finds no linear map with a stored matrix.
+    """
+    if kind not in KINDS:
+        raise UsageError("no such quantisation", where="kind", expected=", ".join(KINDS), got=kind)
+    if model.compute != "float32":
+        raise UsageError("quantised weights are for float32 activations", got=model.compute, fix='compute="float32"')
+    p = model.program
+    found = [n for n in p.select(where, op="linear") if _stored(p, n) is not None]
+    if not found:
+        raise UsageError("no linear map with a stored matrix here", where=where, fix="model.inspect() lists them")
+    with p.edit(f"quantise {len(found)} matrices to {kind}") as e:
+        made: dict[NodeId, tuple[NodeId, NodeId]] = {}
+        for node in found:
+            matrix = _stored(p, node)
+            assert matrix is not None
+            if matrix not in made:
+                made[matrix] = _params(e, matrix)
+            _replace(e, node, made[matrix])
+    return p.journal[-1]
+
+
+def _stored(p: Program, node: NodeId) -> NodeId | None:
+    """The param whose values are the matrix of a linear map, casts looked through."""
+    source = p.operands(node)[1].node
+    while p.op(source) == "cast":
+        source = p.operands(source)[0].node
+    return source if p.op(source) == PARAM else None
+
+
+def quantised(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers int8 [out, in] and scales float32 [out, groups] nearest to w float32 [out, in]."""
+    rows, columns = w.shape
+    groups = -(-columns // GROUP)
+    padded = np.zeros((rows, groups * GROUP), np.float32)
+    padded[:, :columns] = w
+    parts = padded.reshape(rows, groups, GROUP)
+    scales = np.abs(parts).max(axis=2) / np.float32(127)
+    steps = np.where(scales > 0, scales, 1)[:, :, None]
+    q = np.rint(parts / steps).astype(np.int8).reshape(rows, -1)[:, :columns]
+    return np.ascontiguousarray(q), scales
+
+
+def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
+    p = e.program
+    w = p.weights.array(p.key(matrix)).to_numpy("float32")
+    if not np.isfinite(w).all():
+        raise UsageError("a matrix with values that are not finite cannot be quantised", where=p.path(matrix))
+    q, scales = quantised(w)
+    path, key = p.path(matrix), p.key(matrix)
+    made = (
+        e.param(f"{path}.int8", q, key=f"{key}.int8", trainable=False),
+        e.param(f"{path}.scales", scales, key=f"{key}.scales", trainable=False),
+    )
+    return made
+
+
+def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> None:
+    """The product with quantised weights in the place and under the name of the one there was."""
+    p = e.program
+    path, (x, wide, *bias) = p.path(node), p.operands(node)
+    made = e.add("linear_int8", x, *matrix, *bias, name=p.free_name(f"{path}.int8"), group=GROUP)
+    for edge in p.out_edges(node):
+        e.rewire(edge, made)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if Value(node) in outputs.values():
+        e.set_outputs(**{name: made if v.node == node else v for name, v in outputs.items()})
+    e.remove(node)
+    e.rename(made, path)
+    while not p.out_edges(wide.node) and wide not in p.outputs():  # a cast, and the matrix itself
+        before = p.operands(wide.node)
+        e.remove(wide.node)
+        if not before:
+            break
+        wide = before[0]

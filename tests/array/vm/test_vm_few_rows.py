@@ -1,0 +1,127 @@
+"""Products with weights as they lie, float32 and bfloat16, and the threads that share them; float64 is the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphwright.array import bfloat16, float32, int8
+from graphwright.array.vm import segment
+from graphwright.array.vm.code import FEW, GROUP, Code
+from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.share import shared
+
+SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 300]))
+
+
+def narrow(x: np.ndarray) -> np.ndarray:
+    """Float32 as bits of bfloat16, cut off."""
+    return (np.ascontiguousarray(x, "f4").view("u4") >> 16).astype("u2")
+
+
+def wide(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype("u4") << 16).view("f4")
+
+
+def view(a: np.ndarray) -> View:
+    kind = bfloat16 if a.dtype == np.uint16 else float32
+    return View(kind, a.shape, tuple(s // a.itemsize for s in a.strides), a.ctypes.data)
+
+
+def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[np.ndarray, Code]:
+    """The VM's product, between guards that must stay, and the code it ran."""
+    n = x.shape[0] * w.shape[0]
+    memory = np.full(n + 32, np.float32(-77.0))
+    out = memory[16 : 16 + n].reshape(x.shape[0], w.shape[0])
+    rows = encode("linear", [view(out)], [view(a) for a in (x, w, b) if a is not None], {})
+    assert rows is not None
+    VmSegment([rows])()
+    assert (memory[:16] == -77).all()
+    assert (memory[16 + n :] == -77).all()
+    return out, Code(rows[0][0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 9), SIZES, SIZES, st.sampled_from(["f32", "bf16"]), st.booleans(), st.booleans())
+def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread: bool) -> None:
+    rng = np.random.default_rng(m * 1000 + n + k)
+    whole = np.full((m, 2 * k if spread else k), np.nan, "f4")  # what lies between rows of x is not read
+    x = whole[:, :k]
+    x[:] = rng.normal(size=(m, k))
+    memory = np.full(n * k + 64, np.nan, "f4")  # nor what lies around w
+    memory[32 : 32 + n * k] = rng.normal(size=n * k)
+    bits = narrow(memory)
+    w = (bits if kind == "bf16" else memory)[32 : 32 + n * k].reshape(n, k)
+    values = wide(w) if kind == "bf16" else w
+    b = rng.normal(size=n).astype("f4") if biased else None
+    made, code = linear(x, w, b)
+    assert (code is Code.PRODUCT) == (kind == "f32" and m > FEW)
+    start = np.zeros(n) if b is None else b.astype("f8")
+    truth = x.astype("f8") @ values.astype("f8").T + start
+    limit = (np.abs(x).astype("f8") @ np.abs(values.astype("f8")).T + np.abs(start)) * (k + 2) * 2.0**-24
+    assert (np.abs(made - truth) <= limit).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), SIZES, SIZES, st.booleans())
+def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biased: bool) -> None:
+    rng = np.random.default_rng(m * 1000 + n + k)
+    groups = -(-k // GROUP)
+    x, scales, b = (rng.normal(size=s).astype("f4") for s in ((m, k), (n, groups), n))
+    q = rng.integers(-127, 128, (n, k)).astype("i1")
+    made = np.full((m, n), np.nan, "f4")
+    ins = [view(x), View(int8, q.shape, (k, 1), q.ctypes.data), view(scales), *([view(b)] if biased else [])]
+    rows = encode("linear_int8", [view(made)], ins, {"group": GROUP})
+    assert rows is not None
+    assert Code(rows[0][0]) is (Code.ROWS_I8 if m <= FEW else Code.PANELS_I8)
+    VmSegment([rows])()
+    w = q.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k]
+    start = b.astype("f8") if biased else np.zeros(n)
+    limit = (np.abs(x).astype("f8") @ np.abs(w).T + np.abs(start)) * (k + 4) * 2.0**-24
+    assert (np.abs(made - (x.astype("f8") @ w.T + start)) <= limit).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_row_that_is_not_finite_stays_alone(value: float) -> None:
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(7, 70)).astype("f4"), np.abs(rng.normal(size=(3, 70))).astype("f4")
+    clean, _ = linear(x, narrow(w))
+    w[3, 69] = value
+    for weights in (w, narrow(w)):
+        made, _ = linear(x, weights)
+        assert not np.isfinite(made[:, 3]).any()
+        assert np.isfinite(np.delete(made, 3, axis=1)).all()
+    assert np.array_equal(np.delete(linear(x, narrow(w))[0], 3, axis=1), np.delete(clean, 3, axis=1))
+
+
+@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
+def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(m)
+    k, n = 520, 8200
+    x, b = rng.normal(size=(m, k)).astype("f4"), rng.normal(size=n).astype("f4")
+    w = rng.normal(size=(n, k)).astype("f4")
+    scales = rng.normal(size=(n, -(-k // GROUP))).astype("f4")
+    made = np.zeros((m, n), "f4")
+    if kind == "i8":
+        w = rng.integers(-127, 128, (n, k)).astype("i1")
+        ins = [view(x), View(int8, w.shape, (k, 1), w.ctypes.data), view(scales), view(b)]
+        rows = encode("linear_int8", [view(made)], ins, {"group": GROUP})
+    else:
+        w = narrow(w) if kind == "bf16" else w
+        rows = encode("linear", [view(made)], [view(a) for a in (x, w, b)], {})
+    assert rows is not None
+    assert shared(rows)[0][:2] >= [Code.SHARED, 2]
+    results = []
+    for threads in (1, 3, 3, 3):  # more than some machines have cores
+        monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
+        made[:] = np.nan
+        VmSegment([rows])()
+        results.append(made.copy())
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    wide_w = w.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k] if kind == "i8" else w
+    truth = x.astype("f8") @ (wide(w) if kind == "bf16" else wide_w).astype("f8").T + b
+    np.testing.assert_allclose(results[0], truth, rtol=1e-3, atol=0.05)

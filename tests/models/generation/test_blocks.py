@@ -1,0 +1,124 @@
+"""Who holds which block, and blocks kept for prompts that begin alike: bookkeeping without a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphwright.models import BlockError, CacheFull
+from graphwright.models.generation.blocks import BlockPool
+from graphwright.models.generation.prefix import PrefixCache, chained
+
+ROOT = b"model"
+
+
+def test_blocks_are_taken_in_order_and_the_last_freed_first() -> None:
+    freed: list[int] = []
+    pool = BlockPool(4, 10, freed.append)
+    assert pool.take(3) == [0, 1, 2]
+    pool.drop([1])
+    pool.drop([0])
+    assert freed == [1, 0]
+    assert pool.take(2) == [0, 1]
+    assert (pool.cap, pool.free, pool.used, pool.bytes) == (4, 1, 3, 40)
+
+
+def test_all_or_none_are_taken() -> None:
+    pool = BlockPool(3)
+    pool.take(2)
+    with pytest.raises(CacheFull, match="2 blocks"):
+        pool.take(2)
+    assert pool.free == 1
+    assert pool.take(0) == []
+
+
+def test_what_is_not_held_is_refused_with_counts_unchanged() -> None:
+    pool = BlockPool(3)
+    a, b = pool.take(2)
+    pool.hold([a])
+    for wrong in ([2], [3], [-1], [a, 2], [a, a, a], ["0"]):
+        with pytest.raises(BlockError):
+            pool.drop(wrong)  # pyright: ignore[reportArgumentType]
+        assert [pool.refs(a), pool.refs(b), pool.free] == [2, 1, 1]
+    with pytest.raises(BlockError):
+        pool.hold([2])
+    pool.drop([a, a])
+    with pytest.raises(BlockError):
+        pool.drop([a])
+
+
+def kept(most: int = 9, digest=chained) -> tuple[BlockPool, PrefixCache]:
+    pool = BlockPool(9)
+    return pool, PrefixCache(pool, 4, most, digest)
+
+
+def matched(prefix: PrefixCache, ids: list[int]) -> list[int]:
+    found = prefix.match(ROOT, np.array(ids))
+    prefix.pool.drop(found)
+    return found
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 5, 8, 9, 12, 13])
+def test_a_token_is_left_to_be_run(length: int) -> None:
+    pool, prefix = kept()
+    ids = list(range(12))
+    prefix.insert(ROOT, np.array(ids), pool.take(3))
+    assert len(matched(prefix, [*ids, 99][:length])) == max(length - 1, 0) // 4
+
+
+def test_a_chain_is_kept_once_and_branches_share() -> None:
+    pool, prefix = kept()
+    table = pool.take(3)
+    prefix.insert(ROOT, np.arange(12), table)
+    prefix.insert(ROOT, np.arange(12), table)
+    assert len(prefix) == 3
+    assert [pool.refs(b) for b in table] == [2, 2, 2]
+    other = [table[0], *pool.take(1)]
+    prefix.insert(ROOT, np.array([0, 1, 2, 3, 9, 9, 9, 9]), other)
+    assert len(prefix) == 4
+    assert matched(prefix, [0, 1, 2, 3, 9, 9, 9, 9, 0]) == other
+    assert matched(prefix, list(range(13))) == table
+    assert prefix.match(b"another model", np.arange(13)) == []
+
+
+def test_the_hash_is_not_trusted() -> None:
+    pool, prefix = kept(digest=lambda before, tokens: b"same")
+    one, two = pool.take(2), pool.take(2)
+    prefix.insert(ROOT, np.arange(8), one)
+    prefix.insert(ROOT, np.array([4, 5, 6, 7, 4, 5, 6, 7]), two)
+    assert matched(prefix, [*range(8), 0]) == one
+    assert matched(prefix, [4, 5, 6, 7, 4, 5, 6, 7, 0]) == two  # [4..7] stands behind another block in the first chain
+    assert matched(prefix, [0, 1, 2, 3, 0, 1, 2, 3, 0]) == one[:1]
+
+
+def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it() -> None:
+    pool, prefix = kept()
+    a, b = pool.take(3), pool.take(2)
+    prefix.insert(ROOT, np.arange(12), a)
+    prefix.insert(ROOT, np.arange(50, 58), b)
+    matched(prefix, list(range(13)))
+    pool.drop(a)
+    assert prefix.evictable == 3
+    assert prefix.evict(1) == 1
+    assert [pool.refs(x) for x in a] == [1, 1, 0]  # b is older, but somebody holds it
+    pool.drop(b)
+    assert prefix.evict(2) == 2
+    assert pool.free == 9 - 2
+    assert matched(prefix, list(range(13))) == a[:2]
+    prefix.clear()
+    assert pool.free == 9
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_no_more_than_asked_for_is_kept(most: int) -> None:
+    pool, prefix = kept(most)
+    table = pool.take(3)
+    prefix.insert(ROOT, np.arange(12), table)
+    assert len(prefix) == most
+    assert len(matched(prefix, list(range(13)))) == most
+    pool.drop(table)
+    assert pool.used == most
+    more = pool.take(1)
+    prefix.insert(ROOT, np.arange(90, 94), more)  # takes the place of what is older
+    assert len(prefix) == most
+    assert sum(pool.refs(b) for b in range(9)) == most + 1
