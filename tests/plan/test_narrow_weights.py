@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
-from graphwright.plan import Plan, Workspace, make_plan
+from graphwright.array.vm import machine
+from graphwright.plan import Plan, Workspace, executor, make_plan
 from graphwright.program import Builder, Program
 
 RNG = np.random.default_rng(0)
@@ -124,3 +125,15 @@ def test_plans_made_of_the_one_before_follow_the_conversion() -> None:
     third = agrees(plan_of(p, second))
     assert narrow(third) == 1
     assert not third.folds
+
+
+def test_however_large_it_is_only_the_vm_can_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "FLOPS_LIMIT", 0)
+    monkeypatch.setattr(executor, "_DENSE", 0)
+    monkeypatch.setattr(machine, "wide_vectors", lambda: False)
+    p = product()
+    x = RNG.normal(size=(40, 6)).astype("f4")
+    for freeze, kind in ((True, "vm"), (False, "aten")):
+        plan = p.compile(x=(40, 6), freeze=freeze, executor="auto")
+        assert [s.kind for s in plan.segments][-1] == kind
+        np.testing.assert_allclose(plan(x=x)["y"].to_numpy(), p.run({"x": x})["y"].to_numpy(), rtol=1e-5, atol=1e-5)
