@@ -98,6 +98,7 @@ def test_a_compiled_step_rounds_as_the_eager_one(low: str) -> None:
 
 
 def test_other_parameters_of_the_same_optimizer_are_stepped_as_ever() -> None:
+    gw.manual_seed(0)
     wide, low = (Parameter(from_numpy(np.ones(4, "f4"))) for _ in range(2))
     low = Parameter(gw.ones(4, dtype="bfloat16"))
     twin = Parameter(from_numpy(np.ones(4, "f4")))
@@ -108,7 +109,7 @@ def test_other_parameters_of_the_same_optimizer_are_stepped_as_ever() -> None:
             sum(((p.float() * p.float()).sum() for p in opt.parameters()), gw.tensor(0.0)).backward()
             opt.step()
     np.testing.assert_array_equal(wide.numpy(), twin.numpy())
-    np.testing.assert_allclose(low.numpy("float32"), twin.numpy(), rtol=0.03)
+    np.testing.assert_allclose(low.numpy("float32"), twin.numpy(), rtol=0.05)  # a step rounds by 2^-7 at most
 
 
 # -- rounding at random ------------------------------------------------------------------------------------------------

@@ -191,3 +191,13 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     kept = sum(bound[q] is calls for q, calls in plan.workspace()._bound_calls.items() if q in bound)
     assert kept >= 140
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
+
+
+def test_a_view_that_shows_a_copy_as_it_lies_may_be_an_output_beside_a_state() -> None:
+    b = Builder()
+    x, s = b.input("x", (2, 3)), b.state("s", np.zeros(3, np.float32))
+    flat = b.reshape(b.permute(x, axes=(1, 0)), shape=(6,))
+    b.output(b.reshape(flat, shape=(3, 2)), "turned")
+    b.carry(b.add(s, s), s)
+    p, feed = b.build(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    assert_bits(plan_of(p)(feed)["turned"], p.run(feed)["turned"])

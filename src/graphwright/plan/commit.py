@@ -82,9 +82,7 @@ class Commit:
 
         for named in (self.outputs, self.watched):
             for name, slot in named.items():
-                value = self.ledger.slots[slot].value
-                assert value is not None
-                named[name] = save(slot, value.node, "the old value outlives the step")
+                named[name] = save(slot, self.ledger.node_of(slot), "the old value outlives the step")
         for node, (target, new) in self._writes.items():
             if target != new:
                 self._writes[node] = (target, save(new, node, "its memory is written in the same commit"))

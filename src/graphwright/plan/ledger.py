@@ -406,6 +406,13 @@ class Ledger:
         row.uses = (*row.uses, Use(rule, row.node, maker.node if into is None and maker is not None else into, bound))
         return by
 
+    def node_of(self, slot: int) -> NodeId:
+        """The node that a slot stands for; of a copy, the first that wants it."""
+        value = self.slots[slot].value
+        if value is not None:
+            return value.node
+        return next(self.instrs[copy.instr].node for copy in self._copies.values() if copy.target == slot)
+
     def maker(self, slot: int) -> Row | None:
         """The row that a slot was made for; None for a copy."""
         value = self.slots[slot].value
