@@ -74,7 +74,7 @@ def test_a_captured_graph_runs_when_it_is_replayed(driver: Driver) -> None:
     driver.synchronize()
     driver.begin_capture(stream)
     driver.copy(b, a, 8, stream)
-    graph = driver.end_capture(stream)
+    graph = driver.instantiate(driver.end_capture(stream))
     for value in (3, 4):
         driver.fill(a, value, 8, stream)
         driver.copy(back, b, 8, stream)
@@ -175,7 +175,7 @@ def test_a_capture_allows_launches_only() -> None:
     with pytest.raises(RuleBroken, match="no memory"):
         d.fill(a + 4096, 0, 4)  # an address that was not there before
     d.fill(a, 1, 4)
-    graph = d.end_capture(0)
+    graph = d.instantiate(d.end_capture(0))
     with pytest.raises(RuleBroken):
         d.end_capture(0)
     d.free(a)

@@ -14,7 +14,7 @@ import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device, DType, MissingKernel, NDArray, Spec, Storage
 from graphwright.array import backend as backend_of
-from graphwright.array.backend import Attrs, Call, use
+from graphwright.array.backend import Attrs, Call, Needs, use
 from graphwright.autograd import Tensor, support, tensor
 from graphwright.autograd.apply import scalar
 from graphwright.ops import OPS, call
@@ -177,6 +177,8 @@ class NumpyBackend:
     """numpy for everything."""
 
     device = CPU
+    driver = None
+    stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
         return Storage(np.zeros(nbytes, np.uint8), nbytes, CPU, kind="owned")
@@ -204,6 +206,9 @@ class NumpyBackend:
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         return []
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        return Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()

@@ -375,3 +375,12 @@ def test_in_place_gives_the_same_bits(name: str) -> None:
         outs = [arrays[place] if o == out else r.copy() for o, r in enumerate(fresh)]
         for mine, other in zip(compute(row, arrays, attrs, outs), fresh, strict=True):
             assert_bits(mine, other, what=f"{name} over operand {place}")
+
+
+@pytest.mark.parametrize("shapes", [((), ()), ((64, 64), ()), ((), (64, 64)), ((64,), (64, 1))])
+def test_a_choice_between_broadcast_operands_fills_the_result(shapes: tuple[tuple[int, ...], ...]) -> None:
+    rng = np.random.default_rng(0)
+    mask, a, b = rng.normal(size=(64, 64)) > 0, *(np.asarray(rng.normal(size=s), np.float32) for s in shapes)
+    out = from_numpy(np.zeros((64, 64), np.float32))
+    compute(get("where"), [from_numpy(x) for x in (mask, a, b)], {}, [out])
+    assert out.to_numpy().tobytes() == np.where(mask, a, b).tobytes()

@@ -383,6 +383,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "softplus": lambda ins, a: F.softplus(ins[0], threshold=700 if ins[0].dtype == torch.float64 else 80),
     "logsigmoid": lambda ins, a: F.logsigmoid(ins[0]),
     "sech": lambda ins, a: torch.cosh(ins[0]).reciprocal(),
+    "recall": lambda ins, a: ins[0],
     "stop_gradient": lambda ins, a: ins[0].detach(),
     "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
     "assert_finite": lambda ins, a: ins[0].clone(),

@@ -153,6 +153,20 @@ def test_a_program_is_a_model_too(tmp_path):
     gw.save_state(tmp_path / "state", p, step=3)
     assert gw.load_state(tmp_path / "state", q) == 3
     assert q.weights.array("w").to_numpy().tolist() == [[1.0] * 3] * 2
+    with q.edit("another graph") as e:
+        e.insert(q.in_edges("linear")[0], "relu")
+    q.weights["w"].data.copy_from(from_numpy(np.zeros((2, 3), np.float32)))
+    with pytest.raises(StateError, match="structure"):
+        gw.load_state(tmp_path / "state", q)
+    q.undo()
+    assert gw.load_state(tmp_path / "state", q) == 3
+    p.save_parameters(tmp_path / "state.safetensors")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "state.safetensors").rename(tmp_path / "alone" / "state.safetensors")
+    before = q.weights.array("w").tobytes()
+    with pytest.raises(GraphwrightError, match=r"train\.json"):
+        gw.load_state(tmp_path / "alone", q)  # params are no training
+    assert q.weights.array("w").tobytes() == before
 
 
 class Other(Tied):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +14,7 @@ from graphwright.errors import ComputeError
 if TYPE_CHECKING:
     import numpy as np
 
+    from graphwright.array.driver import Driver
     from graphwright.array.dtype import DType
     from graphwright.array.ndarray import NDArray
     from graphwright.array.spec import Spec
@@ -28,6 +30,30 @@ class MissingKernel(ComputeError):
     """A backend has no kernel of this name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a use of a kernel asks of the host; where nothing, a graph of the device may hold it.
+
+    Attributes:
+        reads: places of operands whose values the host must know when the kernel is launched.
+        answers: the host looks at a result before it goes on.
+        allocates: memory is taken while it runs.
+        fallback: why the kernel runs on the host instead of the device, or nothing.
+    """
+
+    reads: tuple[int, ...] = ()
+    answers: bool = False
+    allocates: bool = False
+    fallback: str = ""
+
+    @property
+    def why(self) -> str:
+        """What keeps it out of a graph, whatever its operands, or nothing."""
+        if self.fallback:
+            return self.fallback
+        return "the host looks at its result" if self.answers else "takes memory as it runs" if self.allocates else ""
+
+
 class Backend(Protocol):
     """A device's memory and kernels.
 
@@ -36,6 +62,16 @@ class Backend(Protocol):
     """
 
     device: Device
+
+    @property
+    def driver(self) -> Driver | None:
+        """What the device's memory and queue are driven by; None where calls run at once."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """The stream of the driver that calls are queued on."""
+        ...
 
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""
@@ -67,6 +103,10 @@ class Backend(Protocol):
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""
+        ...
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """What a use of a kernel asks of the host."""
         ...
 
     def bind(

@@ -96,11 +96,20 @@ class Driver(Protocol):
         ...
 
     def end_capture(self, stream: int) -> int:
-        """The graph of what was kept."""
+        """The graph of what was kept. Whatever it raises, the stream captures no more."""
         ...
 
-    def replay(self, graph: int, stream: int) -> None:
-        """Queue a captured graph."""
+    def instantiate(self, graph: int) -> int:
+        """A captured graph made ready to be replayed."""
+        ...
+
+    def replay(self, ready: int, stream: int) -> None:
+        """Queue an instantiated graph, as a whole or not at all."""
+        ...
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a stream captures."""
         ...
 
     def mem_info(self) -> tuple[int, int]:

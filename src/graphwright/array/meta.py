@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Never
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.device import Device
 from graphwright.array.dtype import DType
 from graphwright.array.ndarray import NDArray
@@ -21,6 +21,9 @@ class NoBytes(ComputeError):
 
 class MetaBackend:
     """Every kernel is there and does nothing."""
+
+    driver = None
+    stream = 0
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -57,6 +60,10 @@ class MetaBackend:
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """None."""
         return []
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """Nothing."""
+        return Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]

@@ -74,7 +74,12 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Memory in use. `streams` are those it was used on; each must be named before the block is given back."""
+    """Memory in use.
+
+    Attributes:
+        streams: those it was used on; each must be named before the block is given back.
+        pins: captured graphs that hold its address; with one it is not given back.
+    """
 
     address: int
     nbytes: int
@@ -82,6 +87,7 @@ class Block:
     streams: set[int]
     epoch: int
     piece: _Piece | None
+    pins: int = 0
 
 
 class MemoryPool:
@@ -133,8 +139,13 @@ class MemoryPool:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; one that is no longer this pool's to take is counted and dropped."""
+        """Give a block back; one that is no longer this pool's to take is counted and dropped.
+
+        Raises: UsageError for one that a captured graph holds.
+        """
         piece = block.piece
+        if block.pins:
+            raise _pinned(block)
         if block.epoch != self.epoch or piece is None:
             self._stale += 1
             return
@@ -173,7 +184,13 @@ class MemoryPool:
         self._peak = self._live
 
     def reset(self) -> None:
-        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped."""
+        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped.
+
+        Raises: UsageError while a captured graph holds a block.
+        """
+        for block in self._blocks.values():
+            if block.pins:
+                raise _pinned(block)
         self.epoch += 1
         self._clear()
 
@@ -262,6 +279,15 @@ def _environment_limit() -> float | None:
         return int(text) if text.isdecimal() else float(text)
     except ValueError as error:
         raise UsageError("a limit is a fraction or a number of bytes", where=LIMIT, got=repr(text)) from error
+
+
+def _pinned(block: Block) -> UsageError:
+    return UsageError(
+        "a captured graph holds this memory",
+        where=block.owner or None,
+        got=f"{block.nbytes:,} bytes",
+        fix="release() it",
+    )
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:

@@ -92,7 +92,7 @@ from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMut
 from graphwright.autograd.recorder import active as active_recorder
 from graphwright.autograd.support import support
 from graphwright.autograd.tensor import Tensor
-from graphwright.autograd.variable import Parameter, Variable, update
+from graphwright.autograd.variable import HostVariable, Parameter, Variable, update
 
 __all__ = [
     "Context",
@@ -101,6 +101,7 @@ __all__ = [
     "GradShapeRequired",
     "GraphFreed",
     "Hook",
+    "HostVariable",
     "Kept",
     "LeafModified",
     "ModifiedSinceForward",

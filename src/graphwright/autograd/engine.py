@@ -17,7 +17,7 @@ from graphwright.autograd.errors import (
 from graphwright.autograd.hooks import hooked
 from graphwright.autograd.memory import nodes_behind
 from graphwright.autograd.modes import enable_grad, no_grad
-from graphwright.autograd.recorder import active, scoped
+from graphwright.autograd.recorder import active, vjp_of
 from graphwright.autograd.tape import Rule, TapeNode
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, ShapeError, UsageError
@@ -253,7 +253,7 @@ def _vjp(
     """Gradients of a node's operands, checked against what the engine asked for."""
     ins, outs = _unpack(node, create_graph)
     if node.path:
-        with scoped("grad", node.path):
+        with vjp_of(node.path):
             return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
     return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
 

@@ -18,7 +18,7 @@ from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import lies, like, sizes, target
 from graphwright.autograd.recorder import Recorder, active, scoped
 from graphwright.autograd.tensor import Tensor
-from graphwright.autograd.variable import Variable
+from graphwright.autograd.variable import HostVariable
 from graphwright.errors import UsageError
 from graphwright.ops import call
 
@@ -42,7 +42,7 @@ class Generator:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._key = Variable(from_numpy(np.zeros(2, np.int64)), name="rng")
+        self._key = HostVariable(from_numpy(np.zeros(2, np.int64)), name="rng")
         self._stream = 0
         self._traces: WeakKeyDictionary[Recorder, _Traced] = WeakKeyDictionary()
         self.manual_seed(seed)

@@ -106,4 +106,25 @@ class scoped:  # reads as a function; a class, as each call of a module enters o
         scope.reset(self.token)
 
 
+differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", default=False)
+"""True while a vjp is recorded: what it reads of the forward may be computed again."""
+
+
+class vjp_of(scoped):
+    """Record a vjp under the path of its operation."""
+
+    __slots__ = ("inside",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__("grad", path)
+
+    def __enter__(self) -> None:
+        self.inside = differentiating.set(True)
+        super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__()
+        differentiating.reset(self.inside)
+
+
 active: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)

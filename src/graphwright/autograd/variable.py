@@ -77,6 +77,15 @@ class Variable(Tensor):
             self.own().copy_from(value.data)
 
 
+class HostVariable(Variable):
+    """A variable that stays on the host whatever computes with it, as eager code there reads it too: a generator's key.
+
+    A plan on another device sends its value there in each step.
+    """
+
+    __slots__ = ()
+
+
 class Parameter(Variable):
     """A variable that is trained; the gradient of a 16-bit one is summed and kept in float32."""
 

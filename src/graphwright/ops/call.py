@@ -231,7 +231,8 @@ def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str |
         return NonFinite(error.what, where=place, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     kind = IndexOutOfRange if bounds else ComputeError
-    return kind(f"{op} failed: {str(error).splitlines()[0]}", where=place, got=", ".join(repr(a.spec) for a in ins))
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return kind(f"{op} failed: {said}", where=place, got=", ".join(repr(a.spec) for a in ins))
 
 
 def contiguous(array: NDArray) -> NDArray:

@@ -177,6 +177,7 @@ EMIT: dict[str, Emit] = {
     "sech": lambda i, a: f"torch.cosh({i[0]}).reciprocal()",
     "cast": lambda i, a: f"{i[0]}.to(torch.{a['dtype'].name})",
     "copy": lambda i, a: f"{i[0]}.clone()",
+    "recall": lambda i, a: i[0],
     "stop_gradient": lambda i, a: f"{i[0]}.detach()",
     "scale_gradient": lambda i, a: i[0],
     "assert_finite": lambda i, a: i[0],

@@ -76,6 +76,18 @@ class ScaleGradient:
         return (g * attrs["scale"],)
 
 
+@op("recall")
+class Recall:
+    """x, as a value of its own: rewrites keep apart what is computed from the two; a view."""
+
+    arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
+    traits = Traits(barrier=True)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g,)
+
+
 @op("assert_finite")
 class AssertFinite:
     """x; raises NonFinite with the node, the count and the first index where it is infinite or NaN."""

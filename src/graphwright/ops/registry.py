@@ -63,6 +63,7 @@ class Traits:
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
         divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
+        barrier: what is computed from the result is never taken for what was computed from the operand.
         addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
         narrow: places of operands that the VM reads as bfloat16 too, where they are stored so.
     """
@@ -82,6 +83,7 @@ class Traits:
     divides: bool = False
     addend: int | None = None
     narrow: tuple[int, ...] = ()
+    barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

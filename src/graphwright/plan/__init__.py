@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+from graphwright.plan.capture import CaptureRefused, CaptureState, CaptureTimeout, CaptureWorkspace
+from graphwright.plan.compare import PlanDiff
 from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
+from graphwright.plan.errors import DeviceFailed, OutOfMemory, StepTorn
 from graphwright.plan.lease import StaleLease
-from graphwright.plan.plan import Firing, Options, Patched, Plan, StalePlan
+from graphwright.plan.override import OverrideFailed, OverrideMismatch
+from graphwright.plan.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
+from graphwright.plan.plan import Firing, Options, Patched, Placed, Plan, StalePlan
 from graphwright.plan.planner import make_plan
+from graphwright.plan.regions import Region
+from graphwright.plan.remat import BudgetImpossible
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
-from graphwright.plan.workspace import StepTorn, Workspace
+from graphwright.plan.workspace import Workspace
 from graphwright.program import Program
 
 Program.compiler = compile_program
 
 __all__ = [
+    "BudgetImpossible",
     "Buffer",
+    "CancelToken",
+    "Cancelled",
+    "CaptureRefused",
+    "CaptureState",
+    "CaptureTimeout",
+    "CaptureWorkspace",
     "CompiledFunction",
     "CompiledProgram",
+    "DeadlineExceeded",
+    "DeviceFailed",
     "Firing",
     "Instr",
     "Options",
+    "OutOfMemory",
+    "OverrideFailed",
+    "OverrideMismatch",
+    "ParallelWorkspace",
     "Patched",
+    "Placed",
     "Plan",
+    "PlanDiff",
+    "Region",
     "Schedule",
     "Segment",
     "Slot",

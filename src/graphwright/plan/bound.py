@@ -27,6 +27,7 @@ class Bound:
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
+        space.leave_shared()  # what the caller wrote must stay there
         space.pinned = True  # its memory is in others' hands now
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphwright.array import NDArray, Spec
+from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled, training
 from graphwright.plan.bound import Bound
+from graphwright.plan.buckets import Buckets
 from graphwright.plan.collector import uncollected
 from graphwright.plan.plan import Plan
 from graphwright.plan.planner import make_plan
@@ -56,6 +57,8 @@ def compile_program(
     watch: Sequence[str] = (),
     executor: str = "aten",
     patch: Sequence[Place] = (),
+    device: Device | str = CPU,
+    remat: int | None = None,
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -67,7 +70,9 @@ def compile_program(
         rewrites: "exact", "fast" or "none", see `Options`; `plan.rewrites` lists what was done.
         layout: "reuse" or "naive".
         watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
-        executor: "aten", "vm" or "auto", see `Options`.
+        executor: "aten", "vm", "auto" or "capture", see `Options`.
+        device: where it runs. Weights that it only reads are copied there once; those that it writes move there.
+        remat: most bytes of the arena; values are computed again until it fits, else BudgetImpossible.
         patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
             value itself needed does not run.
     """
@@ -92,9 +97,8 @@ def compile_program(
     for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
-    return plan_for(
-        p, specs, outputs, freeze=freeze, rewrites=rewrites, layout=layout, watch=tuple(watch), executor=executor
-    )
+    options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": tuple(watch), "executor": executor}
+    return plan_for(p, specs, outputs, **options, device=Device.parse(device), remat=remat)
 
 
 class CompiledProgram:
@@ -107,15 +111,27 @@ class CompiledProgram:
         outputs: Sequence[str] | None = None,
         freeze: bool = False,
         executor: str = "aten",
+        device: Device | str = CPU,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        mask: str | None = None,
     ) -> None:
-        self.program, self.outputs, self.options = program, outputs, {"freeze": freeze, "executor": executor}
+        self.program, self.outputs = program, outputs
+        self.buckets = None if buckets is None else Buckets(program, buckets, mask)
+        self.options = {"freeze": freeze, "executor": executor, "device": Device.parse(device)}
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Any:
         """Outputs as tensors: one, or a dict by name."""
-        checked, _ = check_feeds(self.program, {**(feeds or {}), **named})
-        plan = plan_for(self.program, {n: t.spec for n, t in checked.items()}, self.outputs, **self.options)
-        results = {name: Tensor(array) for name, array in plan(checked).items()}
+        given = {**(feeds or {}), **named}
+        if self.buckets is None:
+            checked, _ = check_feeds(self.program, given)
+            found = self._run(checked)
+        else:
+            found = self.buckets.run(*self.buckets.checked(given), self._run)
+        results = {name: Tensor(array) for name, array in found.items()}
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def _run(self, feeds: Mapping[str, Any]) -> dict[str, NDArray]:
+        return plan_for(self.program, {n: t.spec for n, t in feeds.items()}, self.outputs, **self.options)(feeds)
 
 
 class CompiledFunction:
@@ -129,8 +145,15 @@ class CompiledFunction:
         traces: how often `fn` was traced.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, executor: str = "auto") -> None:
-        self.fn, self.executor = fn, executor
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        executor: str = "auto",
+        device: Device | str = CPU,
+        remat: int | None = None,
+    ) -> None:
+        self.fn, self.options = fn, {"executor": executor, "device": Device.parse(device), "remat": remat}
         self.traces = 0
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
         self._latest: _Entry | None = None
@@ -161,7 +184,7 @@ class CompiledFunction:
         >>> square.outputs["out"].tolist()
         [1.0, 4.0, 9.0]
         """
-        return Bound(self.workspace(*args))
+        return Bound(self.workspace(*args).plan.new_workspace())
 
     def workspace(self, *args: Any) -> Workspace:
         """The memory in which arguments of these shapes are run."""
@@ -173,7 +196,7 @@ class CompiledFunction:
         if entry is None or not entry.fresh:
             self.traces += 1
             with uncollected():
-                entry = self._entries[key] = _Entry(*record(self.fn, specs), self.executor)
+                entry = self._entries[key] = _Entry(*record(self.fn, specs), self.options)
             entry.mode = key[1]
             if len(self._entries) > _LIMIT:
                 self._entries.popitem(last=False)
@@ -190,11 +213,11 @@ def _mode() -> tuple[Any, ...]:
 class _Entry:
     """One traced signature."""
 
-    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, executor: str) -> None:
+    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, options: Mapping[str, Any]) -> None:
         self.program, self.dependencies = program, recorder.dependencies
         self.names = [program.path(n) for n in program.inputs()]
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
-        self.workspace = Workspace(plan_for(program, specs, executor=executor))
+        self.workspace = plan_for(program, specs, **options).new_workspace(shared=True)
         self._expected = [(spec.shape, spec.dtype) for spec in specs.values()]
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
@@ -215,6 +238,8 @@ class _Entry:
             array = a.data if type(a) is Tensor else None
             if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
                 return None
+            if array.storage.device is not CPU:
+                return None  # it may lie where the plan cannot read it
             arrays.append(array)
         return arrays
 
@@ -247,7 +272,8 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
     Args:
         target: a Program, or a function of tensors (a training step included).
         options: `executor` ("aten" computes the bits of a run; "auto", the default for a function, may use the VM,
-            whose functions lie within 2.5 units in the last place), for a Program also `outputs` and `freeze`.
+            whose functions lie within 2.5 units in the last place), `device`; `remat` for a function; for a Program
+            `outputs`, `freeze`, and `buckets={"T": [16, 128]}` with `mask`, see `Buckets`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
     """
     if isinstance(target, Program):

@@ -24,6 +24,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     for slot in (s for s in plan.slots if s.value is not None and s.value.node == node):
         b = plan.buffers[slot.buffer]
         place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
+        place += " on the host" if b.on_host else ""
         life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
         lines.append(
             f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})"
@@ -43,7 +44,35 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
             if fired is not None
             else "  no instruction: a view"
         )
+    edit = last_edit(plan, path)
+    if edit:
+        lines.append(f"  edited: {edit}")
     return "\n".join(lines)
+
+
+def last_edit(plan: Plan, path: str) -> str:
+    """Why the node was last edited, or nothing."""
+    last = max(plan.program.blame(path), key=lambda entry: entry.seq, default=None)
+    return "" if last is None else last.why
+
+
+def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What became of each node: its instructions, and per result buffer, bytes and segment."""
+    segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
+    found: dict[str, dict[str, Any]] = {}
+
+    def entry(name: str) -> dict[str, Any]:
+        return found.setdefault(name, {"instrs": [], "segments": [], "results": [], "edit": last_edit(plan, name)})
+
+    for slot in plan.shown():
+        assert slot.value is not None
+        row = {"port": slot.value.port, "slot": slot.index, "buffer": slot.buffer, "bytes": slot.spec.nbytes}
+        entry(plan.path(slot.value.node))["results"].append(row)
+    for i, instr in enumerate(plan.instrs):
+        one = entry(plan.path(instr.node))
+        one["instrs"].append(i)
+        one["segments"] = sorted({*one["segments"], segment[i]})
+    return found
 
 
 def tables(plan: Plan) -> dict[str, Any]:
@@ -60,12 +89,13 @@ def tables(plan: Plan) -> dict[str, Any]:
 
     return {
         "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
+        "device": str(plan.options.device),
         "segments": [list(s) for s in plan.segments],
         "inputs": {n: s.to_json() for n, s in plan.inputs.items()},
         "outputs": {name: slot[s] for name, s in plan.outputs.items()},
         "watched": {name: slot[s] for name, s in plan.watched.items()},
         "commit": plan.commit_start,
-        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset] for b in kept],
+        "buffers": [[b.kind, b.nbytes, b.key, b.first, b.last, b.offset, b.on_host] for b in kept],
         "slots": [
             [buffer[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
             for s in map(slots.__getitem__, slot)

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode import ENCODERS, View, encode
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot
 
-EXECUTORS = ("auto", "vm", "aten")
-VM, ATEN = "vm", "aten"
+EXECUTORS = ("auto", "vm", "aten", "capture")
+VM, ATEN, CAPTURE = "vm", "aten", "capture"
 LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
 """Bytes of operands and results from which on ATen's kernel of an op is faster."""
 FLOPS_LIMIT = 16_000_000
@@ -37,14 +37,19 @@ Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], Choice]
 """(instruction, slots of its results, slots of its operands) -> what runs it."""
 
 
-def chooser(executor: str) -> Chooser:
-    """What chooses the executor of an instruction. Raises: UsageError for an unknown mode."""
+def chooser(executor: str, device: Device) -> Chooser:
+    """What chooses the executor of an instruction.
+
+    Raises: UsageError for an unknown mode, or one that the device does not have.
+    """
     if executor not in EXECUTORS:
         raise UsageError("no such executor", expected=", ".join(EXECUTORS), got=executor)
-    plain = Choice(ATEN)
-    if executor == ATEN:
+    if executor == VM and device != CPU:
+        raise UsageError("the VM runs on the CPU only", got=device, fix='executor="auto"')
+    if executor in (ATEN, CAPTURE) or device != CPU:
+        plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
         return lambda instr, outs, ins: plain
-    if not on_vm(executor):
+    if not on_vm(executor, device):
         unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.machine import wide_vectors
@@ -53,9 +58,9 @@ def chooser(executor: str) -> Chooser:
     return lambda instr, outs, ins: _choice(instr, outs, ins, limited, wide)
 
 
-def on_vm(executor: str) -> bool:
+def on_vm(executor: str, device: Device = CPU) -> bool:
     """True if the VM may run instructions of a plan that asks for this executor."""
-    if executor != "auto":
+    if executor != "auto" or device != CPU:
         return executor == VM
     from graphwright.array.vm.machine import built  # loads numba
 

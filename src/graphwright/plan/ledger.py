@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import CPU, Layout, NDArray, Spec, backend
+from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
 from graphwright.plan.executor import VM, Choice, chooser, may_join
 from graphwright.plan.layout import aligned
-from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr, Slot
+from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
@@ -117,7 +117,8 @@ class Ledger:
         dims: numbers for named sizes.
         rules: the rewrites, in order.
         freeze: conversions of weights are made once per weight version.
-        executor: "aten", "vm" or "auto".
+        executor: see `Options`.
+        device: where the plans run.
 
     Attributes:
         rows: node -> row.
@@ -129,16 +130,27 @@ class Ledger:
         fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
         order: instructions of all rows, as they run.
+        on_host: buffers that lie on the host, though the plan runs on another device.
+        sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
         settled: rows that were looked at since the start, for tests of locality.
     """
 
     def __init__(
-        self, p: Program, dims: Mapping[str, int], rules: Sequence[Rule], *, freeze: bool, executor: str
+        self,
+        p: Program,
+        dims: Mapping[str, int],
+        rules: Sequence[Rule],
+        *,
+        freeze: bool,
+        executor: str,
+        device: Device,
     ) -> None:
         self.program, self.dims, self.rules, self.freeze = p, dict(dims), tuple(rules), freeze
         self.held: frozenset[Value] = frozenset()
-        self.choose = chooser(executor)
+        self.device, self.choose = device, chooser(executor, device)
+        self.on_host: set[int] = set()
+        self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
         self.slots: list[Slot] = []
         self.frozen: list[bool] = []
@@ -164,7 +176,7 @@ class Ledger:
         self._came: list[int] = []
         self._recopied: set[Any] = set()
         self._kept: dict[Any, tuple[int, int]] = {}
-        self._workspace = backend(CPU).workspace
+        self._workspace = backend(device).workspace
         self._changed = p.follow()
         self._changed.update(p.nodes())
 
@@ -508,6 +520,18 @@ class Ledger:
         row.own = (*made, *instr.work)
         row.instr = self.instruction(instr, _MAIN, choice)
 
+    def alias(self, slot: int, base: int) -> int:
+        """A slot that shows of another one's buffer what `slot` shows of its own."""
+        shown, at = self.slots[slot], self.slots[base]
+        return self._slot(None, at.buffer, shown.dtype, shown.layout, base, False)
+
+    def keep(self, buffer: int) -> None:
+        """Let a buffer lie on the host; one of the arena gets memory of its own there."""
+        _, size, key = self.buffers[buffer]
+        self.on_host.add(buffer)
+        if self.codes[buffer] != ELSEWHERE:
+            self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
+
     def instruction(self, instr: Instr, rank: int = _MAIN, choice: Choice | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
         slots = self.slots
@@ -571,7 +595,7 @@ class Ledger:
         """Write node, in order -> (slot of the state, slot of its new value)."""
         p = self.program
         found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
-        return {row.node: (row.reads[0], row.reads[1]) for row in found}
+        return {row.node: (row.reads[0], self.sent.get(row.node, row.reads[1])) for row in found}
 
     def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
         """A slot that holds a copy of another one's value, and the instruction that copies."""

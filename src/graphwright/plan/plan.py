@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -11,19 +12,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec
+from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
-from graphwright.plan.describe import explain, tables
-from graphwright.plan.executor import ATEN, VM, Choice
+from graphwright.plan.describe import explain, nodes, tables
+from graphwright.plan.executor import ATEN, CAPTURE, VM, Choice
 from graphwright.plan.fusion import Fusion, Rows, cuts
 from graphwright.plan.layout import aligned
 from graphwright.plan.ledger import Ledger, Row
-from graphwright.plan.table import ARENA, CONST, INPUT, PARAM, TEMP, TILE, Buffer, Instr, Schedule, Segment, Slot
+from graphwright.plan.table import (
+    ARENA,
+    CONST,
+    HOST,
+    INPUT,
+    PARAM,
+    TEMP,
+    TILE,
+    UNUSED,
+    Buffer,
+    Instr,
+    Schedule,
+    Segment,
+    Slot,
+)
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
+    from graphwright.autograd import Variable
+    from graphwright.plan.compare import PlanDiff
+    from graphwright.plan.override import Kernel, Override
     from graphwright.plan.profile import Profile
+    from graphwright.plan.regions import Region
 
 
 class StalePlan(ComputeError):
@@ -40,7 +59,10 @@ class Options:
             `plan.rewrites`) or "none" (one row per node).
         layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
         watch: names of nodes whose values are kept readable.
-        executor: "aten" (the bits of a run), "vm" (all that it has a form for) or "auto" (what is small enough).
+        executor: "aten" (the bits of a run), "vm" (all that it has a form for), "auto" (what is small enough), or on a
+            device with graphs "capture" (which "auto" is there).
+        device: where it runs.
+        remat: most bytes of the arena: values are computed again instead of kept until it fits.
     """
 
     freeze: bool = False
@@ -48,6 +70,18 @@ class Options:
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
     executor: str = "aten"
+    device: Device = CPU
+    remat: int | None = None
+
+
+class Placed(NamedTuple):
+    """Bytes of the arena: whose they are, and between which instructions, both included."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+    first: int
+    last: int
 
 
 class Part(NamedTuple):
@@ -190,6 +224,7 @@ class Plan:
         arranged: the tables as numbers.
         patched: whether it was made anew or from the plan before, and why.
         ms: milliseconds that planning took.
+        again: paths of nodes whose results are computed again to fit `Options.remat`; the program is a derived one.
     """
 
     program: Program
@@ -205,6 +240,7 @@ class Plan:
     arranged: Arranged
     patched: Patched
     ms: float
+    again: tuple[str, ...] = ()
     _lazy: dict[str, Any] = field(default_factory=dict, repr=False)
 
     # -- the tables --------------------------------------------------------------------------------------------------
@@ -286,14 +322,25 @@ class Plan:
             zip(at.ledger.buffers, *columns, strict=False)
         ):
             tile = at.tiles.get(b)
-            here = "moved" if home != b else "unused" if not used else kind if tile is None else TILE
-            made.append(Buffer(b, here, size, key, first, last, offset if tile is None else tile))
+            here = "moved" if home != b else UNUSED if not used else kind if tile is None else TILE
+            there = b in at.ledger.on_host
+            made.append(Buffer(b, here, size, key, first, last, offset if tile is None else tile, there))
         return tuple(made)
 
     def _rows(self) -> list[Row]:
         key, rows = self.program.order_labels.key, self.arranged.rows
         graph = self.program.graph
         return sorted(rows.values(), key=lambda r: (0, *key(r.node)) if r.node in graph else (1, 0, r.node.index))
+
+    def shown(self) -> list[Slot]:
+        """Slots of the results of nodes that the plan needs, in order."""
+        slots, buffers, needed = self.slots, self.buffers, self._needed()
+        found = [slots[s] for row in self._rows() if row.node in needed for s in row.own]
+        return [s for s in found if s.value is not None and buffers[s.buffer].kind != UNUSED]
+
+    def path(self, node: NodeId) -> str:
+        """The name that a node had when the plan was made."""
+        return self.arranged.rows[node].path
 
     def _needed(self) -> set[NodeId]:
         """Nodes that an output, a watch or a write reads over any path."""
@@ -329,7 +376,8 @@ class Plan:
             return rows[node].path if node is not None and node in rows else "constant"
 
         uses = [use for row in self._rows() if row.node in needed for use in row.uses]
-        return tuple([Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses])
+        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
+        return (*found, *(Firing("computed again", path, path) for path in self.again))
 
     @property
     def latest(self) -> bool:
@@ -341,17 +389,15 @@ class Plan:
         return self.workspace().run({**(feeds or {}), **named}, lease=lease)
 
     def workspace(self) -> Any:
-        """Memory to run in, made at the first call; others for other threads are made with `Workspace(plan)`.
+        """Memory to run in, made at the first call, with an arena that plans share which do not run at the same time.
 
-        It goes over to the plan that is patched from this one.
+        Others for other threads are made with `Workspace(plan)`. It goes over to the plan patched from this one.
         Raises: StalePlan once the plan was closed.
         """
         if "closed" in self._lazy:
             raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
         if "workspace" not in self._lazy:
-            from graphwright.plan.workspace import Workspace
-
-            self._lazy["workspace"] = Workspace(self)
+            self._lazy["workspace"] = self.new_workspace(shared=True)
         return self._lazy["workspace"]
 
     def close(self) -> None:
@@ -365,6 +411,47 @@ class Plan:
         if space is not None and space.adopt(after):
             after._lazy["workspace"] = self._lazy.pop("workspace")
         return after
+
+    def new_workspace(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
+        """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
+        from graphwright.plan.capture import CaptureWorkspace
+        from graphwright.plan.workspace import Workspace
+
+        if self._captures:
+            return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
+        return Workspace(self, variables, shared=shared)
+
+    @property
+    def _captures(self) -> bool:
+        return self.options.device != CPU and self.options.executor in ("auto", CAPTURE)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """What stands for instructions now, the innermost last."""
+        return self._lazy.setdefault("overrides", [])
+
+    def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
+        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.override`."""
+        from graphwright.plan.override import override
+
+        return override(self, fn, segment)
+
+    def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+        """Run with and without what is overridden, on copies of the variables, and compare outputs and states.
+
+        Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Workspace.run`.
+        """
+        from graphwright.plan.override import check
+
+        check(self, feeds, rtol, atol)
+
+    def regions(self) -> tuple[Region, ...]:
+        """What graphs of the device would hold, and per other instruction why not; see `graphwright.plan.regions`."""
+        if "regions" not in self._lazy:
+            from graphwright.plan.regions import regions
+
+            self._lazy["regions"] = regions(self)
+        return self._lazy["regions"]
 
     @property
     def fresh(self) -> bool:
@@ -412,6 +499,16 @@ class Plan:
         return Part(self, start, stop)
 
     @property
+    def layout(self) -> tuple[Placed, ...]:
+        """The arena: where each buffer lies, by offset."""
+        found = [
+            Placed(b.index, b.offset, b.nbytes, b.first, b.last)
+            for b in self.buffers
+            if b.kind in ARENA and b.last >= 0
+        ]
+        return tuple(sorted(found, key=lambda p: (p.offset, p.first)))
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """Runs of instructions of one executor; one of the VM is one call."""
         return self._once("segments", self._segments)
@@ -426,15 +523,21 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Groups, and instructions as dispatches: a run of the VM is one, each other instruction too."""
-        total = len(self.instrs)
+        """Groups (on a device captured regions), and instructions as dispatches.
+
+        A run of the VM is one, a captured region too, and each other instruction.
+        """
+        total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
-        return Schedule(self.groups, sum(map(len, self.groups)) / total if total else 0.0, calls)
+        if self._captures:
+            groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURE)
+            calls = total - sum(map(len, groups)) + len(groups)
+        return Schedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
     @property
     def input_slots(self) -> tuple[int, ...]:
         """Slots of the inputs, in order of declaration."""
-        return self._of_kind(INPUT)
+        return self._of_kind(INPUT, HOST)
 
     @property
     def output_slots(self) -> tuple[int, ...]:
@@ -517,6 +620,8 @@ class Plan:
             layout=o.layout,
             watch=o.watch,
             executor=o.executor,
+            device=o.device,
+            remat=o.remat,
         )
 
     @property
@@ -528,7 +633,7 @@ class Plan:
     def hash(self) -> str:
         """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
         if "hash" not in self._lazy:
-            self._lazy["hash"] = blake2b(dumps(self.to_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
+            self._lazy["hash"] = blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
         return self._lazy["hash"]
 
     def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
@@ -546,9 +651,15 @@ class Plan:
 
         return profile(self, feeds, n)
 
+    def diff(self, old: Plan) -> PlanDiff:
+        """What changed from another plan to this one; see `graphwright.plan.compare`."""
+        from graphwright.plan.compare import compare
+
+        return compare(old, self)
+
     def to_json(self) -> dict[str, Any]:
-        """The tables by position; no handle, address or time enters."""
-        return tables(self)
+        """The tables by position, and by path what became of each node; as JSON can have it."""
+        return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:
         copies = sum(1 for i in self.instrs if i.why)

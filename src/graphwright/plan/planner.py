@@ -7,11 +7,13 @@ of their buffers in the arena.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import CPU, Spec, backend
+from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.collector import uncollected
@@ -22,6 +24,8 @@ from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
 from graphwright.plan.plan import Arranged, Options, Patched, Plan
+from graphwright.plan.remat import within
+from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, RULES, narrow_weight
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
@@ -44,6 +48,8 @@ def make_plan(
     layout: str = "reuse",
     watch: Sequence[str] = (),
     executor: str = "aten",
+    device: Device = CPU,
+    remat: int | None = None,
     before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
@@ -51,27 +57,33 @@ def make_plan(
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor: see `Options`.
+        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
-    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError.
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
+        DeviceUnavailable.
     """
-    backend(CPU)  # loads kernels at the first plan of a process: no part of planning
+    backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
     if rewrites not in MODES or layout not in LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
     refuse_broken(p)
+    if remat is not None:
+        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+        options |= {"executor": executor, "device": device}
+        plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
+        return replace(plan, ms=(perf_counter() - started) * 1e3)
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
-    why = _full(before, rewrites)
+    why = _full(before, rewrites, device)
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
-            if rules and freeze and on_vm(executor):
+            if rules and freeze and on_vm(executor, device):
                 rules = (*rules, narrow_weight)
-            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor)
+            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))
         else:
             ledger = before.arranged.ledger
@@ -93,17 +105,19 @@ def make_plan(
         commit_start=commit.start,
         early=commit.early,
         guards=dict(ledger.guards),
-        options=Options(freeze, rewrites, layout, tuple(watch), executor),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
         arranged=arranged,
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
     )
 
 
-def _full(before: Plan | None, rewrites: str) -> str:
+def _full(before: Plan | None, rewrites: str, device: Device) -> str:
     """Why nothing of the plan before can be taken on, if so."""
     if before is None:
         return "the first plan"
+    if device != CPU:
+        return "what lies on the host is chosen anew for another device"
     if rewrites == "fast":
         return "fast rewrites look at all readers of a value"
     if not before.latest:
@@ -135,6 +149,8 @@ def _arrange(
     need = np.zeros(len(ledger.buffers), np.bool_)
     need[roots] = True
     order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
+    if ledger.device != CPU:
+        order = keep_on_host(ledger, order)
     commit = Commit(ledger, order, outputs, watched, run)
     order, count = commit.order, len(ledger.buffers)
     reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()

@@ -29,7 +29,7 @@ def single_edge(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
-    if op.view is None:
+    if op.view is None or op.traits.barrier:
         return None
     source = ledger.slots[row.reads[0]]
     shown = op.view(source.layout, row.attrs)

@@ -14,6 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.program import Value
 
 INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
+HOST, UNUSED = "host", "unused"
 ARENA = frozenset({INPUT, TEMP})
 """Kinds of buffer that lie in the plan's arena; the others are memory of variables."""
 
@@ -24,14 +25,16 @@ class Buffer:
 
     Attributes:
         index: place in `plan.buffers`.
-        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), moved
-            (its slots lie in another buffer, as an in-place result does, or nobody needs them), or tile (only a fusion
-            group looks at it; it has bytes where the group is run instruction by instruction).
+        kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), host (an
+            input that only the host reads, of a plan on another device), moved (its slots lie in another buffer, as an
+            in-place result does), unused (nobody needs it), or tile (only a fusion group looks at it; it has bytes
+            where the group is run instruction by instruction).
         nbytes: size.
         key: of the variable behind it; for a folded one, its node.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
             the whole run.
         offset: place in the arena; of a tile its number; -1 for memory of a variable.
+        on_host: it lies on the host, though the plan runs on another device: kernels there ask for its value.
     """
 
     index: int
@@ -41,6 +44,7 @@ class Buffer:
     first: int = -1
     last: int = -1
     offset: int = -1
+    on_host: bool = False
 
 
 class Slot(NamedTuple):

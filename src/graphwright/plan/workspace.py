@@ -2,137 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import memmove
-from itertools import accumulate, chain
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import length_hint
-from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary, finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, DType, NDArray, Storage, WriteCount, backend, empty, from_numpy
-from graphwright.array.layout import row_major
-from graphwright.array.vm.encode import Row, View, copy_row, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.autograd import Tensor, Variable, changes
-from graphwright.errors import ComputeError, GraphwrightError, UsageError
-from graphwright.ops import compute, get
+from graphwright.array import CPU, NDArray, backend
+from graphwright.autograd import changes
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
-from graphwright.plan.collector import uncollected
-from graphwright.plan.executor import VM
+from graphwright.plan.binding import Binding
+from graphwright.plan.errors import DeviceFailed, StepTorn
 from graphwright.plan.lease import Lease
-from graphwright.plan.native import loops
-from graphwright.plan.plan import Part, Plan, StalePlan
-from graphwright.plan.poison import PoisonCall, fill
-from graphwright.plan.table import ARENA, FOLDED, INPUT, PARAM, STATE, Instr
-from graphwright.program import FeedError, Value
+from graphwright.plan.override import OverrideFailed
+from graphwright.plan.plan import Part
+from graphwright.plan.poison import fill
+from graphwright.plan.table import PARAM, STATE
+from graphwright.plan.transfer import as_array
+from graphwright.program import FeedError
 from graphwright.program.interpret import origin
-from graphwright.program.kinds import STORED
 
 
-class StepTorn(ComputeError):
-    """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
-
-    def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(
-            cause.what,
-            where=cause.where,
-            got=cause.got,
-            expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy",
-        )
-        self.keys = keys
-
-
-_NO_ROWS: list[Row] = []
-
-
-class Workspace:
+class Workspace(Binding):
     """One arena and the calls bound to its addresses; used by one thread at a time.
 
     Args:
         plan: the tables.
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
+        shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
     """
 
-    def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False) -> None:
-        self.plan, self.poison = plan, poison
-        self._given = variables or {}
-        self.variables = self._variables(plan)
-        self.pinned = False
-        self.runs = WriteCount()
-        finalize(self, self.runs.retire)
-        self._bound: dict[str, NDArray] = {}
-        self._folded: list[tuple[NDArray, int]] = []
-        self._folds: Mapping[Any, tuple[int, ...]] = {}
-        self._calls: list[Any] = []
-        self._counts: list[int] = []
-        self._singles: dict[int, list[Any]] = {}
-        self._arena: Storage | None = None
-        self._lease: Lease | None = None
-        self._views: dict[int, NDArray] = {}
-        self._feeds: list[Callable[[NDArray], object] | None] = []
-        self._takes: dict[str, Callable[[], NDArray]] = {}
-        self._seen = -1
-        self._relied: list[tuple[NDArray, int]] = []
-        self.watching = False
-        self._memory: dict[int, Storage] = {}
-        self._bound_calls: dict[int, list[Any]] = {}
-        self._groups: dict[Any, list[Row]] = {}
-        self._segments: dict[Any, Any] = {}
-        self._readers: dict[int, Callable[[], NDArray]] = {}
-        self._writers: dict[int, Callable[[NDArray], object]] = {}
-        self._scratch: np.ndarray | None = None
-        self._fed: Any = None
-        self._points: list[Callable[[NDArray], object] | None] = []
-        self._busy = Lock()
-
-    def _variables(self, plan: Plan) -> dict[str, Variable]:
-        """What the plan reads and writes, by key."""
-        ledger, own = plan.arranged.ledger, plan.arranged.variables
-        buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
-        keys = [key for kind, _, key in buffers if kind != INPUT]
-        keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
-        return {key: self._given.get(key, own[key]) for key in keys}
-
-    def adopt(self, plan: Plan) -> bool:
-        """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
-
-        Returns: False, with nothing changed, if the plan is of another ledger or this workspace runs or is pinned.
-        """
-        before, after = self.plan.arranged, plan.arranged
-        if self.pinned or before.ledger is not after.ledger or not self._busy.acquire(blocking=False):
-            return False
-        try:
-            self.plan = plan
-            self.variables = self._variables(plan)
-            self._seen = -1
-            if self._arena is None or after.total > self._arena.nbytes:
-                self._arena = None  # bound anew at the next run
-                return True
-            changed = after.moved_since(before)
-            ledger, run = after.ledger, loops(len(after.order))
-            lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            moved = set(run.moved(after.order, *lists, changed).tolist())
-            for q in self._bound_calls.keys() - set(after.order.tolist()) | moved:
-                self._bound_calls.pop(q, None)
-            alive = set(after.order.tolist()) - moved
-            self._groups = {key: rows for key, rows in self._groups.items() if alive.issuperset(key[0])}
-            known = np.fromiter(self._views, np.int64, len(self._views))
-            holders = np.frombuffer(ledger.holders, np.int32)
-            for slot in known[changed[holders[known]]].tolist():
-                del self._views[slot]
-                self._readers.pop(slot, None)
-                self._writers.pop(slot, None)
-            self._calls = []  # put together at the next run
-            return True
-        finally:
-            self._busy.release()
-
-    # -- running -----------------------------------------------------------------------------------------------------
     def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
 
@@ -150,15 +51,14 @@ class Workspace:
 
     def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
-        fed = self._fed
-        if fed is None or changes.count != self._seen or self.watching or self._lease is not None:
-            return self._run(lambda: arrays, False)
         self._begin()
         try:
-            self._run_fed(fed, arrays)
+            if self._fed is None or changes.count != self._seen or self.watching or self._lease is not None:
+                return self._run_held(lambda: arrays, False)
+            self._run_fed(self._fed, arrays)
             return {name: take() for name, take in self._takes.items()}
         finally:
-            self._busy.release()
+            self._end()
 
     def _run_fed(self, fed: Any, arrays: Sequence[NDArray]) -> None:
         """One native call copies the inputs and runs all instructions."""
@@ -172,36 +72,44 @@ class Workspace:
     def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         self._begin()
         try:
-            if self.stale:
-                self.refresh()
-            arrays = feeds()
-            if self._lease is not None:  # what was leased is read by now
-                self._lease.close()
-                self._lease = None
-            if self.poison and self._arena is not None:
-                fill(self._arena)
-            if self._fed is not None:
-                self._run_fed(self._fed, arrays)
-            else:
-                for feed, array in zip(self._feeds, arrays, strict=True):
-                    if feed is not None:
-                        feed(array)
-                self.execute()
-            if lease:
-                return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
-            return {name: take() for name, take in self._takes.items()}
+            return self._run_held(feeds, lease)
         finally:
-            self._busy.release()
+            self._end()
+
+    def _run_held(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
+        if self.stale:
+            self.refresh()
+        arrays = feeds()
+        self.end_lease()  # what was leased is read by now
+        if self.poison and self._arena is not None:
+            fill(self._arena)
+        if self._fed is not None:
+            self._run_fed(self._fed, arrays)
+        else:
+            for feed, array in zip(self._feeds, arrays, strict=True):
+                if feed is not None:
+                    feed(array)
+            self.execute()
+        if lease:
+            return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
+        return {name: take() for name, take in self._takes.items()}
 
     def _begin(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise UsageError(
                 "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )
+        if self._shared is not None and not self._shared.enter(self):
+            self.leave_shared()  # another plan runs right now
+
+    def _end(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+        self._busy.release()
 
     def _leased(self, view: NDArray) -> NDArray:
-        if view.storage is not self._arena:
-            return view.copy()  # memory of a variable, which others write
+        if view.storage is not self._arena or self.device != CPU:
+            return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
         if self._lease is None:
             assert self._arena is not None
             self._lease = Lease(self._arena)
@@ -211,6 +119,8 @@ class Workspace:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
         if part.plan is not self.plan:
             raise UsageError("a part of another plan", where=self.plan.program.name)
+        if part.start:
+            self._check_kept()
         self._begin()
         try:
             if self.stale:
@@ -226,19 +136,30 @@ class Workspace:
                 except Exception as error:
                     raise self._failed(i, error) from error
         finally:
-            self._busy.release()
+            self._end()
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Give the inputs values, for the parts of a plan. Raises: as `run`."""
-        if self.stale:
-            self.refresh()
-        for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
-            if feed is not None:
-                feed(array)
+        self._begin()
+        try:
+            if self.stale:
+                self.refresh()
+            for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
+                if feed is not None:
+                    feed(array)
+        finally:
+            self._end()
 
     def set(self, slot: int, array: Any) -> None:
         """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
         self._known(slot)
+        self._begin()
+        try:
+            self._set(slot, array)
+        finally:
+            self._end()
+
+    def _set(self, slot: int, array: Any) -> None:
         if self.stale:
             self.refresh()
         view, given = self._view(slot), as_array(array)
@@ -246,31 +167,11 @@ class Workspace:
             raise FeedError(
                 "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
             )
-        backend(CPU).copy(view, given.copy() if given.storage is self._arena else given)
+        backend(view.device).copy(view, given.copy() if given.storage is self._arena else given)
 
     def _known(self, slot: int) -> None:
         if not 0 <= slot < self.plan.arranged.slots:
             raise UsageError("no such slot", expected=f"0..{self.plan.arranged.slots - 1}", got=slot)
-
-    @property
-    def stale(self) -> bool:
-        """True if an edit, or another array behind a variable, may want memory or calls to be bound again."""
-        if changes.count != self._seen:
-            return True
-        return self.watching and any(array.storage.version != version for array, version in self._relied)
-
-    def refresh(self) -> None:
-        """Bind memory and calls anew where needed. Raises: StalePlan."""
-        self.plan.check_fresh()
-        self._bind()
-        self.watching = any(array.storage.counted for array, _ in self._relied)
-        self._seen = changes.count
-
-    @property
-    def single(self) -> Callable[[], Any] | None:
-        """The one native call that does it all, if it is so; it returns None, or `failed_single` says what failed."""
-        only = self._calls[0] if len(self._calls) == 1 else None
-        return getattr(only, "run", None)
 
     def failed_single(self) -> GraphwrightError:
         """What to raise after `single` gave something else than None."""
@@ -293,8 +194,13 @@ class Workspace:
             raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits."""
+        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits.
+
+        Raises: UsageError on another device than the CPU.
+        """
         plan = self.plan
+        if self.device != CPU:
+            raise UsageError("memory of a device cannot be written by hand", where=plan.program.name, got=self.device)
         ledger = plan.arranged.ledger
         inputs = {
             ledger.buffers[ledger.slots[s].buffer][2]: self._view(s).to_numpy(bits=True) for s in plan.input_slots
@@ -302,10 +208,22 @@ class Workspace:
         return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
 
     def value(self, slot: int) -> NDArray:
-        """A copy of what a slot holds; meaningful while its buffer is live."""
+        """A copy of what a slot holds; meaningful while its buffer is live.
+
+        Raises: UsageError for no such slot, or if another plan has used a shared arena since.
+        """
         self._known(slot)
+        self._check_kept()
         self._bind()
         return self._view(slot).copy()
+
+    def _check_kept(self) -> None:
+        if self._shared is not None and not self._shared.used_by(self):
+            raise UsageError(
+                "another plan has used this memory since, or nothing has run",
+                where=self.plan.program.name,
+                fix="Workspace(plan), which has memory of its own",
+            )
 
     def watched(self, name: str) -> NDArray:
         """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
@@ -334,6 +252,8 @@ class Workspace:
                 continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
+            if data.device not in (CPU, self.device):
+                wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
             ready.append(data)
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
@@ -346,349 +266,24 @@ class Workspace:
         at = next(i for i, end in enumerate(self._counts) if call < end)
         return self._failed(at + getattr(error, "op", 0), error)  # its place in a segment of the VM
 
-    def _failed(self, at: int, error: Exception) -> GraphwrightError:
+    def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
+        """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
-        failure: GraphwrightError = kernel_error(
-            instr.op, [self._view(s) for s in instr.ins], error, plan.arranged.rows[instr.node].path
-        )
-        torn = [key for i, keys in plan.early.items() if i < at for key in keys]
-        done = [plan.buffers[plan.slots[s].buffer] for i in plan.instrs[plan.commit_start : at] for s in i.outs]
-        torn += [b.key for b in done if b.kind in (PARAM, STATE)]
-        if torn:
-            failure = StepTorn(failure, tuple(torn))
+        if isinstance(error, OverrideFailed) and self._override is not None:
+            return self._torn(error, range(self._override.stop))
+        if isinstance(error, DeviceFailed):
+            return self._torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
+        failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.path(instr.node))
+        failure = self._torn(failure, range(at) if ran is None else ran)
         if instr.node in plan.program.graph:
             failure.add_note(origin(plan.program, instr.node))
         return failure
 
-    # -- memory ------------------------------------------------------------------------------------------------------
-    def _bind(self) -> None:
-        """Make memory and calls at the first run; bind again what has another array or place than before."""
-        arranged = self.plan.arranged
-        for key in arranged.written:
-            self.variables[key].own()
-        first = self._arena is None
-        if first:
-            room = arranged.total // (4 if self._bound else 8)  # to grow into; memory that nobody touched costs nothing
-            self._arena = backend(CPU).allocate(arranged.total + room)
-        changed = first or any(v.data is not self._bound.get(k) for k, v in self.variables.items())
-        if changed:
-            self._check_arrays()
-            self._bound = {key: self._array(v) for key, v in self.variables.items()}
-        if changed:
-            for kept in (self._bound_calls, self._groups, self._views, self._readers, self._writers):
-                kept.clear()
-        if changed or any(array.storage.version != version for array, version in self._folded):
-            with uncollected():
-                self._fold()
-                self._bind_calls()
-        elif not self._calls:
-            with uncollected():
-                if self.plan.folds != self._folds:
-                    self._fold()
-                self._bind_calls()
-
-    def _check_arrays(self) -> None:
-        """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
-        ledger = self.plan.arranged.ledger
-        for s in self.plan.arranged.sources:
-            kind, _, key = ledger.buffers[ledger.slots[s].buffer]
-            if kind != INPUT and self.variables[key].spec != ledger.slots[s].spec:
-                raise StalePlan(
-                    "a weight has another shape than was planned",
-                    where=f"{self.plan.program.name}: {key}",
-                    expected=ledger.slots[s].spec,
-                    got=self.variables[key].spec,
-                    fix="program.compile(...) again",
-                )
-
-    @staticmethod
-    def _array(variable: Variable) -> NDArray:
-        assert isinstance(variable.data, NDArray)
-        return variable.data
-
-    def _fold(self) -> None:
-        """Compute what depends on frozen weights alone."""
+    def _torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
+        """The failure itself, or StepTorn if one of the instructions that ran wrote a state."""
         plan = self.plan
-        self._folded, self._folds = [], plan.folds
-        if not plan.folds:
-            return
-        made: dict[Value, NDArray] = {}
-        for row in plan.folding():
-            if row.op in STORED:
-                array = made[Value(row.node)] = self._bound[row.attrs["key"]]
-                self._folded.append((array, array.storage.version))
-                continue
-            op, operands = get(row.op), row.sources
-            if op.traits.convert and plan.arranged.rows[operands[0].node].op in STORED:
-                made[Value(row.node)] = _converted(made[operands[0]], row.specs[0].dtype)
-                continue
-            for port, result in enumerate(compute(op, [made[v] for v in operands], row.attrs)):
-                made[Value(row.node, port)] = result
-        for slots in plan.folds.values():
-            for slot in slots:
-                row = plan.arranged.ledger.slots[slot]
-                assert row.value is not None
-                result = made[row.value]
-                whole = result.contiguous and result.offset == 0
-                storage = (result if whole else result.copy()).storage
-                if self._memory.get(row.buffer) is not storage:
-                    self._memory[row.buffer] = storage
-                    self._forget(row.buffer)
-
-    def _forget(self, buffer: int) -> None:
-        """Bind anew what uses a buffer."""
-        arranged = self.plan.arranged
-        ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
-        mark[buffer] = True
-        lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-        moved = set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist())
-        for q in moved:
-            self._bound_calls.pop(q, None)
-        self._groups = {key: rows for key, rows in self._groups.items() if moved.isdisjoint(key[0])}
-        for slot in [s for s in self._views if ledger.slots[s].buffer == buffer]:
-            del self._views[slot]
-            self._readers.pop(slot, None)
-
-    def _bind_calls(self) -> None:
-        plan = self.plan
-        order = plan.arranged.order.tolist()
-        self._calls, self._counts, self._singles = [], [], {}
-        if any(segment.kind == VM for segment in plan.segments):
-            from graphwright.array.vm.segment import VmSegment  # loads numba
-        segments: dict[Any, Any] = {}
-        together = {group[0]: group[-1] + 1 for group in plan.groups}
-        for segment in plan.segments:
-            if self.poison:  # what dies is filled after each instruction or group
-                at = segment.start
-                while at < segment.stop:
-                    stop = together.get(at, at + 1)
-                    self._calls += self._calls_of(at, stop)
-                    self._counts += [len(self._calls)] * (stop - at)
-                    at = stop
-            elif segment.kind == VM:
-                rows = self._code(segment.start, segment.stop)
-                key = tuple(map(id, rows))
-                known = self._segments.get(key)
-                segments[key] = known = (rows, VmSegment(rows, self._room_of_vm())) if known is None else known
-                self._calls.append(known[1])
-                self._counts += [len(self._calls)] * (segment.stop - segment.start)
-            else:
-                part, bound = order[segment.start : segment.stop], self._bound_calls
-                for i, q in enumerate(part, segment.start):
-                    if q not in bound:
-                        bound[q] = self._calls_of(i, i + 1)
-                lists = list(map(bound.__getitem__, part))
-                self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
-                self._calls += chain.from_iterable(lists)
-        self._segments = segments
-        ledger = plan.arranged.ledger
-        used = {ledger.buffers[ledger.slots[s].buffer][2]: s for s in plan.input_slots}
-        self._feeds = [self._writer(used[name]) if name in used else None for name in plan.inputs]
-        self._bind_fed([self._view(used[name]) if name in used else None for name in plan.inputs])
-        self._takes = {name: self._reader(slot) for name, slot in plan.outputs.items()}
-        for key in plan.arranged.written:
-            self._bound[key].storage.counted_by(self.runs)
-        self._relied = [*plan.guarded, *self._folded]
-        for array, _ in self._relied:
-            array.storage.watched = True
-
-    def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
-        self._fed, self._points = None, []
-        if self.single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
-            return
-        from graphwright.array.vm.segment import VmSegment
-
-        address = backend(CPU).address
-        copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
-        rows = [row for row in copies if row is not None]
-        fed = self._fed = VmSegment(self._code(0, len(self.plan.arranged.order)), self._room_of_vm(), rows)
-        at = iter(range(len(rows)))
-        for target in targets:
-            self._points.append(None if target is None else pointer(target, fed.source_of(next(at))))
-
-    def _room_of_vm(self) -> np.ndarray:
-        """Scratch of the VM, one for all segments."""
-        if self._scratch is None:
-            from graphwright.array.vm.segment import new_scratch  # loads numba
-
-            self._scratch = new_scratch()
-        return self._scratch
-
-    def _writer(self, slot: int) -> Callable[[NDArray], object]:
-        if slot not in self._writers:
-            self._writers[slot] = writer(self._view(slot))
-        return self._writers[slot]
-
-    def _reader(self, slot: int) -> Callable[[], NDArray]:
-        if slot not in self._readers:
-            self._readers[slot] = reader(self._view(slot))
-        return self._readers[slot]
-
-    def _calls_of(self, start: int, stop: int) -> list[Any]:
-        """Calls for a run of instructions of one executor; of ATen, for one."""
-        plan, arranged = self.plan, self.plan.arranged
-        instr = arranged.ledger.instrs[arranged.order[start]]
-        if arranged.ledger.choices[arranged.order[start]].executor == VM:
-            from graphwright.array.vm.segment import VmSegment  # loads numba
-
-            calls: list[Any] = [VmSegment(self._code(start, stop), self._room_of_vm())]
-        else:
-            outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            calls = list(backend(CPU).bind(instr.op, outs, ins, instr.attrs, work))
-        if self.poison:
-            dead = [plan.buffers[b] for i in range(start, stop) for b in plan.free_after(i)]
-            calls += [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
-        return calls
-
-    def _code(self, start: int, stop: int) -> list[list[Row]]:
-        """Rows of the VM by instruction; those of a whole group with its first."""
-        arranged, none = self.plan.arranged, _NO_ROWS
-        numbers, bound = arranged.order[start:stop].tolist(), self._bound_calls
-        code: list[list[Row]] = [none] * len(numbers)
-        grouped: set[int] = set()
-        for group in self.plan.groups:
-            if start <= group[0] and group[-1] < stop:
-                code[group[0] - start] = self._group_rows(numbers[group[0] - start : group[-1] + 1 - start])
-                grouped.update(range(group[0] - start, group[-1] + 1 - start))
-        for i, q in enumerate(numbers):
-            if i not in grouped:
-                if q not in bound:
-                    bound[q] = self._rows(arranged.ledger.instrs[q])
-                code[i] = bound[q]
-        return code
-
-    def _rows(self, instr: Instr) -> list[Row]:
-        """An instruction as code of the VM."""
-        outs, ins = ([self._addressed(s) for s in slots] for slots in (instr.outs, instr.ins))
-        rows = encode(instr.op, outs, ins, instr.attrs)
-        assert rows is not None, "the plan chose the VM where it has a form"
-        return rows
-
-    def _group_rows(self, numbers: Sequence[int]) -> list[Row]:
-        """A fusion group as code of the VM."""
-        arranged = self.plan.arranged
-        ledger, tiles = arranged.ledger, arranged.tiles
-        instrs = [ledger.instrs[q] for q in numbers]
-        inner = {s: tiles.get(arranged.place(ledger.slots[s].buffer)) for i in instrs for s in (*i.outs, *i.ins)}
-        key = (tuple(numbers), tuple(inner.values()))
-        if key in self._groups:
-            return self._groups[key]
-
-        def operand(slot: int) -> View | Inner:
-            tile = inner[slot]
-            return self._addressed(slot) if tile is None else Inner(tile)
-
-        members = []
-        for instr in instrs:
-            dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
-            outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-            members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
-        rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
-        assert rows is not None, "the plan made a group where there are tiles"
-        self._groups[key] = rows
-        return rows
-
-    def _addressed(self, slot: int) -> View:
-        array = self._view(slot)
-        return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
-
-    def _view(self, slot: int) -> NDArray:
-        found = self._views.get(slot)
-        if found is None:
-            found = self._views[slot] = self._make_view(slot)
-        return found
-
-    def _make_view(self, slot: int) -> NDArray:
-        arranged = self.plan.arranged
-        row = arranged.ledger.slots[slot]
-        layout, place = row.layout, arranged.place(row.buffer)
-        kind, _, key = arranged.ledger.buffers[place]
-        if place in arranged.tiles:  # looked at by itself, not in its group
-            if place not in self._memory:
-                self._memory[place] = backend(CPU).allocate(arranged.ledger.buffers[place][1])
-            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
-        if kind in ARENA:
-            assert self._arena is not None
-            offset = int(arranged.offsets[place]) // row.dtype.itemsize + layout.offset
-            return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
-        if kind == FOLDED:
-            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
-        base = self._bound[key]
-        if not base.contiguous:
-            raise ComputeError("a variable must lie row by row", where=key)
-        return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
-
-
-_conversions: WeakKeyDictionary[NDArray, dict[DType, tuple[int, ref[Storage]]]] = WeakKeyDictionary()
-
-
-def _converted(source: NDArray, dtype: DType) -> NDArray:
-    """A frozen weight in another dtype, made once for all workspaces that need it at the same time."""
-    made = _conversions.setdefault(source, {})
-    version, known = made.get(dtype, (-1, None))
-    storage = known() if known is not None and version == source.storage.version else None
-    if storage is None:
-        result = empty(source.shape, dtype).copy_from(source)
-        made[dtype] = (source.storage.version, ref(result.storage))
-        return result
-    return NDArray(storage, dtype, source.shape)
-
-
-def writer(target: NDArray) -> Callable[[NDArray], object]:
-    """What copies an array of its spec into planned memory."""
-    kernels = backend(CPU)
-    size, address = target.nbytes, kernels.address(target)
-    last: NDArray | None = None
-    source = 0
-
-    def write(array: NDArray) -> None:
-        nonlocal last, source
-        if array is not last or array.storage.closed:
-            if not array.contiguous:
-                kernels.copy(target, array)
-                return
-            last, source = array, kernels.address(array)
-        memmove(address, source, size)
-
-    return write
-
-
-def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], object]:
-    """What tells native code where an array lies that it will copy into planned memory."""
-    kernels = backend(CPU)
-    last: NDArray | None = None
-
-    def point(array: NDArray) -> None:
-        nonlocal last
-        if array is last and not array.storage.closed:
-            return
-        if array.contiguous:
-            source(kernels.address(array))
-            last = array
-        else:
-            kernels.copy(target, array)
-            source(kernels.address(target))
-            last = None
-
-    return point
-
-
-def reader(source: NDArray) -> Callable[[], NDArray]:
-    """What copies a value out of planned memory."""
-    host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
-    size, flat = source.nbytes, source.contiguous
-    if flat:
-        host = host.reshape(-1)
-
-    def read() -> NDArray:
-        copy = host.copy()
-        return NDArray(Storage(copy if flat else copy.reshape(-1), size, CPU), kind, shape, strides)
-
-    return read
-
-
-def as_array(given: Any) -> NDArray:
-    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
-    data = given.data if isinstance(given, Tensor) else given
-    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
+        torn = [key for i, keys in plan.early.items() if i in ran for key in keys]
+        done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
+        written = [plan.buffers[plan.slots[s].buffer] for instr in done for s in instr.outs]
+        torn += [b.key for b in written if b.kind in (PARAM, STATE)]
+        return StepTorn(failure, tuple(torn)) if torn else failure

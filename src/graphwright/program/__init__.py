@@ -34,6 +34,7 @@ from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import evaluate
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
+from graphwright.program.parameters import ParameterMismatch
 from graphwright.program.program import Program, Value
 from graphwright.program.replay import Replayed, replay
 from graphwright.program.running import Run, run
@@ -67,6 +68,7 @@ __all__ = [
     "NotAJunction",
     "NotConvex",
     "NotUndoable",
+    "ParameterMismatch",
     "PortEmpty",
     "PortTaken",
     "Program",

@@ -71,7 +71,7 @@ def differentiate(
                 got=spec,
                 fix='program.grad(outputs, wrt, {"B": 4, ...})',
             )
-    if steps == 1 and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque):
+    if steps == 1 and not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque):
         return _followed(p, roots, wanted, sizes, seeded)
     if steps > 1:
         specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]

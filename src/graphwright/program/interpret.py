@@ -76,8 +76,12 @@ def tensors(
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
+    groups: dict[NodeId, Any] = {}
     if recorder is not None:
         recorder.depends(p)
+        recorder.rely(lambda: p.checkpoints)
+        here = object()  # another run in the same trace has subgraphs of its own
+        groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
     needed = p.reachable(roots)
     for node in p.order():
@@ -92,8 +96,11 @@ def tensors(
         else:
             if recorder is not None:
                 recorder.expect(op, p.path(node))
+                recorder.recomputed.group = groups.get(node)
             for port, result in enumerate(step(p, node, op, [values[v] for v in p.operands(node)], dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
+    if recorder is not None:
+        recorder.recomputed.group = None
     return values
 
 

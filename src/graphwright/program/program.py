@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
-from graphwright.program.kinds import CONST, PARAM, STATE, STORED
+from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
 
@@ -43,6 +43,7 @@ class Program(Structure):
         derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
+        checkpoints: subgraphs whose inner values gradients compute again; see `checkpoint`.
         readonly: True for a past state given by `at`; fork it to go on from there.
         source: for a program derived from another by rewriting: that one and the version it had.
     """
@@ -64,6 +65,7 @@ class Program(Structure):
         self.readonly = False
         self.derived: dict[str, Any] = {}
         self.source: tuple[Program, int] | None = None
+        self.checkpoints: tuple[frozenset[NodeId], ...] = ()
         self._structure = StructureHash(self)
         self.history = History(self)
         self.graph.describe = self.history.describe
@@ -157,6 +159,18 @@ class Program(Structure):
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
+    def save_parameters(self, path: StrPath) -> None:
+        """Write the params to a safetensors file; see `program.parameters`."""
+        from graphwright.program.parameters import save_parameters
+
+        save_parameters(self, path)
+
+    def load_parameters(self, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
+        """Take the values of params from a safetensors file, all or none; see `program.parameters`."""
+        from graphwright.program.parameters import load_parameters
+
+        return load_parameters(self, path, strict)
+
     # -- drawing -----------------------------------------------------------------------------------------------------
     def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
         """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
@@ -229,6 +243,30 @@ class Program(Structure):
         from graphwright.program.differentiate import differentiate
 
         return differentiate(self, outputs, wrt, sizes or {}, seeded=seeded, mode=mode, steps=steps)
+
+    def checkpoint(self, selection: Selection | Sequence[NodeId | str] | None) -> None:
+        """Mark a subgraph: gradients compute its inner values again from what it reads, instead of keeping them.
+
+        Results and gradients keep their bits; the memory of a step falls, each inner operation runs once more. It
+        holds for `grad`, `run.grad` and steps compiled with `gw.compile`; it is no edit, and is not saved.
+
+        Args:
+            selection: op nodes; None takes all marks back.
+        Raises: UsageError for no op node, or for one that is marked already.
+        """
+        nodes = frozenset(() if selection is None else self.nodes_of(selection))
+        marked = frozenset[NodeId]().union(*self.checkpoints)
+        wrong = sorted(self.path(n) for n in nodes if n in marked or self.op(n) in KINDS)
+        if wrong or (selection is not None and not nodes):
+            raise UsageError(
+                "a checkpoint is made of op nodes that no other one has",
+                where=self.name,
+                got=", ".join(wrong[:5]) or "an empty selection",
+                fix="checkpoint(None) takes all marks back",
+            )
+        self.checkpoints = () if selection is None else (*self.checkpoints, nodes)
+        self.derived.pop("gradients", None)
+        changes.count += 1
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""

@@ -9,9 +9,11 @@ from typing import Any
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
+from graphwright.autograd.recorder import differentiating
 from graphwright.ops import Op
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.program import Program, Value
+from graphwright.program.recompute import Recomputed
 
 
 class TraceRecorder:
@@ -30,6 +32,7 @@ class TraceRecorder:
         self._consts: dict[int, tuple[NDArray, Value]] = {}
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._expected: tuple[str, str] | None = None
+        self.recomputed = Recomputed(program)
 
     # -- the recorder protocol ---------------------------------------------------------------------------------------
     def resolve(self, tensor: Tensor) -> Symbol:
@@ -38,7 +41,11 @@ class TraceRecorder:
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Take down one operation."""
-        node = self.program.add_op(op.name, [self._own(s) for s in inputs], attrs, self._name(op.name))
+        operands, backward = [self._own(s) for s in inputs], differentiating.get()
+        if backward:
+            operands = [self.recomputed.read(v) for v in operands]
+        node = self.program.add_op(op.name, operands, attrs, self._name(op.name))
+        self.recomputed.took(node, backward=backward)
         specs = self.program.specs(node)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from graphwright.array import NDArray, Spec, empty, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.autograd import Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 
@@ -168,8 +168,7 @@ class VariableTwins:
         """The twin of a variable."""
         if id(variable) not in self._made:
             variable.shared = True
-            kind = Parameter if isinstance(variable, Parameter) else Variable
-            twin = kind(variable.data, variable.requires_grad, variable.name)
+            twin = type(variable)(variable.data, variable.requires_grad, variable.name)
             twin.shared = True
             self._made[id(variable)] = (variable, twin)
         return self._made[id(variable)][1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel
+from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs
 from graphwright.array.cpu import (
     activation,
     arithmetic,
@@ -75,6 +75,8 @@ class CpuBackend:
     """Memory from torch's CPU allocator (64-byte aligned), kernels from ATen."""
 
     device = CPU
+    driver = None
+    stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""
@@ -152,6 +154,11 @@ class CpuBackend:
         """Scratch that a kernel wants beside its outputs."""
         row = KERNELS.get(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """What the kernel reads with the host's eyes: no matter here, but for devices that run it."""
+        row = KERNELS.get(name)
+        return row.needs(ins, attrs) if row is not None else Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()

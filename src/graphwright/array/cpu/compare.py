@@ -47,7 +47,7 @@ def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call
     if not work:
         return [partial(torch.where, *ins, out=outs[0])]
     mask = work[0]
-    a, b, out = (t.view(mask.dtype) for t in (*ins[1:], outs[0]))
+    a, b, out = (t.view(mask.dtype).expand(mask.shape) for t in (*ins[1:], outs[0]))
     return [
         partial(mask.copy_, ins[0]),
         partial(torch.bitwise_xor, a, b, out=out),

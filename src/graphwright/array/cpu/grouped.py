@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, kernel
 
 
@@ -18,7 +18,7 @@ def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
     return ends
 
 
-@kernel("grouped_matmul")
+@kernel("grouped_matmul", needs=Needs(reads=(2,)))
 def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Rows of run e times matrix e."""
     x, w, offsets = ins
@@ -33,7 +33,7 @@ def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
     return run
 
 
-@kernel("grouped_outer")
+@kernel("grouped_outer", needs=Needs(reads=(2,)))
 def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Of run e, rows of x transposed times rows of y."""
     x, y, offsets = ins

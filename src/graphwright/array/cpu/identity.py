@@ -8,7 +8,7 @@ from math import inf
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, row_major
 from graphwright.array.dtype import bool_
 from graphwright.array.spec import Spec
@@ -32,7 +32,7 @@ def _checks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spe
     return [ins[0], Spec(ins[0].shape, bool_), Spec((), bool_)]
 
 
-@kernel("assert_finite", work=_checks)
+@kernel("assert_finite", work=_checks, needs=Needs(answers=True))
 def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """A copy, after a look at the values on the host."""
     size, fine, whole = work

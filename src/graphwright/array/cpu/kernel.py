@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call, Fresh
+from graphwright.array.backend import Attrs, Call, Fresh, Needs
 from graphwright.array.dtype import DTYPES, DType, float32
 from graphwright.array.spec import Spec
 
@@ -22,6 +22,9 @@ Tensors = Sequence[torch.Tensor]
 Bind = Callable[[Tensors, Tensors, Attrs, Tensors], "Call | list[Call]"]
 Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
 Choose = Callable[[Tensors, Attrs], "Fresh | None"]
+
+
+Asks = Callable[[Sequence[Spec], Attrs], Needs]
 
 
 class Kernel(NamedTuple):
@@ -33,15 +36,18 @@ class Kernel(NamedTuple):
         where: file and line.
         fresh: (ins, attrs) -> a call that makes the one result itself, or None; see `Backend.fresh`. What it gives may
             depend on shapes, strides and dtypes, and not on the tensors.
+        needs: (in specs, attrs) -> what it would ask of the host if its operands lay elsewhere.
     """
 
     bind: Bind
     work: Work | None
     where: str
-    fresh: Choose | None
+    fresh: Choose | None = None
+    needs: Asks = lambda ins, attrs: Needs()
 
 
 KERNELS: dict[str, Kernel] = {}
+_NONE = Needs()
 TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in DTYPES.items()}
 _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 
@@ -65,12 +71,19 @@ def host(t: torch.Tensor) -> np.ndarray:
 
 
 def kernel(
-    name: str, work: Work | None = None, *, widen: bool = False, where: str = "", fresh: Choose | None = None
+    name: str,
+    work: Work | None = None,
+    *,
+    widen: bool = False,
+    where: str = "",
+    fresh: Choose | None = None,
+    needs: Needs | Asks = _NONE,
 ) -> Callable[[Bind], Bind]:
     """Enter a function into the table.
 
     Args:
         work, fresh: see `Kernel`.
+        needs: what it asks of the host, or a function that tells it of a use.
         where: file and line; those of the function by default.
         widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
     """
@@ -80,7 +93,8 @@ def kernel(
             raise ValueError(f"kernel {name!r} is defined twice")
         code = inspect.unwrap(bind).__code__
         place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh)
+        asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
+        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh, asks)
         return bind
 
     return enter

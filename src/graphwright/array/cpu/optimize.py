@@ -11,9 +11,17 @@ from typing import Any
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, carry, kernel
 from graphwright.array.spec import Spec
+
+_FOUND = Needs(reads=(1,))
+
+
+def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
+    """Of `found_inf`, and of the counts that say which parameters are in their first step."""
+    count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
+    return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
 
 def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
@@ -55,11 +63,11 @@ def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tenso
     return bind
 
 
-kernel("adam_step")(_adam(torch._fused_adam_))  # pyright: ignore[reportPrivateImportUsage]
-kernel("adamw_step")(_adam(torch._fused_adamw_))  # pyright: ignore[reportPrivateImportUsage]
+kernel("adam_step", needs=_FOUND)(_adam(torch._fused_adam_))  # pyright: ignore[reportPrivateImportUsage]
+kernel("adamw_step", needs=_FOUND)(_adam(torch._fused_adamw_))  # pyright: ignore[reportPrivateImportUsage]
 
 
-@kernel("sgd_step")
+@kernel("sgd_step", needs=_first_steps)
 def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Gradient descent; parameters in their first step take the gradient itself as momentum."""
     params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
@@ -88,7 +96,7 @@ def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs)
     return [max(outs, key=lambda s: s.size)] * 2
 
 
-@kernel("rmsprop_step", work=_two_of_the_largest)
+@kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Parameter by parameter, in scratch of the size of the largest."""
     params, *moments, steps = _columns(outs, 3 + bool(attrs["momentum"]) + attrs["centered"])
@@ -115,7 +123,7 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
     return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
-@kernel("lion_step", work=_two_of_the_largest)
+@kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Parameter by parameter; only the sign of what momentum and gradient say together is taken."""
     params, moments, steps = _columns(outs, 3)
@@ -143,7 +151,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the iteration, chosen for the steepest slope at 0 (Jordan et al. 2024)."""
 
 
-@kernel("muon_step", work=_matrices)
+@kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Matrix by matrix, in scratch of the size of the largest; a high one is worked on lying down."""
     params, moments, steps = _columns(outs, 3)
@@ -177,7 +185,7 @@ def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
-@kernel("ema_step")
+@kernel("ema_step", needs=Needs(reads=(0,)))
 def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Targets drawn towards sources by τ."""
 

@@ -5,7 +5,7 @@ It computes what the CPU computes, to the bit, and refuses what a GPU would get 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
@@ -13,8 +13,8 @@ from typing import Any, Never
 
 import numpy as np
 
-from graphwright.array.backend import Attrs, Call, backend
-from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.backend import Attrs, Call, Needs, backend
+from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, from_numpy
@@ -39,10 +39,10 @@ class SimStorage(Storage):
         self.pool, self.block, self.written_on = pool, block, stream
 
     def close(self) -> None:
-        """Give the block back."""
+        """Give the block back. Raises: UsageError for one that a captured graph holds; it stays open."""
         if not self.closed:
-            super().close()
             self.pool.free(self.block)
+            super().close()
 
     def __del__(self) -> None:
         try:
@@ -58,10 +58,15 @@ class SimBackend:
     Attributes:
         driver, pool: its memory.
         stream: the one that work is queued on; see `on`.
+
+    Args:
+        without: dtypes that a kernel is not there for, by its name: the host runs it then.
     """
 
-    def __init__(self, device: Device, driver: SimDriver | None = None) -> None:
-        self.device, self.driver = device, driver or SimDriver(device)
+    def __init__(
+        self, device: Device, driver: SimDriver | None = None, without: Mapping[str, frozenset[DType]] | None = None
+    ) -> None:
+        self.device, self.driver, self.without = device, driver or SimDriver(device), without or {}
         self.pool = MemoryPool(self.driver)
         self.stream = 0
         self._cpu: Any = backend(CPU)
@@ -92,7 +97,7 @@ class SimBackend:
         return NDArray(host, array.dtype, array.shape, array.strides, array.offset)
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Queue a copy; what lies on the host is taken as it is now. Copies to the host wait."""
+        """Queue a copy; what lies on the host is taken as it is now, also inside a capture. Copies to the host wait."""
         if target.device != self.device:
             host = self.to_host(source)
             self._cpu.copy(target, from_numpy(host, bits=source.dtype))
@@ -123,14 +128,47 @@ class SimBackend:
         """Scratch that a kernel wants beside its outputs."""
         return self._cpu.workspace(name, outs, ins, attrs)
 
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """What the CPU's kernel looks at; and where there is none for a dtype, that."""
+        missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
+        if missing:
+            return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
+        return self._cpu.needs(name, outs, ins, attrs)
+
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """One call, which queues the CPU's."""
-        calls = self._cpu.bind(
-            name, *([a.impl for a in arrays] for arrays in (outs, ins)), attrs, [w.impl for w in work]
-        )
-        return [partial(self._launch, calls, [*outs, *work], list(ins))]
+        """One call, which queues the CPU's; what the host must know it takes as it is when the call is made."""
+        needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
+        given = {i: a for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
+        seen = {i: a.copy() for i, a in given.items()}
+        there = [a for i, a in enumerate(ins) if i not in given]
+        inputs = [seen[i] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
+        calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
+        waits = bool(needs.fallback) or needs.answers  # what is read of the device is read in the queue's order
+        pairs = [(seen[i], a) for i, a in given.items()]
+
+        def launch() -> None:
+            if waits:
+                self.driver.synchronize(self.stream)
+            staged = [(buffer, source.copy()) for buffer, source in pairs]
+            steps = [partial(self._cpu.copy, buffer, value) for buffer, value in staged]
+            self._launch([*steps, *calls], [*outs, *work], there)
+            if needs.answers or needs.fallback:
+                self.driver.synchronize(self.stream)
+
+        return [launch if waits or pairs else partial(self._launch, calls, [*outs, *work], there)]
+
+    def _here(self, name: str, array: NDArray) -> NDArray:
+        """An operand as the CPU's kernels see it. Raises: DeviceMismatch for one that lies elsewhere."""
+        if array.device != self.device:
+            raise DeviceMismatch(
+                "an operand lies on another device",
+                where=name,
+                expected=self.device,
+                got=f"{array.spec} on {array.device}",
+            )
+        return array.impl
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         """Memory comes from here alone."""

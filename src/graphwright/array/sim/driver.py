@@ -48,6 +48,7 @@ class _Stream:
     ran: int = 0
     seen: dict[int, int] = field(default_factory=dict)
     capture: list[_Work] | None = None
+    invalid: bool = False
 
 
 class SimDriver:
@@ -59,12 +60,12 @@ class SimDriver:
         fail_at: number of the call that raises InjectedFault, counted from 1.
 
     Attributes:
-        calls, allocs, frees, syncs: how often each happened.
+        calls, allocs, frees, syncs, launches, replays: how often each happened.
     """
 
     def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
         self.device, self.capacity, self.fail_at = device or Device("sim"), capacity, fail_at
-        self.calls = self.allocs = self.frees = self.syncs = 0
+        self.calls = self.allocs = self.frees = self.syncs = self.launches = self.replays = 0
         self._memory: dict[int, np.ndarray] = {}
         self._starts: list[int] = []
         self._used = 0
@@ -72,6 +73,7 @@ class SimDriver:
         self._streams: list[_Stream] = [_Stream()]
         self._events: list[tuple[int, int, dict[int, int]]] = []
         self._graphs: list[list[_Work]] = []
+        self._ready: list[int] = []
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def alloc(self, nbytes: int) -> int:
@@ -81,7 +83,7 @@ class SimDriver:
             raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap catches what runs past the end
-        self._memory[address] = np.full(nbytes, 0xFF, np.uint8)
+        self._memory[address] = _filled(nbytes)
         insort(self._starts, address)
         self._used += nbytes
         self.allocs += 1
@@ -163,12 +165,20 @@ class SimDriver:
     def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
         """Queue a kernel that touches these ranges. Raises: RuleBroken for memory not there, or another stream's."""
         self._tick("launch")
-        for low, high in (*reads, *writes):
-            self._bytes(low, high - low)
-        work = _Work(call, reads, writes, stream)
         kept = self._streams[stream].capture
+        self._check(stream, reads, writes)
+        work = _Work(call, reads, writes, stream)
         if kept is not None:
             kept.append(work)
+            return
+        self.launches += 1
+        self._push(work)
+
+    def _check(self, stream: int, reads: Sequence[Range], writes: Sequence[Range]) -> None:
+        """Raises: RuleBroken for memory not there, or that another stream's queued work uses."""
+        for low, high in (*reads, *writes):
+            self._bytes(low, high - low)
+        if self._streams[stream].capture is not None:
             return
         seen = self._streams[stream].seen
         for i, other in enumerate(self._streams):
@@ -181,7 +191,6 @@ class SimDriver:
                         got=f"stream {stream} beside stream {i}",
                         fix="wait(stream, record(other))",
                     )
-        self._push(work)
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
@@ -190,25 +199,46 @@ class SimDriver:
         self._streams[stream].capture = []
 
     def end_capture(self, stream: int) -> int:
-        """The graph of what was kept."""
+        """The graph of what was kept. Raises: RuleBroken if nothing was asked for, or the capture was invalidated."""
+        s = self._streams[stream]
+        (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
         self._tick("end_capture")
-        kept, self._streams[stream].capture = self._streams[stream].capture, None
-        if kept is None:
-            raise RuleBroken("this stream captures nothing", got=stream)
+        if kept is None or invalid:
+            raise RuleBroken("the capture was invalidated" if invalid else "this stream captures nothing", got=stream)
         self._graphs.append(kept)
         return len(self._graphs) - 1
 
-    def replay(self, graph: int, stream: int) -> None:
-        """Queue a captured graph. Raises: RuleBroken if memory that it touches is gone."""
-        for work in self._graphs[graph]:
-            self.enqueue(stream, work.call, work.reads, work.writes)
+    def invalidate(self, stream: int) -> None:
+        """Spoil a stream's capture, as a call that a GPU forbids there does."""
+        self._streams[stream].invalid = self._streams[stream].capture is not None
+
+    def instantiate(self, graph: int) -> int:
+        """The graph, ready to be replayed."""
+        self._tick("instantiate")
+        self._ready.append(graph)
+        return len(self._ready) - 1
+
+    def replay(self, ready: int, stream: int) -> None:
+        """Queue a graph. Raises: RuleBroken if memory that it touches is gone; nothing is queued then."""
+        self._tick("replay")
+        works = self._graphs[self._ready[ready]]
+        for work in works:
+            self._check(stream, work.reads, work.writes)
+        self.replays += 1
+        for work in works:
+            self._push(_Work(work.call, work.reads, work.writes, stream))
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a stream captures."""
+        return any(s.capture is not None for s in self._streams)
 
     # -- inside ------------------------------------------------------------------------------------------------------
     def _tick(self, what: str, outside_capture: bool = False) -> None:
         self.calls += 1
         if self.calls == self.fail_at:
             raise InjectedFault(f"call {self.calls} failed", where=what)
-        if outside_capture and any(s.capture is not None for s in self._streams):
+        if outside_capture and self.capturing:
             raise RuleBroken(f"{what} while a stream captures", where=str(self.device))
 
     def _bytes(self, place: Place, nbytes: int) -> np.ndarray:
@@ -231,10 +261,20 @@ class SimDriver:
         s = self._streams[stream]
         while s.queue and s.queue[0].at <= until:
             work = s.queue.popleft()
+            s.ran = work.at
             try:
                 work.call()
-            finally:
-                s.ran = work.at
+            except Exception:
+                s.queue.clear()  # what is behind a failed kernel never runs
+                s.ran = s.issued
+                raise
+
+
+def _filled(nbytes: int) -> np.ndarray:
+    """Bytes 0xff from an address that is a multiple of 64 on, as the CPU's own memory: kernels may go by that."""
+    block = np.full(nbytes + 64, 0xFF, np.uint8)
+    start = -block.ctypes.data % 64
+    return block[start : start + nbytes]
 
 
 def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:

@@ -20,7 +20,7 @@ _UPDATE = "a step of training is taken down anew from the edited program"
 _PLACE = "the place of an entry matters: "
 
 AXES: Mapping[str, Rule | str] = {
-    **dict.fromkeys(("cast", "copy", "stop_gradient", "scale_gradient", "assert_finite"), views.identity),
+    **dict.fromkeys(("cast", "copy", "recall", "stop_gradient", "scale_gradient", "assert_finite"), views.identity),
     "junction": views.junction,
     "reshape": views.reshape,
     "unflatten": views.unflatten,

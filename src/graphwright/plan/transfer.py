@@ -1,0 +1,104 @@
+"""Values in and out of planned memory, and what is made of weights once for all workspaces: conversions and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import memmove
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+
+from graphwright.array import CPU, Device, DType, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array.layout import row_major
+from graphwright.autograd import Tensor
+
+_made: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
+
+
+def made_of(source: NDArray, dtype: DType, device: Device) -> NDArray:
+    """A weight in another dtype or on another device, made once per version for all workspaces that need it at a time.
+
+    On another device a new version is written over the old one, since graphs there hold its address.
+    """
+    if dtype is source.dtype and device == source.device:
+        return source
+    known = _made.setdefault(source, {})
+    version, found = known.get((dtype, device), (-1, None))
+    storage = found() if found is not None else None
+    if storage is not None and version == source.storage.version:
+        return NDArray(storage, dtype, source.shape)
+    if storage is not None and device != source.device:
+        known[dtype, device] = (source.storage.version, ref(storage))
+        return NDArray(storage, dtype, source.shape).copy_from(source.to(device))
+    result = source.to(device) if device != source.device else source
+    if dtype is not source.dtype:
+        result = empty(source.shape, dtype, device).copy_from(result)
+    known[dtype, device] = (source.storage.version, ref(result.storage))
+    return result
+
+
+def writer(target: NDArray) -> Callable[[NDArray], object]:
+    """What copies an array of its spec, from the host or the same device, into planned memory."""
+    kernels = backend(target.device)
+    if target.device != CPU:
+        return lambda array: kernels.copy(target, array)
+    size, address = target.nbytes, kernels.address(target)
+    last: NDArray | None = None
+    source = 0
+
+    def write(array: NDArray) -> None:
+        nonlocal last, source
+        if array is not last or array.storage.closed:
+            if array.device != CPU:
+                backend(array.device).copy(target, array)
+                return
+            if not array.contiguous:
+                kernels.copy(target, array)
+                return
+            last, source = array, kernels.address(array)
+        memmove(address, source, size)
+
+    return write
+
+
+def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], object]:
+    """What tells native code where an array lies that it will copy into planned memory."""
+    kernels = backend(CPU)
+    last: NDArray | None = None
+
+    def point(array: NDArray) -> None:
+        nonlocal last
+        if array is last and not array.storage.closed:
+            return
+        if array.contiguous:
+            source(kernels.address(array))
+            last = array
+        else:
+            kernels.copy(target, array)
+            source(kernels.address(target))
+            last = None
+
+    return point
+
+
+def reader(source: NDArray) -> Callable[[], NDArray]:
+    """What copies a value out of planned memory; it stays on its device."""
+    if source.device != CPU:
+        return source.copy
+    host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
+    size, flat = source.nbytes, source.contiguous
+    if flat:
+        host = host.reshape(-1)
+
+    def read() -> NDArray:
+        copy = host.copy()
+        return NDArray(Storage(copy if flat else copy.reshape(-1), size, CPU), kind, shape, strides)
+
+    return read
+
+
+def as_array(given: Any) -> NDArray:
+    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
+    data = given.data if isinstance(given, Tensor) else given
+    return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))

@@ -1,0 +1,70 @@
+"""The params of a program as one safetensors file: written atomically; read whole and checked before one is changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.array import BY_TAG, NDArray, from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.files import StrPath
+from graphwright.program.kinds import PARAM
+from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_tensors
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+
+class ParameterMismatch(CheckpointError):
+    """A file of params that is not of this program."""
+
+
+def parameters_of(p: Program) -> dict[str, Variable]:
+    """The params by key, in order of their nodes, tied ones once."""
+    keys = dict.fromkeys(p.key(n) for n in p.order() if p.op(n) == PARAM)
+    return {key: p.weights[key] for key in keys}
+
+
+def save_parameters(p: Program, path: StrPath) -> None:
+    """Write the params under their keys, with their dtypes; a file that stands there is replaced as a whole.
+
+    Raises: FileError if writing fails: what stood there still stands.
+    """
+    own = parameters_of(p)
+    items = [TensorData(k, v.dtype.safetensors, v.shape, lambda v=v: _bits(v.data)) for k, v in own.items()]
+    write_tensors(path, items)
+
+
+def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
+    """Take the values of params from a file; all are read and checked before the first is changed.
+
+    Args:
+        strict: whether missing and unexpected keys are errors; other shapes and dtypes always are.
+    Returns: keys that are missing, and that were not expected.
+    Raises: ParameterMismatch listing all that does not fit; CheckpointError for a damaged file; UnreadableFile.
+    """
+    own = parameters_of(p)
+    with Checkpoint(path) as checkpoint:
+        missing = [key for key in own if key not in checkpoint]
+        unexpected = [key for key in checkpoint if key not in own]
+        wrong = [f"{key}: missing" for key in missing if strict]
+        wrong += [f"{key}: not a param of this program" for key in unexpected if strict]
+        for key, variable in own.items():
+            info = checkpoint.info(key) if key in checkpoint else None
+            if info is not None and (tuple(info.shape), BY_TAG.get(info.tag)) != (variable.shape, variable.dtype):
+                wrong.append(f"{key}: expected {variable.spec}, got {info.tag}{list(info.shape)}")
+        if wrong:
+            raise ParameterMismatch("the params do not fit:\n  " + "\n  ".join(wrong), where=path)
+        arrays: dict[str, NDArray] = {}
+        for key, variable in own.items():
+            if key in checkpoint:
+                host = np.frombuffer(bytearray(checkpoint.bytes(key)), variable.dtype.numpy)
+                arrays[key] = from_numpy(host.reshape(variable.shape), bits=variable.dtype)
+    for key, array in arrays.items():
+        own[key].assign(Tensor(array))
+    return missing, unexpected
+
+
+def _bits(array: NDArray) -> np.ndarray:
+    return np.ascontiguousarray(array.to_numpy(bits=True))

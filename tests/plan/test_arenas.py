@@ -1,0 +1,198 @@
+"""An arena for all plans that run one after another: as large as the largest, never two runs at once in it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphwright.array import CPU, Device, backend
+from graphwright.array.backend import use
+from graphwright.array.sim import SimBackend
+from graphwright.array.sim.driver import SimDriver
+from graphwright.errors import UsageError
+from graphwright.plan import OutOfMemory, StaleLease, Workspace
+from graphwright.plan.arenas import shared_arena
+from graphwright.plan.bound import Bound
+from graphwright.program import Builder, Program
+
+
+def net() -> Program:
+    b = Builder("net")
+    h = b.input("x", ("T", 8))
+    for _ in range(3):
+        h = b.softmax(b.tanh(h))
+    b.output(h, "y")
+    return b.build()
+
+
+def feed(n: int) -> np.ndarray:
+    return np.random.default_rng(n).normal(size=(n, 8)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    gc.collect()
+
+
+def held(plans: list) -> int:
+    """Bytes of all arenas that the plans' own workspaces hold, each once."""
+    blocks = {id(s._arena): s._arena for s in (p.workspace() for p in plans) if s._arena is not None}
+    return sum(block.nbytes for block in blocks.values())
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_twenty_shapes_hold_the_largest_arena(lengths: list[int]) -> None:
+    p = net()
+    plans = []
+    for n in lengths:
+        plans.append(p.compile(x=(n, 8)))
+        assert plans[-1](x=feed(n))["y"].tobytes() == p.run(x=feed(n))["y"].tobytes()
+    largest = max(plan.arena_bytes for plan in plans)
+    whole = shared_arena(backend(CPU)).nbytes  # plans of other tests may be alive
+    assert held(plans) == whole >= largest
+    for n, plan in zip(lengths[::-1], plans[::-1], strict=True):
+        assert plan(x=feed(n))["y"].tobytes() == p.run(x=feed(n))["y"].tobytes()
+    assert held(plans) == whole
+
+
+def test_own_workspaces_hold_their_sum() -> None:
+    """What the shared one is compared with."""
+    p = net()
+    spaces = [Workspace(p.compile(x=(n, 8))) for n in (5, 10, 20)]
+    for n, space in zip((5, 10, 20), spaces, strict=True):
+        space.run({"x": feed(n)})
+    assert len({id(s._arena) for s in spaces}) == 3
+
+
+def test_what_another_plan_overwrote_is_refused() -> None:
+    p = net()
+    small, large = p.compile(x=(2, 8), watch=("tanh",)), p.compile(x=(9, 8))
+    small(x=feed(2))
+    kept = small.workspace().watched("tanh").tobytes()
+    lease = small(x=feed(2), lease=True)["y"]
+    assert lease.to_numpy().shape == (2, 8)
+    large(x=feed(9))
+    for ask in (lambda: small.workspace().watched("tanh"), lambda: small.workspace().run(small[1:2])):
+        with pytest.raises(UsageError, match="another plan"):
+            ask()
+    with pytest.raises(StaleLease):
+        lease.to_numpy()
+    small(x=feed(2))
+    assert small.workspace().watched("tanh").tobytes() == kept
+
+
+def test_bound_memory_stays_the_callers() -> None:
+    p = net()
+    small, large = p.compile(x=(2, 8)), p.compile(x=(9, 8))
+    small(x=feed(2))
+    bound = Bound(small.workspace())
+    bound.inputs["x"][:] = feed(2)
+    large(x=feed(9))
+    bound()
+    assert bound.outputs["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
+
+
+def test_two_plans_at_once_have_two_arenas() -> None:
+    p = net()
+    plans = [p.compile(x=(n, 8)) for n in (64, 65)]
+    truth = [p.run(x=feed(n))["y"].tobytes() for n in (64, 65)]
+    wrong: list[int] = []
+    start = threading.Barrier(2)
+
+    def work(k: int) -> None:
+        start.wait(5)
+        wrong.extend(k for _ in range(200) if plans[k](x=feed(64 + k))["y"].tobytes() != truth[k])
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
+    p = net()
+    outer, inner = p.compile(x=(4, 8)), p.compile(x=(3, 8))
+    found = []
+    (y,) = outer.output_slots
+    with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
+        outer(x=feed(4))
+    assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
+    assert inner.workspace()._arena is not outer.workspace()._arena
+
+
+def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:
+    p = net()
+    fits, huge = p.compile(x=(4, 8)), p.compile(x=(1 << 44, 8))
+    truth = fits(x=feed(4))["y"].tobytes()
+    for space in (huge.workspace(), Workspace(huge)):
+        with pytest.raises(OutOfMemory, match="arena on cpu") as caught:
+            space.refresh()
+        assert (
+            caught.value.needed == huge.arena_bytes >= caught.value.lower_bound >= caught.value.largest[0][0] > 1 << 48
+        )
+        assert {path for _, path in caught.value.largest} <= {p.path(n) for n in p.nodes()}
+    assert fits(x=feed(4))["y"].tobytes() == truth
+    small = SimBackend(Device("sim:3"), SimDriver(Device("sim:3"), capacity=1 << 22))
+    use(Device("sim:3"), small)
+    fits, large = (p.compile(x=(n, 8), device="sim:3") for n in (4, 1 << 18))
+    assert fits(x=feed(4))["y"].tobytes() == truth
+    with pytest.raises(OutOfMemory, match="sim:3"):
+        large.workspace().refresh()
+    assert fits(x=feed(4))["y"].tobytes() == truth
+
+
+def test_the_arena_goes_with_the_last_plan() -> None:
+    p = net()
+    p.compile(x=(5000, 8))(x=feed(5000))
+    assert shared_arena(backend(CPU)).nbytes >= 5000 * 8 * 4
+    del p
+    gc.collect()
+    assert shared_arena(backend(CPU)).nbytes < 5000 * 8 * 4
+
+
+def test_a_shared_workspace_goes_over_to_the_patched_plan() -> None:
+    """Memory and calls stay over an edit; what another plan left in between is refused, and runs keep their bits."""
+    p = net()
+    old, other = p.compile(x=(6, 8)), p.compile(x=(30, 8))
+    old(x=feed(6))
+    space = old.workspace()
+    with p.edit("one more") as e:
+        e.insert(p.out_edges(p.node("softmax"))[0], "neg")
+    new = p.compile(x=(6, 8))
+    assert new.workspace() is space
+    assert new.patched.kind == "patched"
+    assert new(x=feed(6))["y"].tobytes() == p.run(x=feed(6))["y"].tobytes()
+    other(x=feed(30))
+    with p.edit("and another") as e:
+        e.insert(p.out_edges(p.node("softmax"))[0], "tanh")
+    last = p.compile(x=(6, 8))
+    assert last.workspace() is space
+    with pytest.raises(UsageError, match="another plan"):
+        space.value(last.output_slots[0])
+    assert last(x=feed(6))["y"].tobytes() == p.run(x=feed(6))["y"].tobytes()
+    assert new.workspace() is not space
+
+
+def test_a_plan_patched_inside_a_run_leaves_the_running_arena_alone() -> None:
+    p, q = net(), net()
+    inner, outer = p.compile(x=(4, 8)), q.compile(x=(40, 8))
+    inner(x=feed(4))
+    space, seen = inner.workspace(), []
+
+    def fn(ins, outs) -> None:
+        with p.edit("inside") as e:
+            e.insert(p.out_edges(p.node("softmax"))[0], "neg")
+        new = p.compile(x=(4, 8))
+        seen.append((new.workspace() is space, new(x=feed(4))["y"].tobytes()))
+        outs[outer.output_slots[0]].copy_from(ins[outer.input_slots[0]])
+
+    with outer.override(fn):
+        outer(x=feed(40))
+    assert seen == [(False, p.run(x=feed(4))["y"].tobytes())]
