@@ -82,8 +82,8 @@ class Traits:
     sums: bool = False
     divides: bool = False
     addend: int | None = None
-    barrier: bool = False
     narrow: tuple[int, ...] = ()
+    barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

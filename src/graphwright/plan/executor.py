@@ -49,7 +49,7 @@ def chooser(executor: str, device: Device) -> Chooser:
     if executor in (ATEN, CAPTURE) or device != CPU:
         plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
         return lambda instr, outs, ins: plain
-    if not on_vm(executor):
+    if not on_vm(executor, device):
         unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.machine import wide_vectors
@@ -58,9 +58,9 @@ def chooser(executor: str, device: Device) -> Chooser:
     return lambda instr, outs, ins: _choice(instr, outs, ins, limited, wide)
 
 
-def on_vm(executor: str) -> bool:
+def on_vm(executor: str, device: Device = CPU) -> bool:
     """True if the VM may run instructions of a plan that asks for this executor."""
-    if executor != "auto":
+    if executor != "auto" or device != CPU:
         return executor == VM
     from graphwright.array.vm.machine import built  # loads numba
 

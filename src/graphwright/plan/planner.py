@@ -81,7 +81,7 @@ def make_plan(
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
-            if rules and freeze and device == CPU and on_vm(executor):
+            if rules and freeze and on_vm(executor, device):
                 rules = (*rules, narrow_weight)
             ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))

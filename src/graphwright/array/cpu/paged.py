@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, carry, kernel
+
+_PLACES = Needs(reads=(2, 3))
 
 
 def _places(table: torch.Tensor, first: int, count: int, block: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +23,7 @@ def _places(table: torch.Tensor, first: int, count: int, block: int, blocks: int
     return pages, at % block
 
 
-@kernel("kv_append_paged")
+@kernel("kv_append_paged", needs=_PLACES)
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Raises IndexError for a row without a block, before anything is written."""
     pool, rows, table, lengths = ins
@@ -40,7 +44,7 @@ def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) ->
     return [run]
 
 
-@kernel("sdpa_paged")
+@kernel("sdpa_paged", needs=replace(_PLACES, allocates=True))
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Gathers the rows of one sequence at a time."""
     q, k, v, table, lengths = ins
