@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
 from graphwright.plan.executor import VM, Choice, chooser, may_join
 from graphwright.plan.layout import aligned
+from graphwright.plan.row import Copy, Lists, Row, Use
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
 
@@ -32,82 +33,8 @@ _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 
-class Use(NamedTuple):
-    """One use of a rewrite: the rule, the node it was used on, the node that stands for it, and an error bound."""
-
-    rule: str
-    node: NodeId
-    into: NodeId | None
-    bound: str = ""
-
-
-class Row:
-    """One node.
-
-    Attributes:
-        node, path, op, attrs, specs: of the node; sizes are known.
-        sources: what it reads in the program.
-        reads: slots it reads, rewrites done.
-        results: slots of its results; those of another row where that one stands for it.
-        own: slots that were made for it, the scratch of its instruction included.
-        instr: its instruction, or -1.
-        copies: copies that it wants to be made for it.
-        uses: rewrites that were used on it.
-        group: what it shares with rows that do the same.
-        folded: True if it is computed once from frozen weights.
-    """
-
-    __slots__ = (
-        "attrs",
-        "copies",
-        "folded",
-        "group",
-        "instr",
-        "node",
-        "op",
-        "own",
-        "path",
-        "reads",
-        "results",
-        "sources",
-        "specs",
-        "uses",
-    )
-
-    def __init__(
-        self, node: NodeId, path: str, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], sources: list[Value]
-    ) -> None:
-        self.node, self.path, self.op, self.attrs, self.specs, self.sources = node, path, op, attrs, specs, sources
-        self.reads: tuple[int, ...] = ()
-        self.results: tuple[int, ...] = ()
-        self.own: tuple[int, ...] = ()
-        self.instr = -1
-        self.copies: tuple[Any, ...] = ()
-        self.uses: tuple[Use, ...] = ()
-        self.group: Any = None
-        self.folded = False
-
-
 Rule = Callable[["Ledger", Row, Op], tuple[int, ...] | None]
 """Looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads` nearer."""
-
-
-class Lists:
-    """Lists of numbers, one per instruction, as arrays that native code walks."""
-
-    def __init__(self) -> None:
-        self.at, self.data = array("i", [0]), array("i")
-
-    def add(self, numbers: Sequence[int]) -> None:
-        """One more list."""
-        self.data.extend(numbers)
-        self.at.append(len(self.data))
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where lists begin, and what is in them; to be dropped before the next list is added."""
-        return np.frombuffer(self.at, np.int32), (
-            np.frombuffer(self.data, np.int32) if self.data else np.zeros(0, np.int32)
-        )
 
 
 class Ledger:
@@ -168,7 +95,7 @@ class Ledger:
         self.settled = self.turn = 0
         self._ranks: list[int] = []
         self._groups: dict[Any, set[NodeId]] = {}
-        self._copies: dict[Any, _Copy] = {}
+        self._copies: dict[Any, Copy] = {}
         self._written: set[NodeId] = set()
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
@@ -570,7 +497,7 @@ class Ledger:
         key = (self.slots[slot].base, layout)
         copy = self._copies.get(key)
         if copy is None:
-            copy = self._copies[key] = _Copy(slot, self.fresh(None, self.slots[slot].spec))
+            copy = self._copies[key] = Copy(slot, self.fresh(None, self.slots[slot].spec))
         if key not in row.copies:
             copy.wanted[row.node] = (place, why)
             row.copies = (*row.copies, key)
@@ -620,11 +547,3 @@ class Ledger:
             copy = self.instruction(Instr("copy", (new,), (target,), (), {}, node, "commit"))
             self._kept[key] = target, copy
         return self._kept[key][1]
-
-
-class _Copy:
-    """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
-
-    def __init__(self, source: int, target: int) -> None:
-        self.source, self.target, self.instr = source, target, -1
-        self.wanted: dict[NodeId, tuple[int, str]] = {}

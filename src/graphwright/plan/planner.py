@@ -16,6 +16,7 @@ import numpy as np
 from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
+from graphwright.plan.arranged import Arranged, Patched
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
 from graphwright.plan.executor import on_vm
@@ -23,7 +24,7 @@ from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
-from graphwright.plan.plan import Arranged, Options, Patched, Plan
+from graphwright.plan.plan import Options, Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, RULES, narrow_weight

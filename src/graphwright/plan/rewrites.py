@@ -13,7 +13,8 @@ from math import copysign
 
 from graphwright.array import DType, bfloat16, float32
 from graphwright.ops import Op, get
-from graphwright.plan.ledger import Ledger, Row, Rule, Use
+from graphwright.plan.ledger import Ledger, Rule
+from graphwright.plan.row import Row, Use
 from graphwright.program.kinds import KINDS, PARAM
 
 MODES = ("none", "exact", "fast")

@@ -1,0 +1,95 @@
+"""A row of the ledger: what planning knows of one node; and what rows share or hand to native code."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.program import Value
+
+
+class Use(NamedTuple):
+    """One use of a rewrite: the rule, the node it was used on, the node that stands for it, and an error bound."""
+
+    rule: str
+    node: NodeId
+    into: NodeId | None
+    bound: str = ""
+
+
+class Row:
+    """One node.
+
+    Attributes:
+        node, path, op, attrs, specs: of the node; sizes are known.
+        sources: what it reads in the program.
+        reads: slots it reads, rewrites done.
+        results: slots of its results; those of another row where that one stands for it.
+        own: slots that were made for it, the scratch of its instruction included.
+        instr: its instruction, or -1.
+        copies: copies that it wants to be made for it.
+        uses: rewrites that were used on it.
+        group: what it shares with rows that do the same.
+        folded: True if it is computed once from frozen weights.
+    """
+
+    __slots__ = (
+        "attrs",
+        "copies",
+        "folded",
+        "group",
+        "instr",
+        "node",
+        "op",
+        "own",
+        "path",
+        "reads",
+        "results",
+        "sources",
+        "specs",
+        "uses",
+    )
+
+    def __init__(
+        self, node: NodeId, path: str, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], sources: list[Value]
+    ) -> None:
+        self.node, self.path, self.op, self.attrs, self.specs, self.sources = node, path, op, attrs, specs, sources
+        self.reads: tuple[int, ...] = ()
+        self.results: tuple[int, ...] = ()
+        self.own: tuple[int, ...] = ()
+        self.instr = -1
+        self.copies: tuple[Any, ...] = ()
+        self.uses: tuple[Use, ...] = ()
+        self.group: Any = None
+        self.folded = False
+
+
+class Lists:
+    """Lists of numbers, one per instruction, as arrays that native code walks."""
+
+    def __init__(self) -> None:
+        self.at, self.data = array("i", [0]), array("i")
+
+    def add(self, numbers: Sequence[int]) -> None:
+        """One more list."""
+        self.data.extend(numbers)
+        self.at.append(len(self.data))
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where lists begin, and what is in them; to be dropped before the next list is added."""
+        return np.frombuffer(self.at, np.int32), (
+            np.frombuffer(self.data, np.int32) if self.data else np.zeros(0, np.int32)
+        )
+
+
+class Copy:
+    """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target, self.instr = source, target, -1
+        self.wanted: dict[NodeId, tuple[int, str]] = {}
