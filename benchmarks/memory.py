@@ -16,6 +16,8 @@ from graphwright.models.create import config_from, create
 from graphwright.models.train import Recipe, Trainer
 model = create(config_from(CONFIG))
 trainer = Trainer(model, pydoc_split()[0], Recipe(steps=3, batch=16, window=256))
+from graphwright.array.vm.machine import build
+build()  # loaded code is no memory of the step, as torch's is none of the peers'
 out["before_mib"] = peak_mib()
 trainer.run()
 plan = trainer._compiled.plan(*[trainer.batch(0)[0], trainer._positions, trainer.batch(0)[1]])
