@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from program_samples import COLS, ROWS, counters, fingerprint, outputs, random_program, tiny
-from test_edit_machine import SCRIPT, Boom
+from test_edit_machine import SCRIPT, Boom, set_weight, train
 
 import graphwright.program.transaction as transaction_module
 from graphwright.array import bfloat16, empty
@@ -156,6 +156,7 @@ def test_mismatches_are_reported_together():
 
 
 # -- atomicity ------------------------------------------------------------------------------------------------------
+@example(seed=0, script=[(set_weight, 56834, 0), (train, 0, 0), (train, 74, 0)])  # set in place, then trained
 @given(seed=st.integers(0, 100), script=SCRIPT)
 def test_an_error_at_every_position_leaves_nothing(seed, script):
     """Raised before the n-th primitive edit, for every n: finer than between verbs."""

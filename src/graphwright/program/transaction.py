@@ -164,6 +164,7 @@ class Transaction:
         return entry
 
     def _give_up(self) -> None:
+        self.program.history.drop_trained()  # what was set in place is put back where it was set
         self._roll_back(0, 0, self.loose_before)
         self.program.valid = self.valid_before
         self.program.history.end(None, failed=True)
