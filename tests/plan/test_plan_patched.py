@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -201,3 +202,15 @@ def test_a_view_that_shows_a_copy_as_it_lies_may_be_an_output_beside_a_state() -
     b.carry(b.add(s, s), s)
     p, feed = b.build(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     assert_bits(plan_of(p)(feed)["turned"], p.run(feed)["turned"])
+
+
+def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
+    p = chain(400)
+    p.compile(x=(4, 4))
+    for k in range(5):
+        with p.edit("insert") as e:
+            e.insert(p.in_edges(f"h{k}")[0], "relu")
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: p.compile(x=(4, 4)), range(8)))
+        assert len({id(plan) for plan in found}) == 1
+        assert [i.node for i in found[0].instrs] == [i.node for i in plan_of(p).instrs]

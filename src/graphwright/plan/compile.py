@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Any
 
 from graphwright.array import CPU, Device, NDArray, Spec
@@ -20,6 +21,7 @@ from graphwright.plan.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
 from graphwright.program.patching import Place, patched
 
+_planning = RLock()  # a ledger is brought up to date by one thread at a time
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
 
@@ -36,13 +38,14 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
         None if outputs is None else tuple(outputs),
         tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())),
     )
-    found = plans.get(key)
-    if found is None or not found.fresh:
-        before, found = found, make_plan(p, inputs, outputs, **options, before=found)
-        plans[key] = found if before is None else before.hand_over(found)
-        if len(plans) > _LIMIT:
-            plans.popitem(last=False)
-    plans.move_to_end(key)
+    with _planning:
+        found = plans.get(key)
+        if found is None or not found.fresh:
+            before, found = found, make_plan(p, inputs, outputs, **options, before=found)
+            plans[key] = found if before is None else before.hand_over(found)
+            if len(plans) > _LIMIT:
+                plans.popitem(last=False)
+        plans.move_to_end(key)
     return found
 
 

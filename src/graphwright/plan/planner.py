@@ -24,6 +24,7 @@ from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
+from graphwright.plan.passes import root
 from graphwright.plan.plan import Options, Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
@@ -164,7 +165,7 @@ def _arrange(
     run.lifetimes(order, *reads, *outs, *works, home, first, last)
     held = [slots[s].buffer for s in (*commit.outputs.values(), *commit.watched.values())]
     for b in held:
-        last[run_root(home, b)] = len(order)
+        last[root(home, b)] = len(order)
     first[(codes == FED) & (last >= 0)] = 0
     run.in_place(order, *reads, *ledger.pairs.arrays(), fixed, home, first, last)
     used = last >= 0
@@ -199,13 +200,6 @@ def _arrange(
             total = int(run.place(sizes, first, times, offsets, steps))
     arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, nodes, fusion)
     return commit, arranged, patched
-
-
-def run_root(home: np.ndarray, b: int) -> int:
-    """The buffer in whose memory a buffer lies."""
-    while home[b] != b:
-        b = int(home[b])
-    return b
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:

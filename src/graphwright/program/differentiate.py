@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from threading import RLock
 from typing import Any
 
 from graphwright.array import Spec, UnboundDim
@@ -24,6 +25,7 @@ from graphwright.program.validate import refuse_broken
 Ref = NodeId | Value | str
 MODES = ("full", "one_step")
 _KEPT = 8  # gradients kept per program
+_following = RLock()  # a gradient is brought up to date by one thread at a time
 
 
 def differentiate(
@@ -113,14 +115,15 @@ def _followed(
     refuse_broken(p)
     known: OrderedDict[Any, Gradient] = p.derived.setdefault("gradients", OrderedDict())
     key = (*roots, None, *wanted, tuple(sorted(sizes.items())), seeded)
-    found = known.pop(key, None)  # after an error it is not kept
-    if found is None or not found.usable:
-        found = Gradient(p, roots, wanted, sizes, seeded)
-    else:
-        found.sync()
-    known[key] = found
-    if len(known) > _KEPT:
-        known.popitem(last=False)
+    with _following:
+        found = known.pop(key, None)  # after an error it is not kept
+        if found is None or not found.usable:
+            found = Gradient(p, roots, wanted, sizes, seeded)
+        else:
+            found.sync()
+        known[key] = found
+        if len(known) > _KEPT:
+            known.popitem(last=False)
     return found.program
 
 
