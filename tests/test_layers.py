@@ -9,7 +9,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "progress"},
+    {"errors", "progress", "verbs"},
     {"files"},
     {"safetensors"},
     {"graph"},
@@ -20,6 +20,7 @@ LEVELS = [
     {"plan"},
     {"nn", "optim", "amp", "data"},
     {"models", "evolve"},
+    {"surgery", "structure"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]
@@ -30,6 +31,8 @@ ONLY_IN = {
     "numba": {"graph", "array", "plan"},
     "transformers": {"models"},
     "tokenizers": {"models"},
+    "onnx": {"models"},
+    "onnxruntime": {"models"},
     "typer": {"cli"},
     "rich": {"cli"},
     "pickle": set(),

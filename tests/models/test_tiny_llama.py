@@ -1,0 +1,20 @@
+"""The trained fixture: its files are those of its script, and it does what it was trained for."""
+
+import json
+
+import pytest
+from fixtures import tiny_llama
+
+import graphwright as gw
+
+
+def test_the_files_are_those_of_the_script():
+    assert json.loads((tiny_llama.HERE / "made.json").read_text())["script"] == tiny_llama.script_hash()
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "sharded"])
+def test_it_repeats(kind):
+    ids, mask = tiny_llama.batch(10**6, 64)
+    logits = gw.open(tiny_llama.directory(kind)).logits(ids)
+    assert tiny_llama.accuracy(logits, ids, mask) > 0.94
+    assert tiny_llama.loss(logits, ids, mask) < 0.6
