@@ -18,7 +18,7 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from graphwright import amp, data, evolve, models, nn, optim, program
+    from graphwright import amp, data, evolve, models, nn, optim, program, structure, surgery
     from graphwright.array import Device, NDArray, bfloat16, bool_, float16, float32, float64, int64
     from graphwright.autograd import (
         Function,
@@ -173,6 +173,8 @@ _MODULES = (
     "optim",
     "plan",
     "program",
+    "structure",
+    "surgery",
     "testing",
 )
 
@@ -252,6 +254,8 @@ __all__ = [
     "scatter_add",
     "set_grad_enabled",
     "stack",
+    "structure",
+    "surgery",
     "tape",
     "tensor",
     "topk",

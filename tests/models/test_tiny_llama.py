@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from fixtures import tiny_llama
 
 import graphwright as gw
+from fixtures import tiny_llama
 
 
 def test_the_files_are_those_of_the_script():

@@ -1,0 +1,1 @@
+"""Structure that is trained like a weight: gates, relaxations, losses, policies, the joint optimizer, search."""
