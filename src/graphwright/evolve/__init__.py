@@ -28,7 +28,7 @@ from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.saving import load_best, resume
 from graphwright.evolve.settings import NEAT, Hybrid, Train
 from graphwright.evolve.status import Status
-from graphwright.evolve.tasks import Task
+from graphwright.evolve.tasks import Head, Task
 
 __all__ = [
     "NEAT",
@@ -36,6 +36,7 @@ __all__ = [
     "EvaluationFailed",
     "Evolution",
     "Genome",
+    "Head",
     "Hybrid",
     "IdxError",
     "Individual",

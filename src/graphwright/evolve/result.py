@@ -52,12 +52,18 @@ class Individual:
 
         return float(run.task.score(replace(population, generation=self.key.generation)).fitness[0])
 
-    def predict(self, x: Any) -> np.ndarray:
-        """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs]."""
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
+
+        Args:
+            head: those of one head; of all by default.
+        """
         from graphwright.array.population.runner import Cases
 
         run = self.evolution
         answers = run.population(run.lineage.columns(self.key)).answers(Cases.of(np.asarray(x)))[0]
+        if head is not None:
+            answers = answers[..., run.task.head(head).outputs]
         return answers if np.ndim(x) == 3 else answers[:, 0]
 
 

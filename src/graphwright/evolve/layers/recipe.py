@@ -12,7 +12,12 @@ LADDER = tuple(10.0 ** (-5 + i / 3) for i in range(13))
 """Learning rates, 1e-5 to 1e-1."""
 OPTIMIZERS = ("adam", "sgd")
 _RANGE = {"adam": (6, 9), "sgd": (8, 12)}  # places on the ladder that an optimizer begins with: 1e-3 to 1e-2, 5e-3 on
-LOSSES = {"bce": ("bce", "mse"), "cross_entropy": ("cross_entropy", "mse"), "mse": ("mse", "huber")}
+LOSSES = {
+    "bce": ("bce", "mse"),
+    "cross_entropy": ("cross_entropy", "mse"),
+    "mse": ("mse", "huber"),
+    "heads": ("heads",),
+}
 """Loss of a task -> losses that training may lower instead; fitness is always by the task's own."""
 
 

@@ -48,17 +48,13 @@ def fit(task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers,
     wanted: Any = y.argmax(1) if recipe.loss == "cross_entropy" else y
 
     def lost(answer: Tensor, target: Tensor) -> Tensor:
-        if recipe.loss == "cross_entropy":
-            return functional.cross_entropy(answer, target)
-        if recipe.loss == "bce":
-            return functional.binary_cross_entropy_with_logits(answer, target)
-        if recipe.loss == "huber":
-            return functional.huber_loss(answer, target)
-        if task.loss == "bce":
-            answer = answer.sigmoid()
-        elif task.loss == "cross_entropy":
-            answer = answer.softmax(-1)
-        return functional.mse_loss(answer, target)
+        if recipe.loss != "heads":
+            return _loss(answer, target, recipe.loss, task.loss)
+        parts = [
+            _loss(answer[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
+            for h in task.heads.values()
+        ]
+        return sum(parts[1:], start=parts[0])
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         opt.zero_grad()
@@ -74,6 +70,21 @@ def fit(task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers,
             rows = rng.choice(len(x), batch, replace=False)
             planned(x[rows], wanted[rows])
     return s.steps * batch
+
+
+def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
+    """The loss of one head; `given` is what its logits stand for, `dense` targets of classes are one-hot."""
+    if loss == "cross_entropy":
+        return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
+    if loss == "bce":
+        return functional.binary_cross_entropy_with_logits(answer, target)
+    if loss == "huber":
+        return functional.huber_loss(answer, target)
+    if given == "bce":
+        answer = answer.sigmoid()
+    elif given == "cross_entropy":
+        answer = answer.softmax(-1)
+    return functional.mse_loss(answer, target)
 
 
 def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:

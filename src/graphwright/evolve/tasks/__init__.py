@@ -11,6 +11,7 @@ from graphwright.evolve.tasks.data import blobs, csv, digits, iris, mnist, parit
 from graphwright.evolve.tasks.double_pole import DoublePole, double_pole
 from graphwright.evolve.tasks.environment import Episodes
 from graphwright.evolve.tasks.gymnasium import gym
+from graphwright.evolve.tasks.heads import Head
 from graphwright.evolve.tasks.idx import read_idx
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
@@ -38,6 +39,7 @@ __all__ = [
     "CartPole",
     "DoublePole",
     "Episodes",
+    "Head",
     "Population",
     "Scores",
     "Task",
