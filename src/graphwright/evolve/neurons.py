@@ -10,7 +10,7 @@ import numpy as np
 
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoGradientPath, NoisyFitness, TaskError
 from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.lineage import Key, Lineage
@@ -25,6 +25,7 @@ from graphwright.progress import Progress
 if TYPE_CHECKING:
     from graphwright.files import StrPath
 
+_FLAT = {"step", "sign"}  # activations whose slope is 0
 _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
 
@@ -56,6 +57,9 @@ class NeuronEvolution(Evolution):
         s = self.settings
         if s.train is not None and task.lesson is None:
             raise TaskError("this task has nothing to train on", where=task.name, fix="NEAT(), without train")
+        if s.train is not None and (s.output in _FLAT or set(s.hidden) <= _FLAT):
+            flat = "outputs" if s.output in _FLAT else "all hidden nodes"
+            warnings.warn(NoGradientPath(f"{flat} are flat, so training moves nothing below them"), stacklevel=2)
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
             raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",

@@ -123,7 +123,7 @@ class Task:
         given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
         if not given or not all(isinstance(h, Head) for h in given.values()):
             raise TaskError("several targets are heads by name", where=name, got=list(given))
-        heads, parts, width = [], [], 0
+        heads, parts, width, x = [], [], 0, np.zeros((0, 1, 0), np.float32)
         for key, head in given.items():
             where = f"{name}, head {key}" if several else name
             Measured.of(where, head, 0, 0)
