@@ -100,6 +100,7 @@ class Task:
             the loss on them.
         split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
+        skip: steps at the beginning of a sequence that do not count.
     Raises: TaskError.
     """
 
@@ -115,6 +116,7 @@ class Task:
         split: tuple[float, float, float] | Literal["same"] = (0.6, 0.2, 0.2),
         target: float | None = None,
         lengths: Any = None,
+        skip: int = 0,
         names: tuple[str, ...] = (),
         name: str = "task",
         seed: int = 0,
@@ -146,7 +148,11 @@ class Task:
             raise TaskError(
                 "lengths do not fit", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}", got=steps.shape
             )
-        counts = np.arange(x.shape[1]) < steps[:, None]
+        if not 0 <= skip < steps.min(initial=x.shape[1]):
+            raise TaskError(
+                "a step of each sequence counts", where=name, expected=f"skip below {steps.min()}", got=skip
+            )
+        counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
         if all(part[2] for part in parts):  # one target for a sequence: at its end
             counts = np.arange(x.shape[1]) == steps[:, None] - 1
         whole = Part(x, y, counts.astype(np.float32), steps - 1)
