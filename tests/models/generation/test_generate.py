@@ -106,6 +106,21 @@ def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
         assert model.generate(PROMPT, 12, temperature=1.5, seed=2, first_stream=i).ids == sample.ids
 
 
+def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
+    rule = Sampling(temperature=1.4, top_k=30, seed=9)
+    prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
+    cache = model.new_cache(400, kind="paged", prefix_bytes=0)
+    batch = [cache.sequence() for _ in prompts]
+    rows = np.concatenate([s.prefill(p[None]) for s, p in zip(batch, prompts, strict=True)])
+    drawn: list[list[int]] = [[], [], []]
+    for _ in range(12):
+        for i, s in enumerate(batch):
+            drawn[i].append(rule.choose(rows[i], s.length, i))
+        rows = cache.step(batch, np.array(drawn)[:, -1:]).to_numpy("float32")[:, -1]
+    for i, p in enumerate(prompts):
+        assert drawn[i] == model.generate(p, 12, temperature=1.4, top_k=30, seed=9, first_stream=i).ids
+
+
 def test_decode_draws_what_generate_draws(model: gw.Model) -> None:
     cache = model.new_cache(40)
     model.prefill(cache, PROMPT)
@@ -171,6 +186,8 @@ def test_record(model: gw.Model) -> None:
     assert done.prefill_s > 0
     assert done.decode_s > 0
     assert done.tokens_per_s == pytest.approx(4 / done.decode_s)
+    assert len(done.token_s) == 5
+    assert 0 < sum(done.token_s) <= done.decode_s
     assert done.reached(1e9) == pytest.approx(done.tokens_per_s * done.bytes_per_token / 1e9)
     assert len(done.fingerprint) == 32
     assert done.stale_layers == ()
