@@ -26,7 +26,8 @@ def generate(
         float, typer.Option(metavar="P", help="Draw among the likeliest that reach this probability.")
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option(metavar="P", help="Draw among tokens of at least this share of the likeliest's probability.")
+        float,
+        typer.Option(metavar="P", help="Draw among tokens of at least this share of the likeliest one."),
     ] = 0.0,
     repetition_penalty: Annotated[
         float, typer.Option(metavar="R", help="Divide scores of tokens that were there; 1 for none.")

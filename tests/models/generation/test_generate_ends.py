@@ -109,7 +109,7 @@ def test_what_was_cancelled_goes_on_as_if_it_had_not_been(kind: str, model: gw.M
     rules = {"temperature": 1.2, "seed": 8}
     whole = model.generate(PROMPT, 8, **rules).ids
     for at in range(8):
-        cache: Any = model.new_cache(40) if kind == "static" else model.new_cache(40, kind="paged").sequence()
+        cache: Any = model.new_cache(40, kind="static") if kind == "static" else model.new_cache(40).sequence()
         asked = iter([False] * at + [True])
         begun = model.generate(PROMPT, 8, cache=cache, cancel=lambda asked=asked: next(asked), **rules).ids
         rest = model.generate([*PROMPT, *begun], 8 - at, cache=cache, **rules)
@@ -131,9 +131,7 @@ def test_cancelled_from_another_thread(byte_model: gw.Model) -> None:
 
     other = Thread(target=cancel)
     other.start()
-    done = byte_model.generate(
-        "abc", 30, stream=piece, cancel=stop.is_set, processors=[forcing(b"x", 3)]
-    )
+    done = byte_model.generate("abc", 30, stream=piece, cancel=stop.is_set, processors=[forcing(b"x", 3)])
     other.join()
     assert (done.finish_reason, done.text) == ("cancelled", "x")
 
@@ -141,7 +139,7 @@ def test_cancelled_from_another_thread(byte_model: gw.Model) -> None:
 def test_closing_the_iterator_leaves_a_usable_cache(model: gw.Model) -> None:
     whole = model.generate(PROMPT, 10).ids
     for at in range(1, 10):
-        cache = model.new_cache(20)
+        cache = model.new_cache(20, kind="static")
         model.prefill(cache, PROMPT)
         tokens = model.decode(cache, 10)
         begun = [next(tokens) for _ in range(at)]
@@ -153,7 +151,7 @@ def test_closing_the_iterator_leaves_a_usable_cache(model: gw.Model) -> None:
 def test_exception_in_stream_leaves_a_usable_cache(byte_model: gw.Model) -> None:
     whole = byte_model.generate("hello", 12).ids
     for at in range(3):
-        cache, calls = byte_model.new_cache(40), 0
+        cache, calls = byte_model.new_cache(40, kind="static"), 0
 
         def boom(piece: str, at: int = at) -> None:
             nonlocal calls

@@ -136,7 +136,7 @@ def generate(
     started = perf_counter()
     if cache is None:
         rows = len(ids) + max(max_new_tokens - 1, 0)
-        cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
+        cache = model.new_cache(-(-rows // _ROWS) * _ROWS, kind="static")
     need_rows_of(model.program, cache)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill = perf_counter() - started
@@ -192,7 +192,7 @@ def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndar
             "the prompt is longer than the cache",
             expected=f"<= {cache.capacity}",
             got=len(ids),
-            fix="model.new_cache(capacity) with more rows",
+            fix="model.new_cache(tokens) with more",
         )
     if cache.length and not allow_stale:
         cache.check()
