@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from graphwright.ops import op
     from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, load, replay, tape, trace
+    from graphwright.program import Builder, Program, State, load, replay, tape, trace
 
 _HOME = {
     "Builder": "program",
@@ -93,6 +93,7 @@ _HOME = {
     "Parameter": "autograd",
     "Plan": "plan",
     "Program": "program",
+    "State": "program",
     "Tensor": "autograd",
     "arange": "autograd",
     "bernoulli": "autograd",
@@ -190,6 +191,7 @@ __all__ = [
     "Parameter",
     "Plan",
     "Program",
+    "State",
     "Tensor",
     "__version__",
     "amp",

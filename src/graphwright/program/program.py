@@ -203,6 +203,7 @@ class Program(Structure):
         keep: str | Sequence[Any] = "all",
         capture: Any = (),
         patch: Mapping[Any, Any] | None = None,
+        state: Mapping[str, Variable] | None = None,
         **named: Any,
     ) -> Run:
         """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
@@ -210,7 +211,7 @@ class Program(Structure):
 
         if not isinstance(feeds, Mapping | None):
             raise FeedError("inputs come by name", where=self.name, expected=self.input_names(), got=repr(feeds)[:80])
-        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
+        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
 
     def __call__(self, **feeds: Any) -> Any:
         """Run on tensors, differentiable and traceable; one tensor, or a dict if there are several outputs."""

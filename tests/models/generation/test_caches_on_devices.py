@@ -12,6 +12,7 @@ from checkpoints import relative, some_ids
 import graphwright as gw
 from graphwright.array import Device
 from graphwright.array.backend import use
+from graphwright.array.pool import Block
 from graphwright.array.sim import SimBackend
 from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError
@@ -36,8 +37,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def filled(m: gw.Model, kind: Any, device: str, ids: np.ndarray = IDS[:20], **options: Any) -> Any:
-    cache = m.new_cache(400, 1 if kind == "static" else 30, kind=kind, device=device, **options)
-    s = cache if kind == "static" else cache.sequence()
+    cache: Any = m.new_cache(400, 1 if kind == "static" else 30, kind=kind, device=device, **options)
+    s: Any = cache if kind == "static" else cache.sequence()
     m.prefill(s, ids)
     return s
 
@@ -181,10 +182,12 @@ def test_steps_take_no_memory_of_the_device(kind: str, sim: SimBackend, model: g
         next(tokens)
     calls: list[int] = []
     alloc = sim.pool.alloc
-    sim.pool.alloc = lambda nbytes, stream: calls.append(nbytes) or alloc(nbytes, stream)  # type: ignore[method-assign]
-    try:
-        for _ in range(100):
-            next(tokens)
-    finally:
-        sim.pool.alloc = alloc  # type: ignore[method-assign]
+
+    def noted(nbytes: int, stream: int = 0, owner: str = "") -> Block:
+        calls.append(nbytes)
+        return alloc(nbytes, stream, owner)
+
+    sim.pool.alloc = noted
+    for _ in range(100):
+        next(tokens)
     assert set(calls) <= {4 * 97}  # the logits that are given out

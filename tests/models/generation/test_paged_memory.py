@@ -100,7 +100,7 @@ def test_the_size_is_said_in_tokens_blocks_or_bytes(model: gw.Model) -> None:
     assert model.new_cache(nbytes=4 * per_block + 1).pool.cap == 4
     for wrong in ({}, {"tokens": 3, "blocks": 2}, {"tokens": 8, "block": -1}):
         with pytest.raises(UsageError):
-            model.new_cache(**wrong)
+            model.new_cache(**wrong)  # pyright: ignore[reportCallIssue, reportArgumentType]  # wrong on purpose
 
 
 def test_forking_a_hundred_times_takes_a_block_each(model: gw.Model) -> None:
