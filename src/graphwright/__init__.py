@@ -13,6 +13,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphwright import verbs
 from graphwright.errors import GraphwrightError
 
 __version__ = "0.1.0.dev0"
@@ -275,8 +276,6 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"graphwright.{name}")
     if name in _HOME:
-        if _HOME[name] == "program":  # a Program is planned by the layer above it: load it too
-            import_module("graphwright.plan")
         value = getattr(import_module(f"graphwright.{_HOME[name]}"), name)
         globals()[name] = value
         return value
@@ -286,5 +285,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
+
+verbs.register("compile_program", "graphwright.plan:compile_program")
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

@@ -6,7 +6,7 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable, changes
@@ -17,6 +17,7 @@ from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
+from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,9 +48,6 @@ class Program(Structure):
         readonly: True for a past state given by `at`; fork it to go on from there.
         source: for a program derived from another by rewriting: that one and the version it had.
     """
-
-    compiler: ClassVar[Callable[..., Any] | None] = None
-    """Set by the layer that plans, so that `program.compile(...)` needs no import upwards."""
 
     def __init__(self, name: str = "program") -> None:
         from graphwright.program.history import History
@@ -271,9 +269,7 @@ class Program(Structure):
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""
-        if Program.compiler is None:
-            raise UsageError("no planner is loaded", fix="import graphwright.plan")
-        return Program.compiler(self, *args, **options)
+        return verb("compile_program")(self, *args, **options)
 
     # -- editing -----------------------------------------------------------------------------------------------------
     def edit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +332,25 @@ def test_100_steps_allocate_no_tensor(kind: str, model: gw.Model) -> None:
         cache.step(token)
     assert tensor_allocations(lambda: [cache.step(token) for _ in range(100)]) == []
     assert cache.length == 103
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+def test_lengths_5_1_1_5_are_two_plans(kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphwright.plan.planner import make_plan
+
+    made: list[Any] = []
+    whole = model.logits(IDS[:1, :12])[0]
+    cache: Any = model.new_cache(30, kind="static") if kind == "static" else model.new_cache(30).sequence()
+
+    def counted(p: gw.Program, *args: Any, **options: Any) -> Any:
+        made.append(p)
+        return make_plan(p, *args, **options)
+
+    monkeypatch.setattr(import_module("graphwright.plan.compile"), "make_plan", counted)
+    done = 0
+    for rows_now in (5, 1, 1, 5):
+        logits = cache.step(IDS[:1, done : done + rows_now]).to_numpy("float32")[0, -1]
+        done += rows_now
+        assert relative(logits, whole[done - 1]) < 1e-5
+    assert len(made) == 2
+    assert len(set(made)) == 1  # of one program, over the same states
