@@ -93,7 +93,7 @@ class Ours:
 
     def __init__(self, model: gw.Model, ids: np.ndarray) -> None:
         started = perf_counter()
-        self.cache = model.new_cache(128)
+        self.cache = model.new_cache(128, kind="static")
         self.first = int(model.prefill(self.cache, ids).argmax())
         self.place, self.cold = self.cache.length, perf_counter() - started
 
@@ -275,7 +275,7 @@ def blocks() -> Figure:
     m, rng = wide(), np.random.default_rng(0)
     for length in (128, 1024, 4096):
         ids, token = rng.integers(0, 512, (1, length)), np.array([[3]])
-        rows: dict[str, Any] = {"contiguous": m.new_cache(length + 64)}
+        rows: dict[str, Any] = {"contiguous": m.new_cache(length + 64, kind="static")}
         rows |= {
             f"blocks of {b}": m.new_cache(length + 64, kind="paged", block=b).sequence() for b in (16, 32, 64, 128)
         }

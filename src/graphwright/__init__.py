@@ -13,6 +13,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphwright import verbs
 from graphwright.errors import GraphwrightError
 
 __version__ = "0.1.0.dev0"
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
     from graphwright.ops import op
     from graphwright.optim import load_state, save_state
     from graphwright.plan import Plan, compile
-    from graphwright.program import Builder, Program, load, replay, tape, trace
+    from graphwright.program import Builder, Program, State, load, replay, tape, trace
 
 _HOME = {
     "Builder": "program",
@@ -93,6 +94,7 @@ _HOME = {
     "Parameter": "autograd",
     "Plan": "plan",
     "Program": "program",
+    "State": "program",
     "Tensor": "autograd",
     "arange": "autograd",
     "bernoulli": "autograd",
@@ -190,6 +192,7 @@ __all__ = [
     "Parameter",
     "Plan",
     "Program",
+    "State",
     "Tensor",
     "__version__",
     "amp",
@@ -273,8 +276,6 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"graphwright.{name}")
     if name in _HOME:
-        if _HOME[name] == "program":  # a Program is planned by the layer above it: load it too
-            import_module("graphwright.plan")
         value = getattr(import_module(f"graphwright.{_HOME[name]}"), name)
         globals()[name] = value
         return value
@@ -284,5 +285,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
+
+verbs.register("compile_program", "graphwright.plan:compile_program")
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

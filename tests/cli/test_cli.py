@@ -55,10 +55,32 @@ def test_run_gives_the_models_own_probabilities(call):
     assert facts["watch"][0]["shape"] == [1, 13, 192]
 
 
-def test_generate_equals_the_api(call):
-    facts = json.loads(call("generate", "bundled", "The following", "--tokens", 12, "--json"))
-    assert facts["ids"] == gw.open("bundled").generate("The following", 12).ids
-    assert call("generate", "bundled", "The following", "--tokens", 12, "--quiet").rstrip("\n") == facts["text"]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "seed": 3, "logprobs": 2},
+        {"repetition_penalty": 1.3, "presence": 0.4, "frequency": 0.2, "stop": "e"},
+    ],
+)
+def test_the_record_of_generate_is_the_apis(call, options):
+    given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    facts = json.loads(call("generate", "bundled", "The following", "--tokens", 12, *given, "--json"))
+    record = json.loads(json.dumps(gw.open("bundled").generate("The following", 12, **options).to_json()))
+    for timed in ("prefill_s", "decode_s", "token_s", "tokens_per_s"):
+        assert (facts.pop(timed) != 0) == (record.pop(timed) != 0)
+    assert {name: facts[name] for name in record} == record
+    assert call("generate", "bundled", "The following", "--tokens", 12, *given, "--quiet").rstrip("\n") == facts["text"]
+
+
+def test_generate_takes_the_models_own_values_when_told(call, tmp_path):
+    shutil.copytree(gw.open("bundled").directory, tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 9}')
+    plain, told = (
+        json.loads(call("generate", tmp_path / "m", "The", "--tokens", 3, *more, "--json"))["sampling"]
+        for more in ((), ("--model-defaults",))
+    )
+    assert (plain["temperature"], told["temperature"], told["top_k"]) == (0.0, 0.6, 9)
 
 
 def test_edit_undo_and_export_from_the_shell(call, tmp_path):

@@ -124,7 +124,7 @@ def test_first_node_that_overflows_is_named(model: gw.Model) -> None:
     with pytest.raises(NonFinite) as caught:
         model.logits(IDS)
     assert caught.value.where == "layers.1.mlp.up"
-    cache = model.new_cache(9)
+    cache = model.new_cache(9, kind="static")
     with pytest.raises(NonFinite) as caught:
         model.prefill(cache, IDS[:1])
     assert caught.value.where == "layers.1.mlp.up"

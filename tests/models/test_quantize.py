@@ -36,7 +36,7 @@ def test_each_weight_is_within_half_a_step(rows: int, columns: int, seed: int) -
 def test_quantise_run_undo(family: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(family).path)
     before, bits = m.logits(IDS), m.program.hash()
-    cache = m.new_cache(20)
+    cache = m.new_cache(20, kind="static")
     m.prefill(cache, IDS[:1])
     entry = m.quantize()
     assert entry is m.program.journal[-1]

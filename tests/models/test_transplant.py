@@ -53,7 +53,7 @@ def test_transplanted_weights_are_exported(pair: tuple[gw.Model, gw.Model], tmp_
 
 def test_transplanted_weights_make_a_cache_stale(pair: tuple[gw.Model, gw.Model]) -> None:
     model, _ = pair
-    cache = model.new_cache(16)
+    cache = model.new_cache(16, kind="static")
     model.prefill(cache, IDS)
     transplant(*pair)
     with pytest.raises(StaleCache) as caught:

@@ -174,3 +174,16 @@ def test_explain_says_what_became_of_a_node() -> None:
     assert "neutral operand" in plan.explain("same")
     assert "instr 0: neg" in plan.explain("out")
     assert "arena" in plan.explain("x")
+
+
+def test_explain_ends_with_the_edit_that_last_touched_the_node() -> None:
+    p = _model()
+    with p.edit("a relu is wanted") as e:
+        e.insert(p.in_edges("l2")[0], "relu", name="wanted")
+    with p.edit("elsewhere") as e:
+        e.insert(p.in_edges("l2")[0], "neg", name="negated")
+    plan = plan_of(p)
+    assert "a relu is wanted" in plan.explain("wanted")
+    assert "elsewhere" in plan.explain("negated").splitlines()[-1]
+    assert "elsewhere" not in plan.explain("wanted")
+    assert not any(why in plan.explain("l1") for why in ("a relu is wanted", "elsewhere"))

@@ -164,7 +164,7 @@ def test_an_edited_value_that_was_moved_out_is_exported_not_the_files(tmp_path):
     p.undo()
     assert p.weights.array(key).storage.readonly
     assert p.weights.reference(key) != "source"
-    cache = model.new_cache(8)
+    cache = model.new_cache(8, kind="static")
     model.prefill(cache, ids)
     assert p.weights.array(key).dtype is bfloat16
     wanted = model.logits(ids)

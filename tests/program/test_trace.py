@@ -1,4 +1,4 @@
-"""How a trace names its inputs."""
+"""What a trace holds, how it names its inputs, and what it refuses to bake in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
+from graphwright.autograd import TraceError
 from graphwright.program import BadName, NameTaken
 
 X = np.ones((2, 3), "f4")
@@ -40,3 +41,69 @@ def test_two_inputs_of_one_name_are_refused():
         gw.trace(lambda a, b: a + b, X, X, names=("a", "a"))
     with pytest.raises(BadName):
         gw.trace(lambda a: -a, X, names=("a..b",))
+
+
+# -- what a trace holds ------------------------------------------------------------------------------------------------
+def test_a_trace_is_the_function_on_other_inputs_too():
+    net = gw.nn.Sequential(gw.nn.Linear(3, 4), gw.nn.Tanh(), gw.nn.Linear(4, 2))
+    shift = np.arange(2, dtype="f4")
+
+    def f(x):
+        h = net(x)
+        for k in range(3):  # unrolled
+            h = h + (h * k).exp() * gw.tensor(shift)
+        return h
+
+    p = gw.trace(f, X)
+    assert [p.op(n) for n in p.order()].count("exp") == 3
+    assert {p.key(n) for n in p.params()} == {f"{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    for seed in range(3):
+        x = np.random.default_rng(seed).normal(size=(2, 3)).astype("f4")
+        assert p.run(x=x)[p.output_names()[0]].tobytes() == f(gw.tensor(x)).numpy().tobytes()
+    assert p.weights["0.weight"] is net.variables()["0.weight"]
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+def test_arrays_that_came_and_went_are_told_apart(collecting, monkeypatch):
+    """Memory is used again at once where nobody holds it: a trace that knew arrays by address would merge them."""
+    import gc
+
+    from graphwright.program import TraceRecorder
+
+    if collecting:
+        plain = TraceRecorder.record
+        monkeypatch.setattr(TraceRecorder, "record", lambda *args: (gc.collect(), plain(*args))[1])
+
+    def f(x):
+        for i in range(12):
+            x = x + gw.tensor(np.full((2, 3), float(i), "f4"))
+        return x
+
+    p = gw.trace(f, X)
+    y = p.output_names()[0]
+    assert p.run(x=X)[y].to_numpy().tolist() == (X + sum(range(12))).tolist()
+    assert p.compile(x=(2, 3)).hash == gw.trace(f, X).compile(x=(2, 3)).hash
+    assert len(p.of_kind("const")) == 12
+
+
+HOLES = {
+    "float": lambda x: x * float(x.sum()),
+    "bool": lambda x: x if x.sum() > 0 else -x,
+    "item": lambda x: x * x.sum().item(),
+    "numpy": lambda x: x * np.asarray(x).sum(),
+    "a function of numpy": np.tanh,
+    "an index": lambda x: x[int(x.sum()) - 6],
+    "elements": lambda x: x * sum(float(v) for v in x[0]),
+    "a list": lambda x: x * x.tolist()[0][0],
+    "dlpack": lambda x: x + gw.tensor(np.from_dlpack(x)),
+    "a mask": lambda x: x[x > 0],
+    "places": gw.nonzero,
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_what_would_bake_in_a_value_raises_while_tracing(hole):
+    for run in (lambda: gw.trace(HOLES[hole], X), lambda: gw.compile(HOLES[hole])(X)):
+        with pytest.raises(TraceError):
+            run()
+    HOLES[hole](gw.tensor(X))  # and means something where there is a value

@@ -191,7 +191,7 @@ class _Story:
         from graphwright.models import StaleCache
 
         ids = self._ids()
-        cache = self.model.new_cache(len(ids) + 2)
+        cache = self.model.new_cache(len(ids) + 2, kind="static")
         cache.step(ids[None])
         started = perf_counter()
         with self.p.edit("cut the MLP branch of block 1", tool="graphwright demo") as e:

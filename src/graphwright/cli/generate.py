@@ -25,6 +25,19 @@ def generate(
     top_p: Annotated[
         float, typer.Option(metavar="P", help="Draw among the likeliest that reach this probability.")
     ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(metavar="P", help="Draw among tokens of at least this share of the likeliest one."),
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="R", help="Divide scores of tokens that were there; 1 for none.")
+    ] = 1.0,
+    presence: Annotated[float, typer.Option(metavar="X", help="Subtract from scores of tokens in the output.")] = 0.0,
+    frequency: Annotated[float, typer.Option(metavar="X", help="Subtract times the count in the output.")] = 0.0,
+    logprobs: Annotated[int, typer.Option(metavar="K", min=0, help="Record the k likeliest per token.")] = 0,
+    model_defaults: Annotated[
+        bool, typer.Option("--model-defaults", help="Take values left at their default from generation_config.json.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End before this string; may be repeated.")
     ] = None,
@@ -35,8 +48,6 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Continue a text; greedy unless a temperature is given."""
-    from dataclasses import asdict
-
     from graphwright.models import open
 
     set_threads(threads)
@@ -53,6 +64,12 @@ def generate(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence=presence,
+            frequency=frequency,
+            logprobs=logprobs,
+            use_model_defaults=model_defaults,
             seed=seed,
             stop=tuple(stop or ()),
             stream=None if as_json else stream,
@@ -60,7 +77,7 @@ def generate(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("this is as far as it came") from None
     if as_json:
-        emit_json({**asdict(result), "tokens_per_s": result.tokens_per_s})
+        emit_json(result.to_json())
         return
     print()
     if not quiet:

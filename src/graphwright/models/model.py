@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright.array import NDArray
+from graphwright.array import Device, NDArray
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
@@ -58,9 +58,12 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class PagedOptions(TypedDict, total=False):
-    """Keywords of `Model.new_cache(kind="paged")`."""
+    """Keywords of `Model.new_cache` for a paged cache."""
 
+    blocks: int | None
+    nbytes: int | None
     block: int
+    dtype: str | None
     prefix_bytes: int | None
     poison: bool
 
@@ -184,26 +187,46 @@ class Model:
 
     # -- the cache ---------------------------------------------------------------------------------------------------
     @overload
-    def new_cache(self, capacity: int, batch: int = 1, *, kind: Literal["static"] = "static") -> Cache: ...
+    def new_cache(
+        self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu"
+    ) -> Cache: ...
     @overload
     def new_cache(
-        self, capacity: int, batch: int = 1, *, kind: Literal["paged"], **options: Unpack[PagedOptions]
+        self,
+        tokens: int | None = None,
+        batch: int = 1,
+        *,
+        kind: Literal["paged"] = "paged",
+        device: str = "cpu",
+        **options: Unpack[PagedOptions],
     ) -> PagedCache: ...
-    def new_cache(self, capacity: int, batch: int = 1, *, kind: str = "static", **options: Any) -> Cache | PagedCache:
+    def new_cache(
+        self,
+        tokens: int | None = None,
+        batch: int = 1,
+        *,
+        kind: str = "paged",
+        device: str = "cpu",
+        dtype: str | None = None,
+        **options: Any,
+    ) -> Cache | PagedCache:
         """An empty KV cache.
 
         Args:
-            capacity: rows.
+            tokens: rows to make room for; of a paged cache `blocks` or `nbytes` may say the size instead.
             batch: sequences; of a paged cache, those expected, each of which may waste part of a block.
-            kind: `static` for `batch` sequences of equal length, contiguous; `paged` for sequences of any lengths in
-                blocks, which can be forked.
-            options: of a paged cache: `block`, `prefix_bytes`, `poison`, see `PagedCache`.
+            kind: `paged` for sequences of any lengths in blocks, which can be forked: `cache.sequence()` is one;
+                `static` for `batch` sequences of equal length, contiguous, itself what is filled.
+            device: where the rows lie, and steps run.
+            dtype: of the rows of a paged cache: "float32", "bfloat16" or "float16"; that of the activations by default.
+            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, see `PagedCache`.
         """
-        if kind == "static" and not options:
-            return Cache(self.program, batch, capacity)
-        if kind != "paged":
-            raise UsageError("no such kind of cache", expected="static, or paged with options", got=(kind, *options))
-        return PagedCache(self.program, tokens=capacity, sequences=batch, **options)
+        there = Device.parse(device)
+        if kind == "paged":
+            return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=there, **options)
+        if kind != "static" or options or dtype is not None:
+            raise UsageError("no such kind of cache", expected="paged, or static without options", got=(kind, *options))
+        return Cache(self.program, batch, 0 if tokens is None else tokens, there)
 
     def prefill(self, cache: Rows, ids: Any, **options: Any) -> np.ndarray:
         """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
@@ -211,19 +234,19 @@ class Model:
         return cache.prefill(self.check_ids(ids), **options)
 
     def decode(
-        self, cache: Rows, steps: int = 1, *, stream: int = 0, allow_stale: bool = False, **sampling: Any
+        self, cache: Rows, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
         """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
         Args:
             cache: one sequence with at least one token.
             steps: tokens at most.
-            stream: number of the random stream.
+            stream: number of the random stream; by default the sequence's own, which no fork of it shares.
             allow_stale: run on rows of another state of the model.
             sampling: fields of `Sampling`.
         """
         need_rows_of(self.program, cache)
-        return decode(cache, steps, Sampling(**sampling), stream, allow_stale)
+        return decode(cache, steps, Sampling(**sampling), cache.stream if stream is None else stream, allow_stale)
 
     def reprefill(self, cache: Rows) -> None:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""

@@ -2,6 +2,7 @@
 
 A pool is [blocks, G, block, D]; a block table int32 [B, most] names, per sequence, the block of positions
 j · block .. (j + 1) · block - 1; lengths int32 [B] are rows held before the step, below 0 where there is no sequence.
+The pool's dtype is its own: rows are rounded when they are appended, and widened when they are read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def _check(batch: object, table: Spec, lengths: Spec) -> None:
         raise ShapeError("a row of the table and a length per sequence", expected=batch, got=f"{table}, {lengths}")
 
 
+def _floats(*ins: Spec) -> None:
+    if not all(i.dtype.is_float for i in ins):
+        raise DTypeError("rows are of floating dtypes", expected="floats", got=", ".join(map(repr, ins)))
+
+
 def _draw(rng):
     table = np.array([[3, 1, -1], [0, 4, 2], [-1, -1, -1]], np.int32)
     return table, np.array([rng.integers(0, 3), rng.integers(0, 5), -1], np.int32)
@@ -40,7 +46,7 @@ class KvAppendPaged:
 
     @staticmethod
     def infer(pool, rows, table, lengths):
-        one_dtype(pool, rows)
+        _floats(pool, rows)
         if len(pool.shape) != 4 or len(rows.shape) != 4:
             raise ShapeError("takes a pool [N, G, block, D] and rows [B, G, T, D]", got=f"{pool}, {rows}")
         _check(rows.shape[0], table, lengths)
@@ -70,7 +76,8 @@ class SdpaPaged:
 
     @staticmethod
     def infer(q, k, v, table, lengths, scale, window):
-        one_dtype(q, k, v)
+        one_dtype(k, v)
+        _floats(q, k)
         if any(len(t.shape) != 4 for t in (q, k, v)):
             raise ShapeError("takes q [B, H, T, D] and pools [N, G, block, D]", got=f"{q}, {k}, {v}")
         _check(q.shape[0], table, lengths)

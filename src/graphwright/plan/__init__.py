@@ -16,9 +16,6 @@ from graphwright.plan.regions import Region
 from graphwright.plan.remat import BudgetImpossible
 from graphwright.plan.table import Buffer, Instr, Schedule, Segment, Slot
 from graphwright.plan.workspace import Workspace
-from graphwright.program import Program
-
-Program.compiler = compile_program
 
 __all__ = [
     "BudgetImpossible",

@@ -51,11 +51,12 @@ class Binding:
         *,
         poison: bool = False,
         shared: bool = False,
+        safe: bool = False,
     ) -> None:
-        self.plan, self.poison = plan, poison
+        self.plan, self.poison, self.safe = plan, poison, safe
         self.device = plan.options.device
         self._kernels = backend(self.device)
-        self._own = variables or {}
+        self._own = {} if variables is None else variables
         self.variables = self._variables(plan)
         ledger = plan.arranged.ledger
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}

@@ -59,6 +59,7 @@ class CaptureWorkspace(Workspace):
             copied to its fixed place wherever it lies.
         variables: as of a Workspace.
         poison: fill the arena with NaN in front of every run.
+        safe: as of a Workspace.
         warmups: plain runs before the first recording.
         require_capture: raise CaptureRefused instead of falling back.
         watchdog: seconds that recording a region may take.
@@ -75,13 +76,14 @@ class CaptureWorkspace(Workspace):
         variables: Mapping[str, Variable] | None = None,
         *,
         poison: bool = False,
+        safe: bool = False,
         warmups: int = 2,
         require_capture: bool = False,
         watchdog: float = 30.0,
     ) -> None:
         if plan.options.device == CPU:
             raise UsageError("the CPU has no graphs to capture", where=plan.program.name, fix="Workspace(plan)")
-        super().__init__(plan, variables, poison=poison)
+        super().__init__(plan, variables, poison=poison, safe=safe)
         self.pinned = True  # graphs hold addresses
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
         self.regions = plan.regions()

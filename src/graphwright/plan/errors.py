@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class StepTorn(ComputeError):
-    """A step failed after some states were updated in place: `keys` hold new values, the others old ones."""
+    """A step failed after some states were updated in place.
+
+    Attributes:
+        failure: what failed.
+        keys: of the states that hold new values; the others hold old ones.
+    """
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
         super().__init__(
@@ -21,9 +26,9 @@ class StepTorn(ComputeError):
             where=cause.where,
             got=cause.got,
             expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy",
+            fix="restore these states from a copy; a Workspace(plan, safe=True) keeps one",
         )
-        self.keys = keys
+        self.failure, self.keys = cause, keys
 
 
 class DeviceFailed(ComputeError):

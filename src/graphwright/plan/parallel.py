@@ -57,16 +57,19 @@ class ParallelWorkspace(Workspace):
     Args:
         plan: the tables. A run of the VM is one task, each other instruction too.
         variables: as of a Workspace.
+        safe: as of a Workspace.
         threads: the caller's own counts as one; the others are started at the first run and end with `close`.
     Raises: UsageError for threads < 1, or a plan of another device than the CPU.
     """
 
-    def __init__(self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2) -> None:
+    def __init__(
+        self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
+    ) -> None:
         if threads < 1:
             raise UsageError("at least one thread", expected="threads >= 1", got=threads)
         if plan.options.device != CPU:
             raise UsageError("threads are for the CPU; a device has queues", got=plan.options.device)
-        super().__init__(plan, variables)
+        super().__init__(plan, variables, safe=safe)
         self.pinned = True  # the tasks are those of this plan
         self.threads = threads
         self._tasks = _Tasks(plan)

@@ -21,6 +21,7 @@ from graphwright.plan.poison import fill
 from graphwright.plan.table import PARAM, STATE
 from graphwright.plan.transfer import as_array
 from graphwright.program import FeedError
+from graphwright.program.carried import Snapshot
 from graphwright.program.interpret import origin
 
 
@@ -32,7 +33,10 @@ class Workspace(Binding):
         variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
         shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
+        safe: keep a copy of what a run writes, and take it back if the run fails in its commit: no step is torn.
     """
+
+    _before: Snapshot | None = None
 
     def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
@@ -53,7 +57,8 @@ class Workspace(Binding):
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
         self._begin()
         try:
-            if self._fed is None or changes.count != self._seen or self.watching or self._lease is not None:
+            held = self.safe or self._fed is None or self.watching or self._lease is not None
+            if held or changes.count != self._seen:
                 return self._run_held(lambda: arrays, False)
             self._run_fed(self._fed, arrays)
             return {name: take() for name, take in self._takes.items()}
@@ -79,7 +84,22 @@ class Workspace(Binding):
     def _run_held(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         if self.stale:
             self.refresh()
-        arrays = feeds()
+        if not self.safe:
+            return self._run_bound(feeds(), lease)
+        arrays, written = feeds(), {key: self.variables[key] for key in self.plan.arranged.written}
+        if self._before is None:
+            self._before = Snapshot(written)
+        else:
+            self._before.take(written)
+        try:
+            return self._run_bound(arrays, lease)
+        except BaseException as error:  # an interrupt in the commit too
+            self._before.put_back(written)
+            if isinstance(error, StepTorn):
+                raise error.failure from error.__cause__
+            raise
+
+    def _run_bound(self, arrays: Sequence[NDArray], lease: bool) -> dict[str, Any]:
         self.end_lease()  # what was leased is read by now
         if self.poison and self._arena is not None:
             fill(self._arena)

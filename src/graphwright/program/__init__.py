@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.program.axes import Axes, AxisGroup
 from graphwright.program.builder import Builder
+from graphwright.program.carried import State
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.errors import (
     BadName,
@@ -93,6 +94,7 @@ __all__ = [
     "SpecMismatch",
     "StaleRun",
     "StaleSelection",
+    "State",
     "TraceRecorder",
     "Transaction",
     "UnitRange",

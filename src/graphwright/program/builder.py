@@ -16,6 +16,12 @@ from graphwright.program.program import Program, Value
 from graphwright.program.weights import as_array
 
 
+class _Built(Value):
+    """A value that knows what it is of: handles of two programs may be the same number."""
+
+    program: Program
+
+
 class Builder:
     """Collects nodes and gives them out as a `Program`; one method per op, named like it.
 
@@ -65,7 +71,7 @@ class Builder:
         label = p.free_name(self._full(op)) if name is None else self._full(name)
         p.check_name(label)
         node = p.add_op(op, operands, attrs, label)
-        values = tuple(Value(node, port) for port in range(len(p.specs(node))))
+        values = tuple(self._value(node, port) for port in range(len(p.specs(node))))
         return values[0] if len(values) == 1 else values
 
     def carry(self, src: Value | NodeId, state: Value | NodeId) -> None:
@@ -113,19 +119,25 @@ class Builder:
 
     def _mine(self, ref: Value | NodeId) -> Value:
         value = ref if isinstance(ref, Value) else Value(ref)
-        if not isinstance(value.node, NodeId) or value.node not in self._program.graph:
+        foreign = isinstance(ref, _Built) and ref.program is not self._program
+        if foreign or not isinstance(value.node, NodeId) or value.node not in self._program.graph:
             raise ForeignNode("not a node of this builder", got=repr(ref))
         return value
 
     def _source(self, kind: str, name: str, spec: Spec, attrs: dict[str, Any]) -> Value:
         name = self._full(name)
         self._program.check_name(name)
-        return Value(self._program.add_source(kind, name, spec, attrs))
+        return self._value(self._program.add_source(kind, name, spec, attrs))
 
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)
         self._program.weights.add(attrs["key"], variable)
-        return Value(self._program.add_source(kind, name, variable.spec, attrs))
+        return self._value(self._program.add_source(kind, name, variable.spec, attrs))
+
+    def _value(self, node: NodeId, port: int = 0) -> Value:
+        made = _Built(node, port)
+        made.program = self._program
+        return made
 
 
 def _named(kind: object) -> Any:

@@ -5,7 +5,7 @@ Every reader raises `ProgramFileError` for a value of another type or range, bef
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graphwright.array import DTYPES, Spec
@@ -79,7 +79,7 @@ def specs(data: Any) -> tuple[Spec, ...]:
     return tuple(spec(s) for s in array(data))
 
 
-def attrs(data: Any) -> dict[str, Any]:
+def attrs(data: Any) -> Mapping[str, Any]:
     """Attributes of a node, as `encode_attrs` wrote them."""
     try:
         return decode_attrs(table(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from hashlib import blake2b, sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,9 +46,9 @@ def _encode(value: Any) -> Any:
     raise UsageError("an attribute is a number, a text, None, a dtype, a spec, or a tuple of these", got=repr(value))
 
 
-def decode_attrs(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `encode_attrs`; lists become tuples."""
-    return {name: _decode(value) for name, value in data.items()}
+def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inverse of `encode_attrs`, read-only; lists become tuples."""
+    return MappingProxyType({name: _decode(value) for name, value in data.items()})
 
 
 def _decode(value: Any) -> Any:

@@ -6,7 +6,7 @@ Invariant: outside an open edit every port has its edge, every spec is the one i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable, changes
@@ -17,6 +17,7 @@ from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
+from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,9 +49,6 @@ class Program(Structure):
         readonly: True for a past state given by `at`; fork it to go on from there.
         source: for a program derived from another by rewriting: that one and the version it had.
     """
-
-    compiler: ClassVar[Callable[..., Any] | None] = None
-    """Set by the layer that plans, so that `program.compile(...)` needs no import upwards."""
 
     def __init__(self, name: str = "program") -> None:
         from graphwright.program.history import History
@@ -210,6 +208,7 @@ class Program(Structure):
         keep: str | Sequence[Any] = "all",
         capture: Any = (),
         patch: Mapping[Any, Any] | None = None,
+        state: Mapping[str, Variable] | None = None,
         **named: Any,
     ) -> Run:
         """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
@@ -217,7 +216,7 @@ class Program(Structure):
 
         if not isinstance(feeds, Mapping | None):
             raise FeedError("inputs come by name", where=self.name, expected=self.input_names(), got=repr(feeds)[:80])
-        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch)
+        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
 
     def __call__(self, **feeds: Any) -> Any:
         """Run on tensors, differentiable and traceable; one tensor, or a dict if there are several outputs."""
@@ -277,9 +276,7 @@ class Program(Structure):
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""
-        if Program.compiler is None:
-            raise UsageError("no planner is loaded", fix="import graphwright.plan")
-        return Program.compiler(self, *args, **options)
+        return verb("compile_program")(self, *args, **options)
 
     # -- editing -----------------------------------------------------------------------------------------------------
     def edit(

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from graphwright.array import NDArray
-from graphwright.autograd import as_tensor
+from graphwright.autograd import Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import FeedError, Released, StaleRun
@@ -153,6 +153,7 @@ def run(
     capture: Collection[Place] = (),
     patch: Mapping[Place, Any] | None = None,
     given: Mapping[Value, NDArray] | None = None,
+    state: Mapping[str, Variable] | None = None,
 ) -> Run:
     """Run node by node on arrays; states and params are written together at the end.
 
@@ -164,6 +165,7 @@ def run(
         capture: more values (or what edges carry) to keep.
         patch: arrays to put in place of a node's first result, a value, or what one edge carries; of its spec.
         given: values known already: their nodes do not run, nor what only these need.
+        state: variables by key to run on instead of the program's own, see `State`.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
     start = perf_counter()
@@ -187,8 +189,9 @@ def run(
         began, op = perf_counter(), p.op(node)
         edges = p.in_edges(node)
         if op in STORED:
-            array = p.weights.array(p.key(node))
-            made._weights[p.key(node)] = array, array.storage.version
+            array = _variable(p, p.key(node), state).data
+            if array is p.weights.array(p.key(node)):
+                made._weights[p.key(node)] = array, array.storage.version
             results: tuple[Any, ...] = (array,)
         elif op == INPUT:
             results = (arrays[p.path(node)],)
@@ -211,15 +214,19 @@ def run(
                     values.pop(v, None)
     if writes:
         fresh = [array.copy() for _, array in writes]  # all are read before any is written
-        memory = {id(p.weights.array(key).storage) for key, _ in writes}
+        memory = {id(_variable(p, key, state).data.storage) for key, _ in writes}
         values = {v: a.copy() if id(a.storage) in memory else a for v, a in values.items()}
         for (key, _), array in zip(writes, fresh, strict=True):
-            p.weights[key].own().copy_from(array)
+            _variable(p, key, state).own().copy_from(array)
             if keep == "all":  # what the run read of it is kept; else the write makes the run stale
                 made._weights.pop(key, None)
     made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
     made.seconds = perf_counter() - start
     return made
+
+
+def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Variable:
+    return state[key] if state is not None and key in state else p.weights[key]
 
 
 def _swaps(p: Program, patch: Mapping[Place, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:

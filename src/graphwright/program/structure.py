@@ -116,7 +116,7 @@ class Structure:
         return self.graph.node(node, "op")
 
     def attrs(self, node: NodeId) -> Mapping[str, Any]:
-        """The attributes of a node."""
+        """The attributes of a node, read-only: `e.set_attr` changes them."""
         return self.graph.node(node, "attrs")
 
     def specs(self, node: NodeId) -> tuple[Spec, ...]:
@@ -414,7 +414,7 @@ class Structure:
         revived = self.graveyard.revive(self.graph, handle)
         node = revived
         if revived is None:
-            node = self.graph.add_node(op=op, attrs=dict(attrs), name=name, specs=specs, seq=number)
+            node = self.graph.add_node(op=op, attrs=MappingProxyType(dict(attrs)), name=name, specs=specs, seq=number)
             self._seq = max(self._seq, number + 1)
         self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
         self._names[name] = node
@@ -472,6 +472,8 @@ class Structure:
             self._names[columns["name"]] = node
             for edge in self.graph.out_edges(node):
                 self._touch(self.graph.target(edge))
+        if "attrs" in columns:
+            columns["attrs"] = MappingProxyType(dict(columns["attrs"]))
         self.graph.set_node(node, **columns)
         self._touch(node)
 

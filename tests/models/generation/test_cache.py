@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ IDS = some_ids((2, 47))
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mistral-window", "qwen2-windows", "qwen3", "rope-yarn"])
 def test_40_steps_equal_uncached_logits(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
-    whole, cache = m.logits(IDS), m.new_cache(47, batch=2)
+    whole, cache = m.logits(IDS), m.new_cache(47, batch=2, kind="static")
     first = cache.step(IDS[:, :7], all_logits=True).to_numpy("float32")
     assert relative(first, whole[:, :7]) < 1e-5
     for t in range(7, 47):
@@ -39,7 +40,7 @@ def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path, dtype="float64", compute="float64")
     positions = np.broadcast_to(np.arange(47), (2, 47)).copy()
     whole = m.program.run(ids=IDS, positions=positions)["logits"].to_numpy()
-    cache = m.new_cache(47, batch=2)
+    cache = m.new_cache(47, batch=2, kind="static")
     cache.step(IDS[:, :7])
     for t in range(7, 47):
         assert relative(cache.step(IDS[:, t : t + 1]).to_numpy()[:, 0], whole[:, t]) < 1e-10
@@ -47,7 +48,7 @@ def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
 
 def test_bfloat16_cache(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path, compute="bfloat16")
-    whole, cache = m.logits(IDS), m.new_cache(47, batch=2)
+    whole, cache = m.logits(IDS), m.new_cache(47, batch=2, kind="static")
     assert cache.nbytes == 2 * 47 * m.inspect().kv_bytes_per_token + 8
     cache.step(IDS[:, :20])
     for t in range(20, 47):
@@ -56,7 +57,7 @@ def test_bfloat16_cache(made: Callable[[str], Made]) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 47, 512])
 def test_chunked_prefill(chunk: int, model: gw.Model) -> None:
-    whole, cache = model.new_cache(47, batch=2), model.new_cache(47, batch=2)
+    whole, cache = model.new_cache(47, batch=2, kind="static"), model.new_cache(47, batch=2, kind="static")
     expected = whole.step(IDS).to_numpy("float32")[:, -1]
     assert relative(model.prefill(cache, IDS, chunk=chunk), expected) < 1e-5
     for i in range(3):
@@ -72,7 +73,7 @@ def test_frequencies_that_follow_the_length_are_those_of_the_whole_prompt(
 ) -> None:
     m = gw.open(made(name).path)
     theirs = made(name).logits(IDS)[:, -1]
-    assert relative(m.prefill(m.new_cache(47, batch=2), IDS, chunk=7), theirs) < 5e-6
+    assert relative(m.prefill(m.new_cache(47, batch=2, kind="static"), IDS, chunk=7), theirs) < 5e-6
 
 
 def test_model_that_no_longer_reads_its_ids_still_generates(model: gw.Model) -> None:
@@ -82,12 +83,12 @@ def test_model_that_no_longer_reads_its_ids_still_generates(model: gw.Model) -> 
             e.cut(edge)
     assert not model.logits(IDS).any()
     assert not model.logits(IDS, np.ones_like(IDS)).any()
-    assert not model.prefill(model.new_cache(9, batch=2), IDS[:, :9]).any()
+    assert not model.prefill(model.new_cache(9, batch=2, kind="static"), IDS[:, :9]).any()
     assert model.generate(IDS[0, :9], 3).ids == [0, 0, 0]
 
 
 def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     last = cache.step(IDS[:1]).to_numpy("float32")
     cache.reset()
     whole = cache.step(IDS[:1], all_logits=True).to_numpy("float32")
@@ -98,13 +99,13 @@ def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
 
 
 def test_reprefill_gives_the_bits_of_a_fresh_prefill(model: gw.Model) -> None:
-    cache = model.new_cache(47, batch=2)
+    cache = model.new_cache(47, batch=2, kind="static")
     for t in range(30):
         cache.step(IDS[:, t : t + 1])
     with model.program.edit("upstream") as e:
         e.set_weight("layers.0.mlp.up.weight", lambda w: w * 1.5)
     model.reprefill(cache)
-    fresh = model.new_cache(47, batch=2)
+    fresh = model.new_cache(47, batch=2, kind="static")
     model.prefill(fresh, IDS[:, :30])
     assert state(cache) == state(fresh)
     np.testing.assert_array_equal(cache.last_logits(), fresh.last_logits())
@@ -125,7 +126,7 @@ def test_layers_of_different_sizes_and_none(model: gw.Model) -> None:
         e.set_attr("layers.1.attn.v_split", sizes=(2, 7))
         e.set_weight("layers.1.attn.o.weight", lambda w: w[:, :42])
         e.cut(p.in_edges("layers.2.mid")[1])
-    whole, cache = model.logits(IDS), model.new_cache(47, batch=2)
+    whole, cache = model.logits(IDS), model.new_cache(47, batch=2, kind="static")
     shapes = {k: v.shape for k, v in cache.variables.items() if k != LENGTH}
     assert shapes == {
         "cache.layers.0.attn.sdpa.k": (2, 1, 47, 10),
@@ -139,7 +140,7 @@ def test_layers_of_different_sizes_and_none(model: gw.Model) -> None:
 
 
 def test_one_cache_follows_an_edit_of_its_shapes(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :9])
     with model.program.edit("cut attention") as e:
         e.cut(model.program.in_edges("layers.1.mid")[1])
@@ -157,18 +158,18 @@ def test_attention_that_cannot_be_cached(change: dict, model: gw.Model) -> None:
     with model.program.edit("look ahead") as e:
         e.set_attr("layers.1.attn.sdpa", **change)
     with pytest.raises(UsageError) as caught:
-        model.new_cache(9)
+        model.new_cache(9, kind="static")
     assert caught.value.where == "layers.1.attn.sdpa"
 
 
 # -- going back --------------------------------------------------------------------------------------------------------
 def test_only_a_snapshot_is_restored(model: gw.Model) -> None:
     with pytest.raises(UsageError, match="snapshot"):
-        model.new_cache(4).restore(3)  # pyright: ignore[reportArgumentType]  # wrong on purpose
+        model.new_cache(4, kind="static").restore(3)  # pyright: ignore[reportArgumentType]  # wrong on purpose
 
 
 def test_truncate_snapshot_restore(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     mark, bits = cache.snapshot(), state(cache)
     futures = []
@@ -192,7 +193,7 @@ def test_truncate_snapshot_restore(model: gw.Model) -> None:
 
 def test_rows_past_the_length_do_not_leak(model: gw.Model) -> None:
     """NaN rows left by a spoilt model would pass a mask that multiplies by zero."""
-    cache = model.new_cache(20)
+    cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :5])
     with model.program.edit("spoil") as e:
         e.set_weight("layers.2.attn.v.weight", lambda w: w * np.nan)
@@ -208,7 +209,7 @@ def test_rows_past_the_length_do_not_leak(model: gw.Model) -> None:
 
 
 def test_overflow_is_refused_with_the_cache_as_before(model: gw.Model) -> None:
-    cache = model.new_cache(8)
+    cache = model.new_cache(8, kind="static")
     model.prefill(cache, IDS[:1, :6])
     bits = state(cache)
     for attempt in (lambda: cache.step(IDS[:1, :3]), lambda: cache.prefill(IDS[:1, :3], chunk=1)):
@@ -224,7 +225,7 @@ def test_overflow_is_refused_with_the_cache_as_before(model: gw.Model) -> None:
     "ids", [np.zeros((1, 0), np.int64), np.array([[97]]), np.array([[-1]]), np.array([[0.5]]), np.array([[1], [2]])]
 )
 def test_ids_are_checked_before_anything_is_written(ids: np.ndarray, model: gw.Model) -> None:
-    cache = model.new_cache(8)
+    cache = model.new_cache(8, kind="static")
     model.prefill(cache, IDS[:1, :3])
     bits = state(cache)
     with pytest.raises(PromptError):
@@ -234,12 +235,12 @@ def test_ids_are_checked_before_anything_is_written(ids: np.ndarray, model: gw.M
 
 def test_empty_cache_has_no_logits(model: gw.Model) -> None:
     with pytest.raises(PromptError):
-        model.new_cache(4).last_logits()
+        model.new_cache(4, kind="static").last_logits()
     for sizes in ((0, 1), (4, 0)):
         with pytest.raises(UsageError):
-            model.new_cache(*sizes)
+            model.new_cache(*sizes, kind="static")
     with pytest.raises(UsageError):
-        model.new_cache(4).prefill(IDS[:1, :2], chunk=0)
+        model.new_cache(4, kind="static").prefill(IDS[:1, :2], chunk=0)
 
 
 @pytest.mark.parametrize("vm", [True, False])
@@ -252,7 +253,7 @@ def test_casts_of_weights_are_shared_by_all_workspaces(
         monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
     make(tmp_path, "llama", dtype="bfloat16")
     m = gw.open(tmp_path)
-    cache = m.new_cache(9)
+    cache = m.new_cache(9, kind="static")
     for n in (3, 1, 2):
         cache.step(IDS[:1, :n])
     spaces = [fed.space for fed in cache._spaces.values()]
@@ -269,7 +270,7 @@ def test_casts_of_weights_are_shared_by_all_workspaces(
 
 
 def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
-    a, b, c = model.new_cache(20), model.new_cache(20), model.new_cache(30)
+    a, b, c = model.new_cache(20, kind="static"), model.new_cache(20, kind="static"), model.new_cache(30, kind="static")
     assert a._derive(True) is b._derive(True) is not c._derive(True)
     model.prefill(a, IDS[:1, :5])
     model.prefill(b, IDS[:1, 5:10])
@@ -282,7 +283,7 @@ def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
 
 def test_cache_of_another_model_is_refused(model: gw.Model, made: Callable[[str], Made]) -> None:
     other = gw.open(made("llama").path, compute="bfloat16")
-    cache = model.new_cache(9)
+    cache = model.new_cache(9, kind="static")
     model.prefill(cache, [1, 2])
     for attempt in (
         lambda: other.prefill(cache, [3]),
@@ -298,8 +299,8 @@ def test_cache_of_another_model_is_refused(model: gw.Model, made: Callable[[str]
 @pytest.mark.parametrize("capacity", [1.5, "9", 10**15])
 def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
     with pytest.raises(UsageError) as caught:
-        model.new_cache(capacity)
-    assert caught.value.where == "capacity"
+        model.new_cache(capacity, kind="static")
+    assert caught.value.where == "tokens"
 
 
 @pytest.mark.parametrize(
@@ -325,9 +326,31 @@ def test_options_of_another_kind(name: str, value: Any, model: gw.Model) -> None
 def test_100_steps_allocate_no_tensor(kind: str, model: gw.Model) -> None:
     from graphwright.array.cpu import tensor_allocations
 
-    cache: Any = model.new_cache(160) if kind == "static" else model.new_cache(160, kind="paged").sequence()
+    cache: Any = model.new_cache(160, kind="static") if kind == "static" else model.new_cache(160).sequence()
     token = IDS[:1, :1]
     for _ in range(3):
         cache.step(token)
     assert tensor_allocations(lambda: [cache.step(token) for _ in range(100)]) == []
     assert cache.length == 103
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+def test_lengths_5_1_1_5_are_two_plans(kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphwright.plan.planner import make_plan
+
+    made: list[Any] = []
+    whole = model.logits(IDS[:1, :12])[0]
+    cache: Any = model.new_cache(30, kind="static") if kind == "static" else model.new_cache(30).sequence()
+
+    def counted(p: gw.Program, *args: Any, **options: Any) -> Any:
+        made.append(p)
+        return make_plan(p, *args, **options)
+
+    monkeypatch.setattr(import_module("graphwright.plan.compile"), "make_plan", counted)
+    done = 0
+    for rows_now in (5, 1, 1, 5):
+        logits = cache.step(IDS[:1, done : done + rows_now]).to_numpy("float32")[0, -1]
+        done += rows_now
+        assert relative(logits, whole[done - 1]) < 1e-5
+    assert len(made) == 2
+    assert len(set(made)) == 1  # of one program, over the same states

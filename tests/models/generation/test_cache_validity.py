@@ -20,7 +20,7 @@ IDS = some_ids((2, 47))
 
 # -- edits -------------------------------------------------------------------------------------------------------------
 def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     bits = state(cache)
     undisturbed = model.generate(IDS[0, :10], 5).ids
@@ -46,7 +46,7 @@ def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> No
 
 
 def test_structural_edit_is_noticed(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     with model.program.edit("cut the first MLP") as e:
         e.cut(model.program.in_edges("layers.0.out")[1])
@@ -57,7 +57,7 @@ def test_structural_edit_is_noticed(model: gw.Model) -> None:
 
 def test_weight_written_in_place_is_noticed(model: gw.Model) -> None:
     """Training writes variables without an edit of the program."""
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     weight = model.program.weights["model.layers.0.self_attn.k_proj.weight"]
     weight.assign(weight * 1.01)
@@ -71,7 +71,7 @@ def test_weight_written_in_place_is_noticed(model: gw.Model) -> None:
 
 
 def test_head_norm_and_last_mlp_keep_it(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     cuts = [("layers.2.mid", 1), ("layers.2.out", 1)]
     for name in (
@@ -122,7 +122,7 @@ def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Ma
     """Every node of a three-layer model is edited; what is still called valid is computed again and compared."""
     m = gw.open(made("qwen3").path)
     p, ids = m.program, IDS[:1, :8]
-    cache = m.new_cache(8)
+    cache = m.new_cache(8, kind="static")
     m.prefill(cache, ids)
     paths = [f"layers.{i}.attn.sdpa" for i in range(3)]
     before = {path: rows(cache, path) for path in paths}
@@ -131,7 +131,7 @@ def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Ma
         if change(m, node) is None:
             continue
         edited += 1
-        fresh = m.new_cache(8)
+        fresh = m.new_cache(8, kind="static")
         m.prefill(fresh, ids)
         for path, valid in cache.validity().items():
             same = all(np.array_equal(a, b) for a, b in zip(before[path], rows(fresh, path), strict=True))
@@ -146,7 +146,7 @@ def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Ma
 
 def test_validity_for_another_program(made: Callable[[str], Made]) -> None:
     a, b = gw.open(made("llama").path), gw.open(made("llama").path)
-    cache = a.new_cache(9)
+    cache = a.new_cache(9, kind="static")
     a.prefill(cache, IDS[:1, :5])
     assert all(cache.validity(b.program).values())
     with b.program.edit("other") as e:
@@ -155,7 +155,7 @@ def test_validity_for_another_program(made: Callable[[str], Made]) -> None:
 
 
 def test_allow_stale_is_recorded(model: gw.Model) -> None:
-    cache = model.new_cache(47)
+    cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     with model.program.edit("upstream") as e:
         e.set_weight("layers.1.attn.v.weight", lambda w: w * 2)
@@ -183,7 +183,7 @@ def test_fault_at_every_call_of_a_step_leaves_no_trace(
 ) -> None:
     if not vm:
         monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
-    cache = model.new_cache(20)
+    cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :6])
     model.generate(IDS[0, :6], 3, cache=cache)  # makes the workspace of one row
     cache.truncate(6)
@@ -208,7 +208,7 @@ def test_fault_at_every_call_of_a_step_leaves_no_trace(
 
 
 def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = model.new_cache(20)
+    cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
     bits, step, count = state(cache), Cache.step, 0
 
@@ -226,7 +226,7 @@ def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pyt
 
 
 def test_failed_reprefill_can_be_tried_again(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = model.new_cache(20)
+    cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
     with monkeypatch.context() as patch:
         patch.setattr(Cache, "prefill", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -60,7 +60,7 @@ def test_signature_is_frozen() -> None:
 
 def test_equals_a_loop_by_hand_and_full_runs(model: gw.Model) -> None:
     done = model.generate(PROMPT, 20)
-    cache, ids = model.new_cache(40), list(PROMPT)
+    cache, ids = model.new_cache(40, kind="static"), list(PROMPT)
     logits = model.prefill(cache, PROMPT)[0]
     for token in done.ids:
         assert token == int(np.argmax(logits)) == int(np.argmax(model.logits(ids)[-1]))
@@ -106,8 +106,23 @@ def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
         assert model.generate(PROMPT, 12, temperature=1.5, seed=2, first_stream=i).ids == sample.ids
 
 
+def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
+    rule = Sampling(temperature=1.4, top_k=30, seed=9)
+    prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
+    cache = model.new_cache(400, kind="paged", prefix_bytes=0)
+    batch = [cache.sequence() for _ in prompts]
+    rows = np.concatenate([s.prefill(p[None]) for s, p in zip(batch, prompts, strict=True)])
+    drawn: list[list[int]] = [[], [], []]
+    for _ in range(12):
+        for i, s in enumerate(batch):
+            drawn[i].append(rule.choose(rows[i], s.length, i))
+        rows = cache.step(batch, np.array(drawn)[:, -1:]).to_numpy("float32")[:, -1]
+    for i, p in enumerate(prompts):
+        assert drawn[i] == model.generate(p, 12, temperature=1.4, top_k=30, seed=9, first_stream=i).ids
+
+
 def test_decode_draws_what_generate_draws(model: gw.Model) -> None:
-    cache = model.new_cache(40)
+    cache = model.new_cache(40, kind="static")
     model.prefill(cache, PROMPT)
     rules = {"temperature": 1.3, "seed": 6, "repetition_penalty": 1.2, "presence": 0.4}
     assert list(model.decode(cache, 15, stream=2, **rules)) == model.generate(PROMPT, 15, first_stream=2, **rules).ids
@@ -125,7 +140,7 @@ def test_logprobs_equal_an_uncached_run(model: gw.Model) -> None:
 
 # -- a given cache -----------------------------------------------------------------------------------------------------
 def test_cache_is_reused_as_far_as_the_prompt_agrees(model: gw.Model) -> None:
-    cache = model.new_cache(60)
+    cache = model.new_cache(60, kind="static")
     first = model.generate(PROMPT, 8, cache=cache)
     assert (first.reused_tokens, first.cache_tokens, first.cache_capacity) == (0, 14, 60)
     longer = [*PROMPT, *first.ids, 5]
@@ -138,7 +153,7 @@ def test_cache_is_reused_as_far_as_the_prompt_agrees(model: gw.Model) -> None:
 
 
 def test_prompt_longer_than_the_cache(model: gw.Model) -> None:
-    cache = model.new_cache(5)
+    cache = model.new_cache(5, kind="static")
     cache.prefill(PROMPT[None, :2])
     with pytest.raises(PromptError) as caught:
         model.generate(PROMPT, 3, cache=cache)
@@ -147,7 +162,7 @@ def test_prompt_longer_than_the_cache(model: gw.Model) -> None:
 
 def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
     whole = byte_model.generate("hello", 30, processors=[forcing(b"text ", 5)])
-    cache = byte_model.new_cache(12)
+    cache = byte_model.new_cache(12, kind="static")
     with pytest.raises(CacheFull) as caught:
         byte_model.generate("hello", 30, cache=cache, processors=[forcing(b"text ", 5)])
     assert caught.value.partial == whole.text[:8]
@@ -155,7 +170,7 @@ def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
 
 
 def test_cache_of_several_sequences_is_refused(model: gw.Model) -> None:
-    cache = model.new_cache(9, batch=2)
+    cache = model.new_cache(9, batch=2, kind="static")
     with pytest.raises(PromptError):
         model.generate(PROMPT, 2, cache=cache)
     with pytest.raises(PromptError):
@@ -171,6 +186,8 @@ def test_record(model: gw.Model) -> None:
     assert done.prefill_s > 0
     assert done.decode_s > 0
     assert done.tokens_per_s == pytest.approx(4 / done.decode_s)
+    assert len(done.token_s) == 5
+    assert 0 < sum(done.token_s) <= done.decode_s
     assert done.reached(1e9) == pytest.approx(done.tokens_per_s * done.bytes_per_token / 1e9)
     assert len(done.fingerprint) == 32
     assert done.stale_layers == ()
@@ -228,7 +245,7 @@ def test_nan_weight_is_named_and_the_cache_kept(model: gw.Model) -> None:
 
     with model.program.edit("spoil") as e:
         e.set_weight("embed.weight", spoil)
-    cache = model.new_cache(30)
+    cache = model.new_cache(30, kind="static")
     with pytest.raises(NonFinite) as caught:
         model.generate(PROMPT, 12, cache=cache)
     assert caught.value.where == key

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,10 +104,42 @@ def test_cancel_is_asked_before_each_token(model: gw.Model) -> None:
         assert (done.ids, done.finish_reason) == (whole[:at], "cancelled")
 
 
+@pytest.mark.parametrize("kind", ["static", "paged"])
+def test_what_was_cancelled_goes_on_as_if_it_had_not_been(kind: str, model: gw.Model) -> None:
+    rules = {"temperature": 1.2, "seed": 8}
+    whole = model.generate(PROMPT, 8, **rules).ids
+    for at in range(8):
+        cache: Any = model.new_cache(40, kind="static") if kind == "static" else model.new_cache(40).sequence()
+        asked = iter([False] * at + [True])
+        begun = model.generate(PROMPT, 8, cache=cache, cancel=lambda asked=asked: next(asked), **rules).ids
+        rest = model.generate([*PROMPT, *begun], 8 - at, cache=cache, **rules)
+        assert begun + rest.ids == whole
+        assert rest.reused_tokens == len(PROMPT) + max(at - 1, 0) - (at == 0)  # what was chosen last had not been run
+
+
+def test_cancelled_from_another_thread(byte_model: gw.Model) -> None:
+    byte_model.eos_ids = ()
+    seen, stop = Event(), Event()
+
+    def cancel() -> None:
+        seen.wait()
+        stop.set()
+
+    def piece(text: str) -> None:
+        seen.set()
+        stop.wait()  # the next question is asked after the other thread's answer
+
+    other = Thread(target=cancel)
+    other.start()
+    done = byte_model.generate("abc", 30, stream=piece, cancel=stop.is_set, processors=[forcing(b"x", 3)])
+    other.join()
+    assert (done.finish_reason, done.text) == ("cancelled", "x")
+
+
 def test_closing_the_iterator_leaves_a_usable_cache(model: gw.Model) -> None:
     whole = model.generate(PROMPT, 10).ids
     for at in range(1, 10):
-        cache = model.new_cache(20)
+        cache = model.new_cache(20, kind="static")
         model.prefill(cache, PROMPT)
         tokens = model.decode(cache, 10)
         begun = [next(tokens) for _ in range(at)]
@@ -117,7 +151,7 @@ def test_closing_the_iterator_leaves_a_usable_cache(model: gw.Model) -> None:
 def test_exception_in_stream_leaves_a_usable_cache(byte_model: gw.Model) -> None:
     whole = byte_model.generate("hello", 12).ids
     for at in range(3):
-        cache, calls = byte_model.new_cache(40), 0
+        cache, calls = byte_model.new_cache(40, kind="static"), 0
 
         def boom(piece: str, at: int = at) -> None:
             nonlocal calls

@@ -50,6 +50,16 @@ def test_steps_equal_uncached_logits(name: str, vm: bool, made: Callable[[str], 
     np.testing.assert_array_equal(s.tokens[0], IDS[:40])
 
 
+def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("qwen2-windows").path, dtype="float64", compute="float64")
+    positions = np.arange(47)[None]
+    whole = m.program.run(ids=IDS[None, :47], positions=positions)["logits"].to_numpy()[0]
+    s = paged(m).sequence()
+    s.step(IDS[None, :7])
+    for t in range(7, 47):
+        assert relative(s.step(IDS[None, t : t + 1]).to_numpy()[0, 0], whole[t]) < 1e-10
+
+
 @pytest.mark.parametrize("block", [1, 3, 16, 128])
 def test_any_block_size(block: int, model: gw.Model) -> None:
     s = paged(model, block=block).sequence()

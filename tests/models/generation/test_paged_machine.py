@@ -123,5 +123,9 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.holders() == []
 
 
-Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+DEEP = settings.default is not None and settings.default.max_examples >= 10_000
+"""Of the profile `deep`: 200 machines of 1000 steps."""
+Machine.TestCase.settings = settings(
+    max_examples=200 if DEEP else 25, stateful_step_count=1000 if DEEP else 40, deadline=None
+)
 TestPagedMachine = Machine.TestCase

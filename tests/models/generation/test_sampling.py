@@ -15,6 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from graphwright.array.random import gumbel
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, Sampling
 from graphwright.models.generation.sampling import log_softmax
@@ -100,13 +101,15 @@ def test_every_default_is_the_identity() -> None:
 
 
 def test_draws_follow_the_softmax() -> None:
-    """Chi-square of 30 000 draws over 8 tokens; p > 1e-3 means below 24.3 with 7 degrees of freedom."""
+    """Chi-square of 5000 and 100 000 draws over 8 tokens; p > 1e-3 means below 24.3 with 7 degrees of freedom."""
     z = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 0.25, 1.5], np.float32)
     rule = Sampling(temperature=0.8, seed=3)
     p = np.exp(z / 0.8) / np.exp(z / 0.8).sum()
-    n = 30_000
-    counts = np.bincount([rule.choose(z, position) for position in range(n)], minlength=8)
-    assert ((counts - n * p) ** 2 / (n * p)).sum() < 24.3
+    drawn = [rule.choose(z, position) for position in range(5000)]
+    noise = [gumbel(8000, seed=3, step=position).reshape(-1, 8) for position in range(5000, 5100)]
+    for draws in (np.array(drawn), np.argmax(z / np.float32(0.8) + np.concatenate(noise), axis=1)):
+        n = len(draws)
+        assert ((np.bincount(draws, minlength=8) - n * p) ** 2 / (n * p)).sum() < 24.3
 
 
 def test_draws_depend_on_seed_stream_and_position_alone() -> None:
@@ -134,7 +137,44 @@ def test_dropped_tokens_are_never_drawn() -> None:
     assert {rule.choose(z, i) for i in range(500)} == allowed
 
 
-def test_processors_see_ids_and_come_before_temperature() -> None:
+def test_penalties_come_before_processors_and_these_before_temperature() -> None:
+    def forty(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
+        return np.where(z == 4.0, np.float32(40), z)
+
+    rule = Sampling(repetition_penalty=2.0, presence=1.0, processors=(forty,), temperature=4.0)
+    z = np.array([8, 10, 4, 3], np.float32)
+    # 8 / 2 = 4 becomes 40; 10 / 2 - 1 = 4 too; 4 was 4 all the time; then everything is divided by 4
+    np.testing.assert_array_equal(rule.filtered(z, np.array([0]), np.array([1])), [10, 10, 10, 0.75])
+
+
+def test_filters_look_at_what_those_before_them_left() -> None:
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    z = np.log(p).astype(np.float32)
+
+    def left(**rules: Any) -> list[int]:
+        return np.flatnonzero(np.isfinite(Sampling(temperature=1.0, **rules).filtered(z))).tolist()
+
+    assert left(top_p=0.55) == [0, 1]
+    assert left(top_k=2, top_p=0.55) == [0]  # of 0.7 that are left the first has 0.57
+    assert left(min_p=0.5) == [0, 1, 2]
+    assert left(top_k=2, min_p=0.5) == [0, 1]
+    assert np.flatnonzero(np.isfinite(Sampling(temperature=0.5, top_p=0.55).filtered(z))).tolist() == [0, 1]
+    assert np.flatnonzero(np.isfinite(Sampling(temperature=0.25, top_p=0.55).filtered(z))).tolist() == [0]
+
+
+def test_the_draw_is_the_formula_of_the_words() -> None:
+    """argmax of z + G with G = -ln(-ln u), u on the 24-bit grid between 0 and 1, never at an end."""
+    from graphwright.array.random import bits
+
+    z = logits(1, 300)[0]
+    words = bits(300, seed=7, stream=2, step=31) >> 8
+    u = (words + 0.5) / 2**24
+    assert Sampling(temperature=1.0, seed=7).choose(z, 31, 2) == int(np.argmax(z - np.log(-np.log(u))))
+    worst = (np.array([0, 2**24 - 1]) + 0.5) / 2**24
+    assert np.isfinite(-np.log(-np.log(worst))).all()
+
+
+def test_processors_see_ids_and_leave_the_logits_given() -> None:
     calls = []
 
     def ban(ids: np.ndarray, z: np.ndarray) -> np.ndarray:

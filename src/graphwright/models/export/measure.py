@@ -92,7 +92,7 @@ def cost(model: Model) -> dict[str, Any]:
         "flops_per_token": flops(p, {"B": 1, "T": 1}),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
     }
-    cache = model.new_cache(CONTEXT + ROUNDS + WARM_UP)
+    cache = model.new_cache(CONTEXT + ROUNDS + WARM_UP, kind="static")
     times = []
     try:
         cache.step(np.zeros((1, CONTEXT), np.int64))

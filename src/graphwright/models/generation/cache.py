@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphwright.array import NDArray, from_numpy
-from graphwright.autograd import Tensor, Variable
+from graphwright.array import CPU, Device, NDArray, from_numpy
+from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull
 from graphwright.models.generation.cached_program import LENGTH, Derived, derived_for
+from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.rows import EXECUTOR, Fed, Rows, Watch
 from graphwright.models.generation.sampling import need
-from graphwright.plan import Workspace, plan_for
+from graphwright.plan import plan_for
 from graphwright.program import Program
 
 
@@ -44,22 +45,23 @@ class Cache(Rows):
 
     Attributes:
         variables: the carried states by key.
+        device: where they lie, and steps run.
     """
 
-    def __init__(self, program: Program, batch: int, capacity: int) -> None:
+    def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
         need("batch", batch)
-        need("capacity", capacity)
+        need("tokens", capacity)
         if batch < 1 or capacity < 1:
             raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
         super().__init__(program, batch, Watch(program))
-        self._capacity = capacity
+        self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}
         self._derived: dict[bool, tuple[int, Derived]] = {}
         self._spaces: dict[tuple[int, bool, int], Fed] = {}
         try:
             self._start()
         except MemoryError as error:
-            raise UsageError("there is no memory for so many rows", where="capacity", got=str(error)) from error
+            raise UsageError("there is no memory for so many rows", where="tokens", got=str(error)) from error
         self.fingerprints = dict(self._current())
 
     @property
@@ -83,7 +85,7 @@ class Cache(Rows):
                 "the cache has no room for these tokens",
                 expected=f"<= {self.capacity - self.length}",
                 got=rows,
-                fix="model.new_cache(capacity) with more rows",
+                fix="model.new_cache(tokens, kind='static') with more",
             )
 
     def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
@@ -110,39 +112,32 @@ class Cache(Rows):
         specs = {k: s.bind({"B": self.batch}) for k, s in self._derive(True).states.items()}
         if {k: v.spec for k, v in self.variables.items()} != specs:
             self._spaces.clear()
-            self.variables = {
-                k: Variable(from_numpy(np.zeros(s.sizes, s.dtype.numpy), bits=s.dtype), name=k)
-                for k, s in specs.items()
-            }
+            self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
     def _space(self, derived: Derived, last_only: bool, rows: int) -> Fed:
         key = (self.program.version, last_only, rows)
         if key not in self._spaces:
             p, sizes = derived.program, {"B": self.batch, "T": rows}
             specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR)
-            self._spaces[key] = Fed(Workspace(plan, self.variables))
+            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
+            self._spaces[key] = Fed(plan.new_workspace(self.variables))
         return self._spaces[key]
 
     # -- going back --------------------------------------------------------------------------------------------------
     def _cut(self, length: int) -> None:
         for key, variable in self.variables.items():
             if key != LENGTH:
-                array = variable.own()
-                array.writable()
-                array.to_numpy(bits=True)[:, :, length:] = 0
+                fill(variable.own()[:, :, length:], 0.0)
         self._regrow(length)
         self._forget(length)
 
-    def _row(self, at: int) -> Iterator[np.ndarray]:
+    def _row(self, at: int) -> Iterator[NDArray]:
         for key, variable in self.variables.items():
             if key != LENGTH:
-                array = variable.own()
-                array.writable()
-                yield array.to_numpy(bits=True)[:, :, at]
+                yield variable.own()[:, :, at]
 
     def _regrow(self, length: int) -> None:
-        self.variables[LENGTH].assign(Tensor(from_numpy(np.asarray(length, np.int64))))
+        self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
 
     def snapshot(self) -> Snapshot:
         """A place to come back to; costs the ids, not the rows."""

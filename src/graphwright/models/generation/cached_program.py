@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graphwright.array import Spec, empty, int32, int64
+from graphwright.array import DType, Spec, empty, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -96,13 +96,14 @@ def derive(p: Program, capacity: int, last_only: bool) -> Derived:
 TABLE, LENGTHS = "cache.table", "cache.lengths"
 
 
-def derive_paged(p: Program, blocks: int, block: int, last_only: bool) -> Derived:
+def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
     """As `derive`, with rows in blocks of a pool; takes `cache.table` int32 [B, blocks] and `cache.lengths` [B] too.
 
     Args:
         p: a model's program.
         blocks, block: blocks in the pool, and rows in one.
         last_only: as there.
+        kind: dtype that rows are held in; that of the activations by default.
     """
     states: dict[str, Spec] = {}
 
@@ -117,7 +118,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool) -> Derive
         for name, rows in zip("kv", operands[1:3], strict=True):
             spec = new.spec(rows)
             key = f"cache.{path}.{name}"
-            states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), spec.dtype)
+            states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), kind or spec.dtype)
             state = _state(new, key, states[key])
             grown = Value(new.add_op("kv_append_paged", [state, rows, *places], {}, f"{key}.grown"))
             new.add_write(state, grown, f"{key}.next")

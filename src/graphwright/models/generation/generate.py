@@ -39,6 +39,7 @@ class Generation:
         logprobs: log-probability of each chosen token under the unfiltered model, if asked for.
         top: per token the asked number of (id, log-probability), largest first.
         prefill_s, decode_s: seconds for the prompt, and for the tokens.
+        token_s: seconds per token: choosing it, and running it if another follows.
         sampling: the rules as they were applied.
         stream: number of the random stream.
         reused_tokens: prompt tokens that a given cache held already.
@@ -56,6 +57,7 @@ class Generation:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
     sampling: Sampling = field(default_factory=Sampling)
     stream: int = 0
     reused_tokens: int = 0
@@ -134,7 +136,7 @@ def generate(
     started = perf_counter()
     if cache is None:
         rows = len(ids) + max(max_new_tokens - 1, 0)
-        cache = model.new_cache(-(-rows // _ROWS) * _ROWS)
+        cache = model.new_cache(-(-rows // _ROWS) * _ROWS, kind="static")
     need_rows_of(model.program, cache)
     reused, logits = _fill(cache, ids, allow_stale)
     prefill = perf_counter() - started
@@ -190,7 +192,7 @@ def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndar
             "the prompt is longer than the cache",
             expected=f"<= {cache.capacity}",
             got=len(ids),
-            fix="model.new_cache(capacity) with more rows",
+            fix="model.new_cache(tokens) with more",
         )
     if cache.length and not allow_stale:
         cache.check()
@@ -219,6 +221,7 @@ class _Sample:
         self.text, self.logprobs, self.allow_stale = text, logprobs, allow_stale
         self.ids: list[int] = []
         self.chosen: list[float] = []
+        self.seconds: list[float] = []
         self.top: list[list[tuple[int, float]]] = []
 
     def run(
@@ -246,6 +249,7 @@ class _Sample:
             self.top,
             prefill,
             spent,
+            self.seconds,
             self.rule,
             self.number,
             reused,
@@ -260,14 +264,15 @@ class _Sample:
         for i in range(limit):
             if cancel is not None and cancel():
                 return "cancelled"
+            began = perf_counter()
             token = self._choose(logits)
             self.ids.append(token)
-            if token in self.model.eos_ids:
-                return "eos"
-            if self.text.add(token):
-                return "stop"
-            if i + 1 < limit:
+            end = "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
+            if not end and i + 1 < limit:
                 logits = self.cache.step(np.asarray([[token]]), allow_stale=self.allow_stale).to_numpy("float32")[0, -1]
+            self.seconds.append(perf_counter() - began)
+            if end:
+                return end
         return "length"
 
     def _choose(self, logits: np.ndarray) -> int:

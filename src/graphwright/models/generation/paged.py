@@ -14,21 +14,24 @@ from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import NDArray, from_numpy
+from graphwright.array import CPU, Device, NDArray, dtype
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.blocks import BlockPool
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, derive_paged
+from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.prefix import PrefixCache
 from graphwright.models.generation.prompt import check_ids, vocabulary
 from graphwright.models.generation.rows import EXECUTOR, Fed, Watch
 from graphwright.models.generation.sampling import need
-from graphwright.plan import Workspace, plan_for
+from graphwright.plan import plan_for
 from graphwright.program import Program
 
 if TYPE_CHECKING:
     from graphwright.models.generation.sequence import PagedSnapshot, Sequence
+
+KINDS = ("float32", "bfloat16", "float16")
 
 
 class PagedCache:
@@ -42,6 +45,8 @@ class PagedCache:
         sequences: how many are expected, see `tokens`.
         prefix_bytes: bytes of blocks kept for prompts that begin alike, by default up to the whole pool: they leave
             when a sequence needs them; 0 keeps none.
+        kind: dtype that rows are held in, "float32", "bfloat16" or "float16"; by default that of the activations.
+        device: where they lie, and steps run.
         poison: fill free blocks with NaN, so that a row read by mistake shows.
 
     Attributes:
@@ -62,6 +67,8 @@ class PagedCache:
         block: int = 16,
         sequences: int = 1,
         prefix_bytes: int | None = None,
+        kind: str | None = None,
+        device: Device = CPU,
         poison: bool = False,
     ) -> None:
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
@@ -72,9 +79,11 @@ class PagedCache:
                 need(name, value)
                 if value < 1:
                     raise UsageError("a cache has at least one block of one row", where=name, got=value)
+        if kind not in (None, *KINDS):
+            raise UsageError("rows are held in one of these dtypes", where="dtype", expected=KINDS, got=kind)
         self.program, self.block, self.watch, self.lock = program, block, Watch(program), RLock()
-        self._poison = poison
-        one = derive_paged(program, 1, block, True).states
+        self.kind, self.device, self._poison = None if kind is None else dtype(kind), device, poison
+        one = derive_paged(program, 1, block, True, self.kind).states
         per_block = sum(s.nbytes for s in one.values())
         if blocks is None:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
@@ -162,7 +171,7 @@ class PagedCache:
         """The program behind it, of the model as it is."""
         known = self._derived.get(last_only)
         if known is None or known[0] != self.program.version:
-            made = derive_paged(self.program, self.pool.cap, self.block, last_only)
+            made = derive_paged(self.program, self.pool.cap, self.block, last_only, self.kind)
             known = self._derived[last_only] = (self.program.version, made)
             self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
         return known[1]
@@ -172,8 +181,8 @@ class PagedCache:
         if key not in self._spaces:
             p, sizes = self.derive(last_only).program, {"B": places, "T": rows}
             specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR)
-            self._spaces[key] = Fed(Workspace(plan, self.variables))
+            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
+            self._spaces[key] = Fed(plan.new_workspace(self.variables))
         return self._spaces[key]
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -190,24 +199,16 @@ class PagedCache:
             )
         states = self.derive(True).states
         self._spaces.clear()
-        start = np.full if self._poison else lambda shape, _, dtype: np.zeros(shape, dtype)
-        self.variables = {
-            k: Variable(from_numpy(start(s.sizes, np.nan, s.dtype.numpy), bits=s.dtype), name=k)
-            for k, s in states.items()
-        }
+        start = np.nan if self._poison else 0.0
+        self.variables = {k: Variable(filled(s, start, self.device), name=k) for k, s in states.items()}
 
     def fits(self) -> bool:
         """True if the pools have the shapes of the model as it is."""
         return {k: v.spec for k, v in self.variables.items()} == self.derive(True).states
 
-    def bits(self) -> dict[str, np.ndarray]:
-        """Writable pools by key, [blocks, kv heads, block, head dim]; bfloat16 as its bits."""
-        found = {}
-        for key, variable in self.variables.items():
-            array = variable.own()
-            array.writable()
-            found[key] = array.to_numpy(bits=True)
-        return found
+    def pools(self) -> list[NDArray]:
+        """Writable pools [blocks, kv heads, block, head dim]: keys and values of one attention after the other."""
+        return [variable.own() for variable in self.variables.values()]
 
     def claim(self, count: int) -> list[int]:
         """Free blocks, after kept ones were let go of if there are too few. Raises: CacheFull, with nothing changed."""
@@ -225,8 +226,8 @@ class PagedCache:
 
     def copy_block(self, source: int, target: int, rows: int) -> None:
         """The first rows of a block into another, in all layers."""
-        for pool in self.bits().values():
-            pool[target, :, :rows] = pool[source, :, :rows]
+        for pool in self.pools():
+            pool[target, :, :rows].copy_from(pool[source, :, :rows])
 
     def root(self, fingerprints: dict[str, str]) -> bytes:
         """Where chains of blocks computed with this model begin."""
@@ -238,9 +239,8 @@ class PagedCache:
         self._marks.add(mark)
 
     def _freed(self, block: int) -> None:
-        for pool in self.bits().values():
-            if pool.dtype.kind == "f":
-                pool[block] = np.nan
+        for pool in self.pools():
+            fill(pool[block], np.nan)
 
     def __repr__(self) -> str:
         return f"PagedCache({self.pool.used} of {self.pool.cap} blocks of {self.block} rows used)"

@@ -81,9 +81,11 @@ class Rows:
         tokens: int64 [batch, length], the ids they were filled with.
         fingerprints: attention path -> what its rows were computed with.
         stale_runs: attention paths that were run on although stale.
+        stream: number of the random stream that `Model.decode` draws from.
     """
 
     batch: int
+    stream: int = 0
 
     def __init__(self, program: Program, batch: int, watch: Watch) -> None:
         self.program, self.batch, self._watch = program, batch, watch
@@ -121,8 +123,8 @@ class Rows:
         """Have `length` rows, of whatever content behind those there are."""
         raise NotImplementedError
 
-    def _row(self, at: int) -> Iterator[np.ndarray]:
-        """Writable bits of one row of every key and value."""
+    def _row(self, at: int) -> Iterator[NDArray]:
+        """One row of every key and value, as writable views."""
         raise NotImplementedError
 
     def snapshot(self) -> Any:
@@ -224,7 +226,7 @@ class Rows:
             finally:
                 self._regrow(at + 1)
                 for row, bits in zip(self._row(at), held, strict=True):
-                    row[...] = bits
+                    row.copy_from(bits)
                 self.tokens, self._logits = tokens, logits
         assert self._logits is not None
         return self._logits
@@ -320,9 +322,7 @@ def need_rows_of(program: Program, cache: object) -> None:
         raise UsageError(
             "this is no cache",
             got=type(cache).__name__,
-            fix="model.new_cache(capacity), or new_cache(tokens, kind='paged').sequence()",
+            fix="model.new_cache(tokens).sequence(), or model.new_cache(tokens, kind='static')",
         )
     if cache.program is not program:
-        raise StaleCache(
-            "the cache belongs to another model", where=cache.program.name, fix="model.new_cache(capacity)"
-        )
+        raise StaleCache("the cache belongs to another model", where=cache.program.name, fix="model.new_cache(tokens)")

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, CacheFull, Released
 from graphwright.models.generation.blocks import BlockPool
+from graphwright.models.generation.memory import numbers
 from graphwright.models.generation.rows import CHUNK, Rows
 
 if TYPE_CHECKING:
@@ -63,13 +65,15 @@ class Sequence(Rows):
         cache: whose blocks it holds.
         table: its blocks, in order.
         reused: rows that the last prefill found in the cache.
+        stream: number of the random stream that `Model.decode` draws from: 0, and a number of its own for each fork.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(cache.program, 1, cache.watch)
         self.cache = cache
         self.table: list[int] = []
-        self.reused = 0
+        self.reused = self.stream = 0
+        self._forks = count(1)  # numbers of streams, of all that come from one prompt
         self._length = 0
         self._released = False
         self._busy = Lock()
@@ -118,24 +122,27 @@ class Sequence(Rows):
     def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
         """Rows computed elsewhere: per attention, k and v [kv heads, n, head dim]. The length rises once, at the end.
 
-        Raises: ShapeError, with nothing changed; CacheFull.
+        Raises: ShapeError, DTypeError, CacheFull: with nothing changed.
         """
-        pools, length = list(self.cache.bits().values()), self.length
-        rows = [np.asarray(a) for pair in zip(k, v, strict=True) for a in pair]
-        count = rows[0].shape[1] if rows else 0
-        shapes = [(p.shape[1], count, p.shape[3]) for p in pools]
+        pools, length, block = self.cache.pools(), self.length, self.cache.block
+        rows = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
+        n = rows[0].shape[1] if rows and len(rows[0].shape) == 3 else 0
+        shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
         if [r.shape for r in rows] != shapes:
             raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
         with self.cache.lock:
             if not length:
                 self._admit(False)
-            self.reserve(count)
+            self.reserve(n)
             for pool, new in zip(pools, rows, strict=True):
-                for i in range(count):
-                    block, inside = self._place(length + i)
-                    pool[block, :, inside] = new[:, i]
-            self._length += count
-            tokens = np.full((1, count), -1, np.int64) if ids is None else np.asarray(ids, np.int64).reshape(1, count)
+                done = 0
+                while done < n:
+                    page, inside = self._place(length + done)
+                    some = min(block - inside, n - done)
+                    pool[page, :, inside : inside + some].copy_from(new[:, done : done + some])
+                    done += some
+            self._length += n
+            tokens = np.full((1, n), -1, np.int64) if ids is None else np.asarray(ids, np.int64).reshape(1, n)
             self.tokens, self._logits = np.concatenate([self.tokens, tokens], axis=1), None
 
     def reserve(self, rows: int) -> None:
@@ -206,9 +213,9 @@ class Sequence(Rows):
         self.reserve(max(length - self._length, 0))
         self._length = length
 
-    def _row(self, at: int) -> Iterator[np.ndarray]:
+    def _row(self, at: int) -> Iterator[NDArray]:
         block, inside = self._place(at)
-        for pool in self.cache.bits().values():
+        for pool in self.cache.pools():
             yield pool[block, :, inside]
 
     def _place(self, position: int) -> tuple[int, int]:
@@ -227,22 +234,28 @@ class Sequence(Rows):
         return self.table[: -(-self.length // self.cache.block)]
 
     def gather(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of an attention (its path or number) as copies, [kv heads, length, head dim]."""
+        """Keys and values of an attention (its path or number) as copies, [kv heads, length, head dim].
+
+        Floats that numpy does not have are widened to float32.
+        """
         k, v = (views for views in self.kv(layer))
         return tuple(np.concatenate(t, axis=1) if t else np.zeros((0, 0, 0), np.float32) for t in (k, v))  # pyright: ignore[reportReturnType]
 
     def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Keys and values of an attention by block, as read-only views [kv heads, rows, head dim]."""
+        """Keys and values of an attention by block, read-only [kv heads, rows, head dim].
+
+        Views of the pool; copies where it lies on a device, and of floats that numpy does not have (as float32).
+        """
         keys = list(self.cache.variables)
         paths = [key.removeprefix("cache.").removesuffix(".k") for key in keys[::2]]
         if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
             raise UsageError("no such attention", expected=f"{', '.join(paths)}, or their number", got=layer)
         at = layer if isinstance(layer, int) else paths.index(layer)
-        pools, rows, size = list(self.cache.bits().values()), self.length, self.cache.block
+        pools, rows, size = self.cache.pools(), self.length, self.cache.block
         found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for pool, views in zip(pools[2 * at : 2 * at + 2], found, strict=True):
             for i, block in enumerate(self.blocks()):
-                view = pool[block, :, : min(size, rows - i * size)]
+                view = numbers(pool[block, :, : min(size, rows - i * size)])
                 view.flags.writeable = False
                 views.append(view)
         return found
@@ -263,6 +276,7 @@ class Sequence(Rows):
             child, table = self.cache.sequence(), self.blocks()
             self.cache.pool.hold(table)
             child._take(table, self.tokens, self.facts())
+            child._forks, child.stream = self._forks, next(self._forks)
             return child
 
     def snapshot(self) -> PagedSnapshot:

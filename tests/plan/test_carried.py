@@ -1,0 +1,193 @@
+"""State as one thing: kept, gone back to, reset, of its own, on every executor; and steps that cannot be torn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright.array import Device, from_numpy
+from graphwright.array.backend import use
+from graphwright.array.sim import SimBackend
+from graphwright.array.sim.driver import SimDriver
+from graphwright.errors import ComputeError, UsageError
+from graphwright.plan import CaptureWorkspace, ParallelWorkspace, StepTorn, Workspace
+from graphwright.program import Builder, Program
+
+SIM = Device("sim")
+X = np.linspace(-1, 1, 4, dtype=np.float32)
+
+
+@pytest.fixture
+def sim() -> Iterator[SimBackend]:
+    made = SimBackend(SIM, SimDriver(SIM))
+    use(SIM, made)
+    yield made
+    use(SIM)
+
+
+def recurrent() -> Program:
+    """Two states that swap and mix, a counter, and a param that is written."""
+    b = Builder("recurrent")
+    x = b.input("x", (4,))
+    h, c = (b.scope("cell").state(n, np.full(4, v, np.float32)) for n, v in (("h", 1.0), ("c", -2.0)))
+    t, w = b.state("count", np.zeros((), np.float32)), b.param("w", np.full(4, 0.5, np.float32))
+    b.carry(b.tanh(b.add(b.mul(w, c), x)), h)
+    b.carry(h, c)
+    b.carry(b.add(t, b.const("one", np.ones((), np.float32))), t)
+    b.carry(b.mul(w, b.const("less", np.full(4, 0.9, np.float32))), w)
+    b.output(b.add(h, c), "y")
+    return b.build()
+
+
+def bits(state: gw.State) -> dict[str, bytes]:
+    return {key: v.data.tobytes() for key, v in state.items()}
+
+
+def steps(run: Callable[..., Any], n: int) -> list[bytes]:
+    return [run({"x": X * (i + 1)})["y"].tobytes() for i in range(n)]
+
+
+RUNS: dict[str, Callable[[Program, gw.State], Callable[..., Any]]] = {
+    "interpreted": lambda p, s: lambda feeds: p.run(feeds, state=s),
+    "aten": lambda p, s: Workspace(p.compile(x=(4,)), s).run,
+    "vm": lambda p, s: Workspace(p.compile(x=(4,), executor="vm"), s).run,
+    "threads": lambda p, s: ParallelWorkspace(p.compile(x=(4,)), s).run,
+    "device": lambda p, s: p.compile(x=(4,), device="sim", executor="aten").new_workspace(s).run,
+    "captured": lambda p, s: CaptureWorkspace(p.compile(x=(4,), device="sim"), s).run,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.usefixtures("sim")
+def test_every_executor_goes_on_from_it_and_back_to_it(name: str) -> None:
+    p = recurrent()
+    before = {k: v.data.tobytes() for k, v in p.weights.items()}
+    truth = steps(recurrent().run, 20)
+    state = gw.State(p, own=True)
+    run = RUNS[name](p, state)
+
+    def same(found: list[bytes], expected: list[bytes]) -> None:
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(*(np.frombuffer(t, "f4") for t in (a, b)), rtol=1e-6 if name == "vm" else 0)
+
+    same(steps(run, 20), truth)
+    assert state["count"].data.to_numpy() == 20
+    state.reset()
+    same(steps(run, 5), truth[:5])
+    mark, then = state.snapshot(), bits(state)
+    later = steps(run, 3)
+    for _ in range(2):
+        state.restore(mark)
+        assert bits(state) == then
+        assert steps(run, 3) == later
+    state.reset("cell")
+    assert (state["cell.h"].data.to_numpy()[0], state["cell.c"].data.to_numpy()[0]) == (1.0, -2.0)
+    assert state["count"].data.to_numpy() == 8
+    assert {k: v.data.tobytes() for k, v in p.weights.items()} == before
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("own", [True, False])
+def test_an_error_inside_a_transaction_takes_all_its_steps_back(own: bool, error: type[BaseException]) -> None:
+    p = recurrent()
+    state = gw.State(p, own=own)
+    run = Workspace(p.compile(x=(4,)), state).run
+    steps(run, 2)
+    then = bits(state)
+
+    def fails() -> None:
+        with state.transaction():
+            steps(run, 2)
+            with state.transaction():
+                steps(run, 1)
+            assert bits(state) != then
+            raise error
+
+    with pytest.raises(error):
+        fails()
+    assert bits(state) == then
+    with state.transaction() as inside:
+        steps(run, 1)
+        assert inside is state
+    assert bits(state) != then
+    assert (p.weights["count"].data.to_numpy() == 3) == (not own)
+
+
+def test_it_knows_its_states_and_refuses_others() -> None:
+    p = recurrent()
+    state = gw.State(p)
+    assert sorted(state) == ["cell.c", "cell.h", "count", "w"]
+    assert all(state[k] is p.weights[k] for k in state)
+    assert "cell.h" in repr(state)
+    for scope in ("cel", "cell.x", "x"):
+        with pytest.raises(UsageError) as caught:
+            state.reset(scope)
+        assert "cell.h" in str(caught.value.expected)
+    mark = state.snapshot()
+    with p.edit("one number for all rows, never written") as e:
+        e.remove("w.next")
+        e.set_weight("w", lambda w: w[:1])
+    then = bits(state)
+    for back in (lambda: state.restore(mark), state.reset):
+        with pytest.raises(UsageError, match="shape"):
+            back()
+        assert bits(state) == then
+    p.undo()
+    state.restore(mark)
+
+
+# -- safe steps --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["plain", "threads", "captured"])
+@pytest.mark.usefixtures("sim")
+def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None:
+    p = recurrent()
+    plan = p.compile(x=(4,), **({"device": "sim"} if kind == "captured" else {}))
+    make: Any = {"plain": Workspace, "threads": ParallelWorkspace, "captured": CaptureWorkspace}[kind]
+
+    def faulty(at: int, error: BaseException, safe: bool) -> tuple[Any, gw.State]:
+        state = gw.State(p, own=True)
+        space = make(plan, state, safe=safe)
+        space.run({"x": X})
+        calls = space._counts[at] - 1
+
+        def fail() -> None:
+            raise error
+
+        space._calls[calls] = fail
+        return space, state
+
+    torn = 0
+    for at in range(len(plan.instrs)):
+        for error, expected in ((ValueError("planted"), ComputeError), (KeyboardInterrupt(), KeyboardInterrupt)):
+            if kind == "threads" and expected is KeyboardInterrupt:
+                continue
+            space, state = faulty(at, error, True)
+            then = bits(state)
+            with pytest.raises(expected) as caught:
+                space.run({"x": X})
+            assert not isinstance(caught.value, StepTorn)
+            assert bits(state) == then
+        space, state = faulty(at, ValueError("planted"), False)
+        with pytest.raises(ComputeError) as caught:
+            space.run({"x": X})
+        torn += isinstance(caught.value, StepTorn)
+    assert torn > 0  # the same faults tear a step that keeps no copy
+
+
+def test_safe_steps_take_no_memory_after_the_first() -> None:
+    from graphwright.array.cpu import tensor_allocations
+
+    p = recurrent()
+    space = Workspace(p.compile(x=(4,)), gw.State(p, own=True), safe=True)
+    x = from_numpy(X)
+    taken = []
+    for safe in (False, True):
+        space.safe = safe
+        space.step([x])
+        space.step([x])
+        taken.append(tensor_allocations(lambda: [space.step([x]) for _ in range(20)]))
+    assert taken[0] == taken[1]  # the results that are given out

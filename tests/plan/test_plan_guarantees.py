@@ -1,0 +1,159 @@
+"""What planning leaves alone, and what changes without a new plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright.array import Device, from_numpy, poison
+from graphwright.array.backend import use
+from graphwright.array.cpu import CpuBackend
+from graphwright.array.sim import SimBackend
+from graphwright.array.sim.driver import SimDriver
+from graphwright.plan import CaptureWorkspace, Workspace
+from graphwright.program import Builder, Program, load, save
+
+SIM = Device("sim")
+
+
+@pytest.fixture
+def sim() -> Iterator[SimBackend]:
+    made = SimBackend(SIM, SimDriver(SIM))
+    use(SIM, made)
+    yield made
+    use(SIM)
+
+
+def counted() -> Program:
+    b = Builder("counted")
+    x, w = b.input("x", ("B", 4)), b.param("w", np.full((4, 4), 0.5, "f4"))
+    n, kept = b.state("n", np.zeros((), "f4")), b.const("k", np.full((4,), 2, "f4"))
+    b.carry(b.add(n, b.const("one", np.ones((), "f4"))), n)
+    b.output(b.mul(b.add(b.tanh(b.matmul(x, w, name="product"), name="act"), n), kept, name="last"), "y")
+    return b.build()
+
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+def test_planning_runs_nothing_and_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = gw.open("bundled").program
+    monkeypatch.setattr(CpuBackend, "bind", lambda *args: pytest.fail("an op was bound"))
+    monkeypatch.setattr(CpuBackend, "to_host", lambda *args: pytest.fail("an array was read"))
+    for options in ({}, {"rewrites": "fast"}, {"executor": "auto"}, {"watch": ("layers.1.out",)}, {"device": "sim"}):
+        plan = p.compile(ids=(1, 8), positions=(1, 8), **options)
+        assert plan.instrs
+        assert plan.hash
+    assert not any(v.data.storage.touched for v in p.weights.values() if v.data.storage.readonly)
+
+
+def test_planning_between_two_steps_advances_no_state() -> None:
+    p, q = counted(), counted()
+    for n in range(4):
+        for _ in range(2):
+            q.compile(x=(2, 4), rewrites="fast" if n % 2 else "none")
+            q.compile(x=(n + 1, 4))
+        assert q.compile(x=(2, 4))(x=X)["y"].tobytes() == p.compile(x=(2, 4))(x=X)["y"].tobytes()
+        assert q.weights["n"].item() == n + 1
+
+
+def test_the_hash_of_a_plan_survives_a_file(tmp_path) -> None:
+    p = counted()
+    save(p, tmp_path / "p")
+    assert load(tmp_path / "p").compile(x=(2, 4)).hash == p.compile(x=(2, 4)).hash
+
+
+def test_poison_is_no_number_in_any_float_and_huge_in_any_integer() -> None:
+    memory = np.zeros(64, np.uint8)
+    poison.fill(memory)
+    assert memory[:2].tolist() == [0xF8, 0x7F]
+    for kind in ("f2", "f4", "f8"):
+        assert np.isnan(memory.view(kind)).all()
+    assert np.isnan((memory.view("u2").astype("u4") << 16).view("f4")).all()  # bfloat16
+    assert (memory.view("i4") > 10**9).all()
+    assert (memory.view("i8") > 10**18).all()
+
+
+def test_a_value_read_after_it_was_freed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness at work: a plan that frees a value one reader too early."""
+    b = Builder()
+    x = b.input("x", (4,))
+    early = b.tanh(x, name="early")
+    late = b.exp(b.neg(early, name="middle"), name="late")
+    b.output(b.add(b.mul(late, late), early, name="sum"), "y")
+    plan = b.build().compile(x=(4,), rewrites="none")
+    fed, freed = {"x": X[0]}, plan.free_after
+    assert np.isfinite(Workspace(plan, poison=True).run(fed)["y"].to_numpy()).all()
+    (buffer,) = {plan.slots[plan.of("early")[0].outs[0]].buffer}
+    cut = next(i for i, instr in enumerate(plan.instrs) if instr.node == plan.program.node("middle"))
+    monkeypatch.setattr(type(plan), "free_after", lambda self, i: (*freed(i), *((buffer,) if i == cut else ())))
+    assert np.isnan(Workspace(plan, poison=True).run(fed)["y"].to_numpy()).all()
+
+
+# -- what is memory, not plan ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.usefixtures("sim")
+def test_weights_and_constants_written_in_place_need_no_other_plan(device: str, freeze: bool) -> None:
+    p = counted()
+    plan = p.compile(x=(2, 4), device=device, freeze=freeze)
+    space = plan.new_workspace() if device == "sim" else Workspace(plan)
+    for k in range(6):
+        for key, value in (("w", 0.1 * k), ("n", float(k))):
+            p.weights[key].own().copy_from(from_numpy(np.float32(value)).expand(*p.weights[key].shape))
+        want = (np.tanh(X @ np.full((4, 4), np.float32(0.1 * k))) + k) * 2
+        np.testing.assert_allclose(space.run({"x": X})["y"].to_numpy(), want, rtol=1e-5, atol=1e-6)
+        assert p.compile(x=(2, 4), device=device, freeze=freeze) is plan
+    if isinstance(space, CaptureWorkspace):
+        assert (str(space.state), space.captures) == ("captured", 1)
+
+
+@pytest.mark.usefixtures("sim")
+def test_a_rate_that_changes_is_used_inside_a_captured_step() -> None:
+    losses = {}
+    for device in ("cpu", "sim"):
+        gw.manual_seed(0)
+        net = gw.nn.Linear(4, 1)
+        opt = gw.optim.AdamW(net, lr=0.1)
+
+        def step(x, opt=opt, net=net):
+            opt.zero_grad()
+            loss = (net(x) * net(x)).mean()
+            loss.backward()
+            opt.step()
+            return loss
+
+        run, losses[device] = gw.compile(step, device=device, executor="aten" if device == "cpu" else "auto"), []
+        for k in range(8):
+            opt.lr = 0.1 / (1 + k % 3)
+            losses[device].append(float(run(X).to(Device("cpu")).numpy()))
+        assert run.traces == 1
+        if device == "sim":
+            space = run.workspace(X)
+            assert space.captures == sum(r.kind == "capture" for r in space.regions)
+    assert losses["sim"] == losses["cpu"]
+
+
+def test_moments_of_what_an_edit_left_alone_are_kept() -> None:
+    p = counted()
+    b = gw.compile(p)
+    opt = gw.optim.AdamW(p.parameters(), lr=0.1)
+
+    def step() -> None:
+        opt.zero_grad()
+        p(x=gw.tensor(X)).sum().backward()
+        opt.step()
+
+    step()
+    moments = {k: v.data.tobytes() for k, v in opt.variables().items()}
+    b(x=X)
+    with p.edit("another activation") as e:
+        e.insert(p.in_edges("last")[0], "relu")
+    b(x=X)
+    assert p.compile(x=(2, 4)).patched.kind in ("patched", "full")
+    assert {k: v.data.tobytes() for k, v in opt.variables().items()} == moments
+    step()
+    assert {k: v.data.tobytes() for k, v in opt.variables().items()} != moments
