@@ -13,12 +13,14 @@ from graphwright.optim.muon import Muon
 from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, State
 from graphwright.optim.rmsprop import RMSprop
 from graphwright.optim.sgd import SGD
+from graphwright.optim.training_step import CompiledStep, compile_step
 
 __all__ = [
     "LOW",
     "SGD",
     "Adam",
     "AdamW",
+    "CompiledStep",
     "Lion",
     "Muon",
     "NonFiniteGradient",
@@ -31,6 +33,7 @@ __all__ = [
     "accumulate",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "compile_step",
     "ema_update",
     "load_state",
     "lr_scheduler",
