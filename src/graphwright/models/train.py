@@ -154,7 +154,7 @@ class Trainer:
 
     def save(self, directory: str | Path) -> None:
         """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
-        save_state(directory, self.model, self.optimizer, step=self.done, facts=self._identity())
+        save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
         """Continue from a saved state: all is checked before anything is changed.
@@ -177,7 +177,7 @@ class Trainer:
                 got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in told.items()),
                 fix="train with the options, text and model of that run, or keep the state in another directory",
             )
-        saved.restore(self.model, self.optimizer)
+        saved.restore(self.model, self.optimizer, compiled=self.step)
         self.done = saved.step
 
 

@@ -265,7 +265,7 @@ class Optimizer:
             for label in set(names) - found.moments.keys():
                 found.moments[label] = _zeros(p, f"{found.name}.{label}")
             return found
-        return self._new_state(p, names, found, None if found is None else _carrier(found, p))
+        return self._new_state(p, names, found, None if found is None else carrier(found.spec, found.lineage, p))
 
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: State | None, carry: Callable[[np.ndarray], np.ndarray] | None
@@ -315,9 +315,13 @@ def wide(dtype: DType) -> DType:
     return float32 if dtype.is_low else dtype
 
 
-def _carrier(old: State, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there."""
-    steps, shape = list(path(old.lineage, p.lineage)), old.spec.sizes
+def carrier(spec: Spec, lineage: Lineage | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
+    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there.
+
+    Args:
+        spec, lineage: of the parameter when the moments were made.
+    """
+    steps, shape = list(path(lineage, p.lineage)), spec.sizes
     for before, places in steps:
         if shape != before:
             return None
