@@ -137,6 +137,16 @@ def test_a_step_on_the_vm_is_the_eager_one_to_rounding() -> None:
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-4)
 
 
+def test_in_bfloat16_the_losses_are_those_of_float32_to_its_rounding() -> None:
+    runs = []
+    for kind in (None, "bfloat16"):
+        p = network()
+        step = optim.compile_step(p, loss, optim.AdamW(p, lr=1e-2), INPUTS, amp=kind, clip=0.5)
+        runs.append([step(x=x, y=y).item() for x, y in batches(20)])
+    np.testing.assert_allclose(runs[1], runs[0], rtol=2.0**-7)
+    assert runs[0] != runs[1]
+
+
 def test_steps_are_those_of_torch() -> None:
     p = network()
     keys = [p.key(n) for n in p.params()]
