@@ -198,7 +198,7 @@ class Mirror:
             self._free(path)
             return p.add_op(op, operands, attrs, path, self._recorder.behind(operands)), True
         if p.operands(had) != operands:
-            self._lead_to(had, operands)
+            self.lead_to(had, operands)
         if p.attrs(had) != attrs:
             p.update_node(had, attrs=dict(attrs))
         specs = get(op).specs([p.specs(v.node)[v.port] for v in operands], attrs, source.path(node))
@@ -227,7 +227,7 @@ class Mirror:
             self._casts[node] = casts
         return operands
 
-    def _lead_to(self, node: NodeId, operands: Sequence[Value]) -> None:
+    def lead_to(self, node: NodeId, operands: Sequence[Value]) -> None:
         """Let a node read these values, in order."""
         p = self.program
         edges = p.in_edges(node)

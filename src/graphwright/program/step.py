@@ -6,6 +6,7 @@ that they depend on they run again on symbols, and what they write that is there
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from graphwright.autograd import (
     autocast_to,
     enable_grad,
     no_grad,
+    scope,
     training,
 )
 from graphwright.graph import NodeId
@@ -34,6 +36,7 @@ from graphwright.program.validate import refuse_broken
 Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 """(outputs and inputs by name) -> what is differentiated, and the results of the step by name."""
 Known = dict[tuple[Any, ...], NodeId]
+Role = tuple[str, int, str]
 
 
 class Step(Backward):
@@ -50,6 +53,7 @@ class Step(Backward):
 
     Attributes:
         program: the inputs -> the results of the objective; it writes what the source writes and what `update` assigns.
+        roles: see `Reused`.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Step(Backward):
         self._seeds: dict[Value, Value] = {}
         self._beside: dict[Parameter, Value] = {}  # gradients of parameters that the objective alone reads
         self._known: Known = {}
+        self.roles: dict[Role, NodeId] = {}
         self._writes: dict[int, NodeId] = {}
         self._facts: list[tuple[Callable[[], object], object]] = []
         self._before: Any = None
@@ -207,14 +212,16 @@ class Step(Backward):
         for key, (target, value) in recorder.written().items():
             node = self._writes.pop(key, None)
             if node is not None and p.operands(node)[0] == target:
-                self._lead_to(node, [target, value])
+                self.lead_to(node, [target, value])
             else:
                 self._throw(() if node is None else (node,))
                 node = p.add_write(target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         self._throw(tuple(self._writes.values()))
-        self._throw([node for key, node in self._known.items() if key not in recorder.used])
+        still = set(recorder.used.values())
+        self._throw([node for node in dict.fromkeys(self._known.values()) if node not in still])
         self._writes, self._known, self._facts = writes, recorder.used, recorder.facts
+        self.roles = recorder.roles
 
     def _carried(self) -> list[tuple[Value, Value]]:
         """(state or param, its next value) of the source's own writes."""
@@ -301,8 +308,11 @@ class Retraced:
 class Reused(Recorder):
     """Takes down objective and update; a node, constant or variable that is there from the last time is taken again.
 
+    One that now reads other values is led to them, so that a new gradient of one weight is no new update of the others.
+
     Attributes:
         used: all that was taken down, by what it is: its op, operands and attributes, or its array or variable.
+        roles: nodes by name, number among those of the name, and attributes.
         results: outputs of the step by name.
     """
 
@@ -310,6 +320,9 @@ class Reused(Recorder):
         super().__init__(step.program)
         self.step, self.near = step, True
         self.used: Known = {}
+        self.roles: dict[Role, NodeId] = {}
+        self._settled: set[NodeId] = set()
+        self._counts: Counter[str] = Counter()
         self.results: dict[str, Value] = {}
 
     def tensor(self, value: Value) -> Tensor:
@@ -323,10 +336,29 @@ class Reused(Recorder):
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Take down one operation."""
         operands = [self._own(s) for s in inputs]
-        key = (op.name, *operands, repr(sorted(attrs.items())))
-        node = self._take(key, lambda: self.program.add_op(
-            op.name, operands, attrs, self._name(op.name), self.behind(operands)))  # fmt: skip
+        form = repr(sorted(attrs.items()))
+        base = ".".join((*scope.get(), op.name))
+        self._counts[base] += 1
+        role = (base, self._counts[base], form)
+
+        def make() -> NodeId:
+            led = self._led(role, op, operands, attrs)
+            if led is None:
+                return self.program.add_op(op.name, operands, attrs, self._name(op.name), self.behind(operands))
+            return led
+
+        node = self.roles[role] = self._take((op.name, *operands, form), make)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(self.program.specs(node)))
+
+    def _led(self, role: Role, op: Op, operands: list[Value], attrs: Mapping[str, Any]) -> NodeId | None:
+        """The node that did the same the last time, reading these values; so who reads it has nothing new."""
+        p, node = self.program, self.step.roles.get(role)
+        if node is None or node in self._settled or node not in p.graph:
+            return None
+        if op.specs([p.specs(v.node)[v.port] for v in operands], attrs, p.path(node)) != p.specs(node):
+            return None
+        self.step.lead_to(node, operands)
+        return node
 
     def value_of(self, tensor: Tensor) -> Value:
         """The node that stands for a tensor."""
@@ -355,8 +387,13 @@ class Reused(Recorder):
         return self.source(kind, name, variable.spec, {"key": name})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
-        node = self.used.get(key) or self.step.known(key) or make()
-        self.used[key] = node
+        node = self.used.get(key)
+        if node is None:
+            node = self.step.known(key)
+            if node is None or node in self._settled:  # it was led to something else
+                node = make()
+            self._settled.add(node)
+            self.used[key] = node
         return node
 
 
