@@ -20,7 +20,7 @@ from graphwright.array.vm.machine import build
 build()  # loaded code is no memory of the step, as torch's is none of the peers'
 out["before_mib"] = peak_mib()
 trainer.run()
-plan = trainer._compiled.plan(*[trainer.batch(0)[0], trainer._positions, trainer.batch(0)[1]])
+plan = trainer.step.plan
 out["arena_mib"] = plan.arena_bytes / 2**20
 out["bound_mib"] = plan.lower_bound / 2**20
 """

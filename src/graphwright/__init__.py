@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from graphwright.graph import Graph
     from graphwright.models import Model, open
     from graphwright.ops import op
-    from graphwright.optim import load_state, save_state
+    from graphwright.optim import compile_step, load_state, save_state
     from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, State, load, replay, tape, trace
 
@@ -103,6 +103,7 @@ _HOME = {
     "bool_": "array",
     "cat": "autograd",
     "compile": "plan",
+    "compile_step": "optim",
     "dropout": "autograd",
     "empty": "autograd",
     "empty_like": "autograd",
@@ -203,6 +204,7 @@ __all__ = [
     "bool_",
     "cat",
     "compile",
+    "compile_step",
     "data",
     "dropout",
     "einsum",

@@ -315,7 +315,8 @@ def test_every_flipped_byte_and_every_cut_gives_a_typed_error_or_equal_data(tmp_
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema": 2}, "schema"),
+        ({"schema": 3}, "schema"),
+        ({"schema": 1}, "schema"),
         ({"schema": True}, "no saved training"),
         ({"step": 8}, "checksum"),
         ({"checksum": None}, "checksum"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.amp.autocast import low_dtype
 from graphwright.array import DType, Spec, bfloat16
 from graphwright.ops import get
-from graphwright.ops.casting import is_cast, target_dtype
+from graphwright.ops.casting import is_cast, low_dtype, target_dtype
 from graphwright.program import Entry, Program, Value
 from graphwright.program.kinds import KINDS
 

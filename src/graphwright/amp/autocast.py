@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphwright.array import DType, bfloat16, float16
-from graphwright.array import dtype as named
+from graphwright.array import bfloat16
 from graphwright.autograd import autocast_to
-from graphwright.errors import DTypeError
+from graphwright.ops.casting import low_dtype
 
 
 @contextmanager
@@ -21,11 +20,3 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
     kind = low_dtype(dtype)
     with autocast_to(kind if enabled else None):
         yield
-
-
-def low_dtype(dtype: object) -> DType:
-    """A 16-bit float by name. Raises: DTypeError for any other dtype."""
-    kind = named(dtype)
-    if kind not in (bfloat16, float16):
-        raise DTypeError("autocast runs in a 16-bit float", expected="bfloat16 or float16", got=kind)
-    return kind

@@ -25,7 +25,7 @@ class Steps(Protocol):
         ...
 
     def step(self, *, found_inf: Tensor | None = None) -> None:
-        """One update."""
+        """One update, left out where `found_inf` is not 0."""
         ...
 
 
@@ -63,6 +63,7 @@ class GradScaler:
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self._scale = Variable(from_numpy(np.asarray(init_scale, np.float32)), name="scaler.scale")
         self._good = Variable(from_numpy(np.asarray(0.0, np.float32)), name="scaler.good_steps")
+        self._none = Tensor(from_numpy(np.asarray(0.0, np.float32)))
         self._found: dict[int, Tensor] = {}
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ class GradScaler:
                     kinds.setdefault(p.grad.dtype, []).append(p)
             if not kinds:
                 raise UsageError("no parameter has a gradient", fix="call backward() first")
-            found = Tensor(from_numpy(np.asarray(0.0, np.float32)))
+            found = self._none
             inverse = 1.0 / self._scale
             for members in kinds.values():
                 found, *grads = call("unscale_check", inverse, found, *(p.grad for p in members))
@@ -97,17 +98,22 @@ class GradScaler:
                     p.grad = g
             self._found[id(optimizer)] = found
 
-    def step(self, optimizer: Steps) -> None:
-        """The optimizer's step, unscaling first if that was not done; skipped, count and all, if not all is finite."""
+    def step(self, optimizer: Steps, *, waiting: Tensor | None = None) -> None:
+        """The optimizer's step, unscaling first if that was not done; skipped, count and all, if not all is finite.
+
+        Args:
+            waiting: 0-d float32; where it is not 0, gradients are still being accumulated, and the step is left out.
+        """
         if not self.enabled:
-            optimizer.step()
+            optimizer.step(found_inf=waiting)
             return
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
-        optimizer.step(found_inf=self._found[id(optimizer)])
+        found = self._found[id(optimizer)]
+        optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
-    def update(self) -> None:
-        """Set the factor of the next step by what all optimizers of this one found."""
+    def update(self, *, waiting: Tensor | None = None) -> None:
+        """Set the factor of the next step by what all optimizers of this one found; unless it waits, see `step`."""
         if not self.enabled:
             return
         if not self._found:
@@ -117,8 +123,13 @@ class GradScaler:
             bad, good = found > 0.0, self._good + 1.0
             grown = good >= float(self.growth_interval)
             scale = call("where", grown, self._scale * self.growth_factor, self._scale)
-            self._scale.assign(call("where", bad, self._scale * self.backoff_factor, scale))
-            self._good.assign(call("where", bad, 0.0, call("where", grown, 0.0, good)))
+            scale = call("where", bad, self._scale * self.backoff_factor, scale)
+            good = call("where", bad, 0.0, call("where", grown, 0.0, good))
+            if waiting is not None:
+                scale = call("where", waiting > 0.0, self._scale, scale)
+                good = call("where", waiting > 0.0, self._good, good)
+            self._scale.assign(scale)
+            self._good.assign(good)
         self._found.clear()
 
     def variables(self) -> dict[str, Variable]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.amp import autocast
 from graphwright.array import random
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.model import Model, need_tokenizer
 from graphwright.nn import functional
-from graphwright.optim import AdamW, SavedState, clip_grad_norm_, save_state, warmup_cosine
-from graphwright.plan import compile
+from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
 from graphwright.progress import Progress, Report
 
 
@@ -74,6 +71,10 @@ class Training:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets)
+
+
 class Trainer:
     """A model, its optimizer and its place in the data.
 
@@ -83,6 +84,9 @@ class Trainer:
         model: any opened or created model, edited ones included.
         text: what to train on.
         recipe: see Recipe.
+
+    Attributes:
+        step: forward, backward, clipping and AdamW as one plan, which follows edits of the model.
     Raises: UsageError for a text shorter than a window.
     """
 
@@ -101,7 +105,10 @@ class Trainer:
         )
         self.done = 0
         self._positions = np.ascontiguousarray(np.broadcast_to(np.arange(recipe.window), (recipe.batch, recipe.window)))
-        self._compiled = compile(self._step)
+        inputs = {"ids": self._positions, "positions": self._positions, "targets": self._positions}
+        self.step = compile_step(
+            model.program, _loss, self.optimizer, inputs, amp=recipe.autocast or None, clip=recipe.clip or None
+        )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets int64 [batch, window] of a step; depends on seed and step alone."""
@@ -109,18 +116,6 @@ class Trainer:
         starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
-
-    def _step(self, ids: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        opt, r = self.optimizer, self.recipe
-        opt.zero_grad()
-        with autocast(r.autocast) if r.autocast else nullcontext():
-            logits = self.model.program(ids=ids, positions=positions)
-        loss = functional.cross_entropy(logits.float(), targets)
-        loss.backward()
-        if r.clip:
-            clip_grad_norm_(self.model.program.parameters(), r.clip)
-        opt.step()
-        return loss
 
     def run(self, steps: int | None = None, report: Report | None = None) -> Training:
         """Train for some steps (those left by default).
@@ -133,7 +128,7 @@ class Trainer:
         while self.done < last:
             self.optimizer.lr = warmup_cosine(self.done, peak=r.lr, warmup=r.warmup, total=r.steps, floor=r.floor)
             ids, targets = self.batch(self.done)
-            loss = self._compiled(ids, self._positions, targets).item()
+            loss = self.step(ids=ids, positions=self._positions, targets=targets).item()
             self.done += 1
             made.losses.append(loss)
             made.tokens += ids.size
@@ -159,7 +154,7 @@ class Trainer:
 
     def save(self, directory: str | Path) -> None:
         """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
-        save_state(directory, self.model, self.optimizer, step=self.done, facts=self._identity())
+        save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
         """Continue from a saved state: all is checked before anything is changed.
@@ -182,7 +177,7 @@ class Trainer:
                 got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in told.items()),
                 fix="train with the options, text and model of that run, or keep the state in another directory",
             )
-        saved.restore(self.model, self.optimizer)
+        saved.restore(self.model, self.optimizer, compiled=self.step)
         self.done = saved.step
 
 

@@ -102,7 +102,7 @@ class Rope:
     negative angle (Su et al. 2021, eq. 34).
     """
 
-    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="inner")
+    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
 
     @staticmethod
     def infer(x, cos, sin, style):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphwright.array import DType, float32, result_type
+from graphwright.array import DType, bfloat16, float16, float32, result_type
+from graphwright.array import dtype as named
+from graphwright.errors import DTypeError
 from graphwright.ops.registry import Op
 
 Kind = tuple[DType, str]
@@ -38,3 +40,11 @@ def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
     if target in (None, dtype) or place in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")
+
+
+def low_dtype(dtype: object) -> DType:
+    """A 16-bit float by name. Raises: DTypeError for any other dtype."""
+    kind = named(dtype)
+    if kind not in (bfloat16, float16):
+        raise DTypeError("autocast runs in a 16-bit float", expected="bfloat16 or float16", got=kind)
+    return kind

@@ -5,20 +5,23 @@ from __future__ import annotations
 from graphwright.optim import lr_scheduler
 from graphwright.optim.adam import Adam, AdamW
 from graphwright.optim.average import accumulate, ema_update
-from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
+from graphwright.optim.checkpoint import SavedState, load_state, save_state
 from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
+from graphwright.optim.errors import StateError
 from graphwright.optim.lion import Lion
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.muon import Muon
 from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, State
 from graphwright.optim.rmsprop import RMSprop
 from graphwright.optim.sgd import SGD
+from graphwright.optim.training_step import CompiledStep, compile_step
 
 __all__ = [
     "LOW",
     "SGD",
     "Adam",
     "AdamW",
+    "CompiledStep",
     "Lion",
     "Muon",
     "NonFiniteGradient",
@@ -31,6 +34,7 @@ __all__ = [
     "accumulate",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "compile_step",
     "ema_update",
     "load_state",
     "lr_scheduler",

@@ -1,33 +1,33 @@
 """The state of a training: saved as a whole or not at all, and continued to the bit.
 
 A directory of `state.safetensors` (every tensor once; a tied one under its first name) and `train.json`: schema, hash
-of the model's structure, a checksum per tensor, the other names of tied tensors, what is no tensor (the places of
-scheduler, loader and generator), and a checksum over all of that.
+of the model's structure and of its journal, how the step was planned, a checksum per tensor, the other names of tied
+tensors, what is no tensor (the places of scheduler, loader and generator), and a checksum over all of that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from graphwright.array import BY_TAG, NDArray, from_numpy
+from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
-from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
+from graphwright.optim.errors import StateError
+from graphwright.optim.optimizer import Optimizer
+from graphwright.optim.remap import remapped
+from graphwright.program import Journal, Program
+from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
-SCHEMA = 1
+SCHEMA = 2
 _LIMIT = 64 << 20  # bytes of train.json: 10^5 tensors of names of 600 characters
-_FIELDS = {"schema", "structure", "step", "tensors", "aliases", "states", "facts"}
-
-
-class StateError(CheckpointError):
-    """A saved training is damaged, of another schema, or of another model or optimizer."""
+_FIELDS = {"schema", "structure", "journal", "plan", "step", "tensors", "aliases", "states", "facts"}
 
 
 class HasVariables(Protocol):
@@ -43,6 +43,14 @@ class HasStructure(HasVariables, Protocol):
 
     def structure_hash(self) -> str:
         """Equal where a saved state fits."""
+        ...
+
+
+class HasOptions(HasVariables, Protocol):
+    """A compiled step."""
+
+    def options(self) -> Mapping[str, Any]:
+        """What a training that is continued must agree with."""
         ...
 
 
@@ -68,20 +76,25 @@ def save_state(
     rng: HasState | None = None,
     step: int = 0,
     *,
+    compiled: HasOptions | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the state of a training, atomically; an older one at the place is replaced.
 
     Args:
         directory: its parent exists.
+        compiled: the step of `compile_step`: its options, and how many batches it has accumulated.
         facts: more to keep, as JSON can have it; `SavedState.facts` gives it back.
     Raises: UsageError for a state that JSON cannot have; FileError if writing fails: what stood there still stands.
     """
-    tensors, aliases = _gathered(model, optimizer, scaler)
+    tensors, aliases = _gathered(model, optimizer, scaler, compiled)
+    program = program_of(model)
     given = {"scheduler": scheduler, "loader": loader, "rng": rng}
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "structure": model.structure_hash(),
+        "journal": None if program is None else program.journal.hash,
+        "plan": None if compiled is None else dict(compiled.options()),
         "step": step,
         "tensors": {name: blake2b_128(_bits(v)) for name, v in tensors.items()},
         "aliases": aliases,
@@ -106,13 +119,21 @@ def load_state(
     scaler: HasVariables | None = None,
     loader: HasState | None = None,
     rng: HasState | None = None,
+    *,
+    compiled: HasOptions | None = None,
+    remap: Journal | None = None,
 ) -> int:
     """Continue from a saved training; returns its step. All is read and checked before anything is changed.
 
-    Raises: StateError, CheckpointError for damaged files, or for a state of another model or optimizer; UnreadableFile.
+    Args:
+        compiled: the step of `compile_step`, which must have the options that were saved.
+        remap: the model's journal, if the model was edited since the state was saved: weights and moments are carried
+            along its edits. What an edit added is as the model and optimizer have it; new rows of moments are 0.
+    Raises: StateError, CheckpointError for damaged files, or for a state of another model, optimizer or step;
+        UnreadableFile; with `remap` NotUndoable or ReplayConflict for edits that cannot be made again.
     """
     saved = SavedState.read(directory)
-    saved.restore(model, optimizer, scheduler, scaler, loader, rng)
+    saved.restore(model, optimizer, scheduler, scaler, loader, rng, compiled=compiled, remap=remap)
     return saved.step
 
 
@@ -123,7 +144,8 @@ class SavedState:
     Attributes:
         directory: where it lies.
         step, facts: as they were saved.
-        structure: hash of the model's structure.
+        structure, journal: hashes of the model's structure and, if it is a program, of its journal.
+        plan: options of the compiled step, or None.
         tensors: name -> checksum.
         aliases: another name of a tied tensor -> its first.
         states: places of `scheduler`, `loader` and `rng`.
@@ -133,6 +155,8 @@ class SavedState:
     step: int
     facts: Mapping[str, Any]
     structure: str
+    journal: str | None
+    plan: Mapping[str, Any] | None
     tensors: Mapping[str, str]
     aliases: Mapping[str, str]
     states: Mapping[str, Any]
@@ -164,33 +188,31 @@ class SavedState:
         scaler: HasVariables | None = None,
         loader: HasState | None = None,
         rng: HasState | None = None,
+        *,
+        compiled: HasOptions | None = None,
+        remap: Journal | None = None,
     ) -> None:
         """Give the state to what is named here; the rest of it is left. See `load_state`."""
-        if model.structure_hash() != self.structure:
-            raise StateError("a state of another structure", where=self.directory, fix="load it into the same model")
+        if remap is None and model.structure_hash() != self.structure:
+            fix = "load it into the same model, or with remap=program.journal into one that was edited since"
+            raise StateError("a state of another structure", where=self.directory, fix=fix)
         given = {"scheduler": scheduler, "loader": loader, "rng": rng}
         parts = [(name, part) for name, part in given.items() if part is not None]
-        own, aliases = _gathered(model, optimizer, scaler)
+        own, aliases = _gathered(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
-        known = {name for name in self.tensors if name.partition(".")[0] in scope}
         wrong = [f"{name}: not saved" for name, _ in parts if name not in self.states]
-        wrong += sorted(f"{name}: missing" for name in own.keys() - known)
-        wrong += sorted(f"{name}: not known here" for name in known - own.keys())
-        if {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
+        wrong += [] if compiled is None else self._other_options(compiled)
+        arrays = self._arrays(scope, {} if remap is not None else own, wrong)
+        if remap is not None:
+            program = program_of(model)
+            if program is None:
+                raise StateError("only a program has a journal", where=self.directory, got=type(model).__name__)
+            arrays = remapped(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
+        elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
             wrong.append("other tensors are tied")
-        arrays: dict[str, NDArray] = {}
-        with Checkpoint(self.directory, stem="state") as checkpoint:
-            for name, variable in own.items():
-                info = checkpoint.info(name) if name in known else None
-                if info is not None and (tuple(info.shape), BY_TAG.get(info.tag)) != (variable.shape, variable.dtype):
-                    wrong.append(f"{name}: expected {variable.spec}, got {info.tag}{list(info.shape)}")
-            if wrong:
-                raise StateError("the state does not fit:\n  " + "\n  ".join(wrong), where=self.directory)
-            for name, variable in own.items():
-                host = np.frombuffer(bytearray(checkpoint.bytes(name)), variable.dtype.numpy)
-                if blake2b_128(host) != self.tensors[name]:
-                    raise StateError("the bytes of this tensor are damaged", where=f"{self.directory}: {name}")
-                arrays[name] = from_numpy(host.reshape(variable.shape), bits=variable.dtype)
+        wrong += _misfits(own, {name: array.spec for name, array in arrays.items()})
+        if wrong:
+            raise StateError("the state does not fit:\n  " + "\n  ".join(dict.fromkeys(wrong)), where=self.directory)
         before = [(part, dict(part.state_dict())) for _, part in parts]
         try:
             for name, part in parts:
@@ -202,15 +224,55 @@ class SavedState:
         for name, variable in own.items():
             variable.assign(Tensor(arrays[name]))
 
+    def _other_options(self, compiled: HasOptions) -> list[str]:
+        """Options of the step that are others than those saved."""
+        now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
+        return [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
+
+    def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
+        """The tensors of some parts, checked; with `own`, after their specs were compared. Raises: StateError."""
+        names = [name for name in self.tensors if name.partition(".")[0] in scope]
+        arrays: dict[str, NDArray] = {}
+        with Checkpoint(self.directory, stem="state") as checkpoint:
+            infos = {name: checkpoint.info(name) for name in names}
+            specs = {n: Spec(tuple(i.shape), BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
+            wrong += [f"{n}: of a dtype that is not known, {i.tag}" for n, i in infos.items() if n not in specs]
+            wrong += _misfits(own, specs) if own else []
+            if wrong:
+                raise StateError("the state does not fit:\n  " + "\n  ".join(wrong), where=self.directory)
+            for name, spec in specs.items():
+                host = np.frombuffer(bytearray(checkpoint.bytes(name)), spec.dtype.numpy)
+                if blake2b_128(host) != self.tensors[name]:
+                    raise StateError("the bytes of this tensor are damaged", where=f"{self.directory}: {name}")
+                arrays[name] = from_numpy(host.reshape(spec.sizes), bits=spec.dtype)
+        return arrays
+
+
+def program_of(model: object) -> Program | None:
+    """The program that a model is or has; a module has none."""
+    found = getattr(model, "program", model)
+    return found if isinstance(found, Program) else None
+
+
+def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
+    """What is missing here or there, or of another spec."""
+    wrong = sorted(f"{name}: missing" for name in own.keys() - saved.keys())
+    wrong += sorted(f"{name}: not known here" for name in saved.keys() - own.keys())
+    both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]
+    return wrong + [f"{name}: expected {here}, got {there}" for name, here, there in both if here != there]
+
 
 def _gathered(
-    model: HasVariables, optimizer: HasVariables | None, scaler: HasVariables | None
+    model: HasVariables,
+    optimizer: HasVariables | None,
+    scaler: HasVariables | None,
+    compiled: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
     """Variables under their first names, and other names -> first name."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}
-    for part, holder in (("model", model), ("optimizer", optimizer), ("scaler", scaler)):
+    for part, holder in (("model", model), ("optimizer", optimizer), ("scaler", scaler), ("compiled", compiled)):
         for name, variable in (holder.variables() if holder is not None else {}).items():
             full = f"{part}.{name}"
             if first.setdefault(id(variable), full) == full:
@@ -228,4 +290,4 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return blake2b_128(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
-__all__ = ["SavedState", "StateError", "load_state", "save_state"]
+__all__ = ["SavedState", "load_state", "save_state"]

@@ -100,6 +100,10 @@ class Optimizer:
             the state; `stochastic` rounds bfloat16 at random, so that they are there on average, and keeps nothing;
             `nearest` loses them.
         options: all there are, with the values of this optimizer; a group may have its own.
+
+    Attributes:
+        state: what is carried for each parameter that had a step.
+        carried: names of further moments that the state of a parameter has, for others: sums of gradients.
     Raises: UsageError for an option out of range or unknown, a parameter given twice, or none at all.
     """
 
@@ -120,6 +124,7 @@ class Optimizer:
         self.name = type(self).__name__.lower()
         self.decay_matrices_only = decay_matrices_only
         self.state: dict[Parameter, State] = {}
+        self.carried: tuple[str, ...] = ()
         self.param_groups: list[ParamGroup] = []
         self._taken: set[str] = set()
         self._options = frozenset(options)
@@ -253,11 +258,14 @@ class Optimizer:
         undo brings back. A shape that came about otherwise (a weight that was set) begins anew.
         """
         found = self.state.get(p)
-        if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
-            return found
         if names is None:
             names = next((self.moments(g.options) for g in self.param_groups if p in set(g.parameters())), ())
-        return self._new_state(p, names, found, None if found is None else _carrier(found, p))
+        names = (*names, *self.carried)
+        if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
+            for label in set(names) - found.moments.keys():
+                found.moments[label] = _zeros(p, f"{found.name}.{label}")
+            return found
+        return self._new_state(p, names, found, None if found is None else carrier(found.spec, found.lineage, p))
 
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: State | None, carry: Callable[[np.ndarray], np.ndarray] | None
@@ -307,9 +315,13 @@ def wide(dtype: DType) -> DType:
     return float32 if dtype.is_low else dtype
 
 
-def _carrier(old: State, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there."""
-    steps, shape = list(path(old.lineage, p.lineage)), old.spec.sizes
+def carrier(spec: Spec, lineage: Lineage | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
+    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there.
+
+    Args:
+        spec, lineage: of the parameter when the moments were made.
+    """
+    steps, shape = list(path(lineage, p.lineage)), spec.sizes
     for before, places in steps:
         if shape != before:
             return None
@@ -321,6 +333,10 @@ def _carrier(old: State, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | N
         return moment
 
     return carry if shape == p.shape else None
+
+
+def _zeros(p: Parameter, name: str) -> Variable:
+    return Variable(from_numpy(np.zeros(p.shape, wide(p.dtype).numpy)).to(p.device), name=name)
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:

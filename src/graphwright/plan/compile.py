@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
-from graphwright.array import CPU, Device, NDArray, Spec
+from graphwright.array import CPU, Device, DType, NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled, training
 from graphwright.plan.bound import Bound
 from graphwright.plan.buckets import Buckets
@@ -87,21 +87,24 @@ def compile_program(
     for node in p.inputs():
         name = p.path(node)
         if name in given:
-            value = given.pop(name)
-            plain = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
-            specs[name] = (
-                value
-                if isinstance(value, Spec)
-                else Spec(tuple(value), p.spec(node).dtype)
-                if plain
-                else as_tensor(value).spec
-            )
+            spec = spec_of(given.pop(name), p.spec(node).dtype)
+            assert spec is not None
+            specs[name] = spec
             p.spec(node).match(specs[name].shape, dims)
     for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
     options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": tuple(watch), "executor": executor}
     return plan_for(p, specs, outputs, **options, device=Device.parse(device), remat=remat)
+
+
+def spec_of(value: Any, kind: DType | None) -> Spec | None:
+    """The spec that a shape (of dtype `kind`), a Spec or an example array says; None for a shape without a dtype."""
+    if isinstance(value, Spec):
+        return value
+    if isinstance(value, tuple | list) and all(isinstance(n, int) for n in value):
+        return None if kind is None else Spec(tuple(value), kind)
+    return as_tensor(value).spec
 
 
 class CompiledProgram:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import Spec, from_numpy
+from graphwright.array import DType, Spec, from_numpy
 from graphwright.autograd import Symbol, Tensor, Variable
 from graphwright.graph import NodeId
-from graphwright.ops import call, get
+from graphwright.ops import Op, call, get
+from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.program.graveyard import Graveyard
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.program import Program, Value
@@ -28,20 +29,22 @@ class Mirror:
         source: the program; it is never changed.
         sizes: numbers for named sizes of its inputs.
         name: of the derived program.
+        low: the 16-bit float of autocast: operands are cast as it would while the source runs; None for no casts.
 
     Attributes:
         program: what is derived; all inputs of the source are inputs of it.
         looked_at: nodes looked at since the start, for tests of locality.
     """
 
-    def __init__(self, source: Program, sizes: Mapping[str, int], name: str) -> None:
-        self.source, self.sizes = source, dict(sizes)
+    def __init__(self, source: Program, sizes: Mapping[str, int], name: str, low: DType | None = None) -> None:
+        self.source, self.sizes, self.low = source, dict(sizes), low
         self.program = Program(name)
         self.looked_at = 0
         self._recorder = Recorder(self.program)
         self._twins: dict[NodeId, NodeId] = {}
         self._reads: dict[NodeId, list[Value]] = {}  # what each mirrored node read when it was looked at last
         self._readers: dict[NodeId, int] = {}  # edges by which mirrored nodes and who derives need a node
+        self._casts: dict[NodeId, dict[int, NodeId]] = {}  # per mirrored node, place -> cast of that operand
         self._ends: set[Value] = set()  # values that lost or got a reader
         self._trash: list[NodeId] = []
         self._changed = source.follow()
@@ -57,10 +60,15 @@ class Mirror:
             p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs
         )
 
-    def _mirror(self, changed: set[NodeId], needed: Sequence[NodeId]) -> set[NodeId]:
-        """Bring forward nodes up to date; returns the nodes whose calls have to be looked at."""
+    def _mirror(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
+        """Bring forward nodes up to date; returns the nodes that were looked at.
+
+        Args:
+            changed: nodes of the source.
+            needed, released: nodes that who derives reads from now on, and those that it reads no more.
+        """
         source, graph = self.source, self.source.graph
-        fresh = self._count(changed, needed)
+        fresh = self._count(changed, needed, released)
         touched: set[NodeId] = set()
         key = source.order_labels.key
         work = [(key(n), n) for n in {*fresh, *(n for n in changed if n in self._reads and n in graph)}]
@@ -79,11 +87,11 @@ class Mirror:
                         heappush(heap, (key(reader), reader))
         return touched
 
-    def _count(self, changed: set[NodeId], needed: Sequence[NodeId]) -> list[NodeId]:
+    def _count(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId]) -> list[NodeId]:
         """Count readers anew where edges changed; returns the nodes that are needed now and were not."""
         graph, readers = self.source.graph, self._readers
         fresh: dict[NodeId, None] = {}
-        more, less = list(needed), []
+        more, less = list(needed), list(released)
         for node in changed:
             if node in self._reads:
                 now = self._sources_of(node) if node in graph else []
@@ -124,6 +132,7 @@ class Mirror:
 
     def _dropped(self, node: NodeId) -> None:
         """Told of a node that is not mirrored any more."""
+        self._throw(tuple(self._casts.pop(node, {}).values()))
 
     def _noticed(self, node: NodeId, op: str) -> bool:
         """Told of a node whose twin is up to date; True if its readers have to be looked at for another reason."""
@@ -180,7 +189,7 @@ class Mirror:
 
     def _copied(self, node: NodeId, op: str, had: NodeId | None) -> tuple[NodeId, bool]:
         source, p = self.source, self.program
-        operands = [Value(self._twins[v.node], v.port) for v in self._reads[node]]
+        operands = self._operands(node, get(op))
         attrs = source.attrs(node)
         if had is None or p.op(had) != op:
             if had is not None:
@@ -189,7 +198,7 @@ class Mirror:
             self._free(path)
             return p.add_op(op, operands, attrs, path, self._recorder.behind(operands)), True
         if p.operands(had) != operands:
-            self._lead_to(had, operands)
+            self.lead_to(had, operands)
         if p.attrs(had) != attrs:
             p.update_node(had, attrs=dict(attrs))
         specs = get(op).specs([p.specs(v.node)[v.port] for v in operands], attrs, source.path(node))
@@ -198,7 +207,27 @@ class Mirror:
             p.update_node(had, specs=specs)
         return had, moved
 
-    def _lead_to(self, node: NodeId, operands: Sequence[Value]) -> None:
+    def _operands(self, node: NodeId, row: Op) -> list[Value]:
+        """What the twin of a node reads: twins, or casts of them."""
+        operands = [self._twin(v) for v in self._reads[node]]
+        if self.low is None:
+            return operands
+        p, had, casts = self.program, self._casts.pop(node, {}), dict[int, NodeId]()
+        specs = [p.specs(v.node)[v.port] for v in operands]
+        target = target_dtype(row, [(s.dtype, "array" if s.shape else "scalar0d") for s in specs], self.low)
+        for place, (value, spec) in enumerate(zip(operands, specs, strict=True)):
+            if target is not None and is_cast(row, place, spec.dtype, target):
+                known = had.get(place)
+                if known is None or p.operands(known) != [value] or p.spec(known) != Spec(spec.shape, target):
+                    name = p.free_name(f"{self.source.path(node)}.cast")
+                    known = p.add_op("cast", [value], {"dtype": target}, name, self._recorder.behind([value]))
+                casts[place], operands[place] = known, Value(known)
+        self._throw([n for n in had.values() if n not in casts.values()])
+        if casts:
+            self._casts[node] = casts
+        return operands
+
+    def lead_to(self, node: NodeId, operands: Sequence[Value]) -> None:
         """Let a node read these values, in order."""
         p = self.program
         edges = p.in_edges(node)
