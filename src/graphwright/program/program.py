@@ -17,6 +17,7 @@ from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
 from graphwright.program.structure import Structure, Value
 from graphwright.program.weights import Weights
+from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +159,10 @@ class Program(Structure):
         from graphwright.program.save import save
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
+
+    def to_onnx(self, path: StrPath, *, overwrite: bool = False) -> Path:
+        """Write an ONNX file of opset 20, named sizes left open; see `graphwright.models.onnx.file.save_onnx`."""
+        return verb("to_onnx")(self, path, overwrite=overwrite)
 
     def save_parameters(self, path: StrPath) -> None:
         """Write the params to a safetensors file; see `program.parameters`."""

@@ -43,8 +43,8 @@ def test_a_changed_weight_keeps_the_class_and_the_config(made, tmp_path):
     assert (tmp_path / "out/config.json").read_bytes() == (made("llama").path / "config.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", [n for n in EDITS if n not in ("skip", "link")])
-def test_a_changed_structure_goes_to_rung_5_and_says_why(made, name):
+@pytest.mark.parametrize("name", ["insert", "insert_stray", "replace_mlp", "parallel"])
+def test_an_added_structure_goes_to_rung_5_and_says_why(made, name):
     m = gw.open(made("llama").path)
     EDITS[name](m, 1)
     before = read(m)
@@ -54,13 +54,13 @@ def test_a_changed_structure_goes_to_rung_5_and_says_why(made, name):
     assert [n["rung"] for n in plan.not_better] == [1, 2, 3, 4]
     assert plan.not_better[0]["path"] == plan.deviations[0].path
     assert "layers.1" in str(plan) == repr(plan)
-    assert "not rung 2, 3, 4: " in str(plan)
+    assert all("layers.1" in r.reasons[0]["path"] or r.reasons[0]["path"] == "gelu" for r in plan.rungs[1:3])
 
 
 @pytest.mark.parametrize("rung", [1, "1", 2, 3, 4])
 def test_a_rung_that_cannot_carry_the_structure_is_refused(made, tmp_path, rung):
     m = gw.open(made("llama").path)
-    cut_mlp(m, 1)
+    skip(m, 0)
     with pytest.raises(RungImpossible, match="expected rung 5"):
         unconfirmed(m, tmp_path / "out", rung=rung)
     assert not (tmp_path / "out").exists()
@@ -217,8 +217,8 @@ def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, mon
     before = (m.program.hash(), len(m.program.journal))
     honest = exporting._write
 
-    def write(model, place, *rest):
-        honest(model, place, *rest)
+    def write(ladder, place, *rest):
+        honest(ladder, place, *rest)
         damage(place)
 
     monkeypatch.setattr(exporting, "_write", write)

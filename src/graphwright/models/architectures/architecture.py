@@ -56,6 +56,7 @@ class Architecture:
         prefix: of the keys of the base model; a checkpoint without it is accepted and written back alike.
         ignored: patterns of tensors that old checkpoints carry and that are derived.
         fields: dimension -> field of the config that says it; what the class can be resized by.
+        multiples: (dimension, another) where the config class refuses one that is no multiple of the other.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Architecture:
     prefix: str = "model."
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
     fields: Mapping[str, str] = field(default_factory=lambda: dict(FIELDS))
+    multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
         """(param path, checkpoint key, shape, dims) of every weight that these dimensions have."""

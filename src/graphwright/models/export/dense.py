@@ -190,10 +190,10 @@ class _Maker:
 
     def _norm(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
         """Factor on the scale of a norm that gets more channels, and what the op adds to the scale."""
-        norm, here = path.removesuffix(".weight"), self.reading.sizes[TRUNK]["hidden"]
+        norm, here, t = path.removesuffix(".weight"), self.reading.sizes[TRUNK]["hidden"], self.reading.template
         if here == self.dims.hidden or terms != ("hidden",) or not any(norm in p.eps for p in self.reading.read_parts()):
             return 1.0, 0.0
-        return (here / self.dims.hidden) ** 0.5, float(self.reading.template.attrs(norm)["unit_offset"])
+        return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
     def _absent(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
         """A weight of a branch that is gone: as it lies here still, but zero where the branch ends."""

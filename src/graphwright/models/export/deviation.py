@@ -92,7 +92,9 @@ class _Carriers:
     def __init__(self, model: Model, reading: Reading) -> None:
         self.reading, self.arch, self.dims = reading, model.arch, model.dims
         self.explained = reading.explained()
-        self.stretches = {n: s.kind for part in reading.read_parts() for s in part.stretches for n in s.nodes}
+        self.stretches = {
+            n: s.kind for part in reading.read_parts() for s in part.stretches for n in (*s.nodes, *s.constants())
+        }
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
         found = uniform(reading, model.config)
         self.uneven = found if isinstance(found, list) else []

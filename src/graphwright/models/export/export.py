@@ -44,6 +44,7 @@ from graphwright.models.export.rungs import RUNGS, ExportPlan, Ladder, choose_ru
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
+from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 
@@ -67,6 +68,7 @@ def export(
     check: str = "auto",
     prompts: Sequence[Any] | None = None,
     max_shard_size: int | str = "5GB",
+    onnx: bool = False,
     overwrite: bool = False,
     keep_failed: bool = False,
     report: Report | None = None,
@@ -77,17 +79,21 @@ def export(
         model: what to export, edited or not.
         directory: must not exist, unless `overwrite`; never the source.
         rung: `auto` takes the lowest that is exact; a number asks for that one.
-        prefer: `stock` or `size`; they differ where rung 3 is possible.
+        prefer: `stock`, or `size`, which leaves rung 3 out.
         dtype: `keep` stores each weight as its file did; a dtype name rounds to nearest even.
         check: `auto` proves with transformers if it is installed and says so if not; `required` insists; `none` skips.
         prompts: texts or ids to compare on; built-in ones by default.
         max_shard_size: bytes of weights per file, or "5GB".
+        onnx: write `model.onnx` beside it, of the program as it is, and compare it with onnxruntime unless `check` is
+            `none`.
         overwrite: replace what stands at the directory.
         keep_failed: leave what failed the check at `<directory>.failed`.
         report: told of each step.
     Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
     target = target_path(directory)
+    if onnx:
+        need_onnx()
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
         raise UsageError(
             "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
@@ -118,6 +124,10 @@ def export(
         try:
             exact = plan.rungs[chosen - 1].exact
             facts = _check(stored, place, here, texts, chosen, check, (target.name, code), exact)
+            if onnx:
+                save_onnx(stored.program, place / "model.onnx")
+                if here is not None and check != "none":
+                    facts = {**facts, "onnx": compare_onnx(place / "model.onnx", here.logits, texts)}
         except VerificationFailed:
             if keep_failed:
                 shutil.copytree(place, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
@@ -298,7 +308,7 @@ def _receipt(
     if model.checkpoint is not None:
         original = with_program(model, model.original)
         source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
-        before = cost(original)
+        before = {**cost(original), "nonzero_parameters": weight_counts(model.directory)["nonzero_parameters"]}
         if here is not None:
             moved = drift([original.logits(ids) for ids in prompts], here.logits)
     after = {**cost(model), **written}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import BY_TAG
 from graphwright.files import sha256_file
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.inspect import flops
@@ -42,9 +43,21 @@ def tensor_digests(directory: Path) -> dict[str, str]:
 
 
 def weight_counts(directory: Path) -> dict[str, int]:
-    """Parameters and bytes of the weights in a directory."""
+    """Parameters, those that are not 0, and bytes of the weights in a directory."""
     with Checkpoint(directory) as checkpoint:
-        return {"parameters": sum(prod(i.shape) for i in checkpoint.infos()), "bytes": checkpoint.nbytes}
+        nonzero = sum(_nonzero(checkpoint, key) for key in checkpoint)
+        sizes = {"parameters": sum(prod(i.shape) for i in checkpoint.infos()), "bytes": checkpoint.nbytes}
+        return {"parameters": sizes["parameters"], "nonzero_parameters": nonzero, "bytes": sizes["bytes"]}
+
+
+def _nonzero(checkpoint: Checkpoint, key: str) -> int:
+    """Entries of a tensor that are neither 0 nor -0; all of one whose dtype is not computed with."""
+    info = checkpoint.info(key)
+    kind = BY_TAG.get(info.tag)
+    if kind is None or not kind.is_float or kind.itemsize not in (2, 4, 8):
+        return prod(info.shape)
+    bits = np.frombuffer(checkpoint.bytes(key), f"<u{kind.itemsize}")
+    return int(np.count_nonzero(bits & ((1 << (8 * kind.itemsize - 1)) - 1)))
 
 
 def with_program(model: Model, program: Program) -> Model:

@@ -125,16 +125,16 @@ class Reading:
 
     def explained(self) -> dict[NodeId, int]:
         """Nodes of the program that were read as something of the template, each with its slot."""
-        found = dict.fromkeys(self.passed - self.unread.keys(), TRUNK)
+        found = dict.fromkeys(self.passed, TRUNK)
         for i in range(TRUNK, len(self.slots)):
             if (part := self.part(i)) is None:
                 continue
             nodes = {v.node for v in part.values.values()}
-            nodes |= {n for s in part.stretches for n in s.nodes}
+            nodes |= {n for s in part.stretches for n in (*s.nodes, *s.constants())}
             nodes |= self.program.reachable(v for v in part.weights.values() if isinstance(v, Value))
             nodes |= set() if part.key_head is None else self._table(part.key_head)
             found |= {n: i for n in nodes if i != TRUNK or n not in found}
-        return found
+        return {n: i for n, i in found.items() if n not in self.unread}
 
     def _table(self, table: Value) -> set[NodeId]:
         return {table.node, *self.program.consumers(table)}
@@ -184,6 +184,7 @@ class _Reader:
         at, v = len(self.slots) - 1, trunk.values.get(top) if top is not None else None
         while v is not None and not self._is_base(v, trunk):
             at, v = self._down(v, at, parts)
+        self._twice([trunk, *(part for part in parts if part is not None)])
         sizes = {i: self._sizes(part) for i, part in enumerate(parts) if part is not None}
         sizes[TRUNK] = self._sizes(trunk)
         hidden = sizes[TRUNK].get("hidden")
@@ -192,6 +193,14 @@ class _Reader:
                 self._lose(i, parts[i], f"{found['hidden']} channels where the trunk has {hidden}")
         return Reading(self.arch, self.dims, p, t, self.slots, tuple(parts), trunk, sizes, dict(self.unread), frozenset(self.lost),
                        frozenset(self.passed))  # fmt: skip
+
+    def _twice(self, parts: list[Part]) -> None:
+        """A weight that stands for two of the template's is a connection of its own, and is not written out twice."""
+        owner: dict[Bound, str] = {}
+        for part in parts:
+            for path, bound in part.weights.items():
+                if isinstance(bound, Value) and owner.setdefault(bound, path) != path:
+                    self.unread[bound.node] = f"stands for {owner[bound]} and for {path}"
 
     def _lose(self, slot: int, part: Part | None, why: str) -> None:
         assert part is not None

@@ -97,8 +97,6 @@ class ExportPlan:
                 rows.append({"rung": 3, "reason": "size is preferred to the stock class", "path": ""})
             elif r.possible:
                 rows.append({"rung": r.rung, "reason": f"possible, but rung {rung} was asked for", "path": ""})
-            else:
-                rows.append({"rung": r.rung, "reason": "a lower rung carries this", "path": ""})
         return tuple(rows)
 
     def to_json(self) -> dict[str, Any]:

@@ -62,6 +62,12 @@ class Stretch:
         """Of the matrix: features of the end, features of the source."""
         return features(self.p, self.end), features(self.p, self.source)
 
+    def constants(self) -> set[NodeId]:
+        """Weights that the ops read, and what those are computed from."""
+        read = [v for n in self.nodes for v in self.p.operands(n) if v.node not in self.nodes and v != self.source]
+        fixed = constants(self.p)
+        return self.p.reachable(v for v in read if v.node in fixed)
+
     @cached_property
     def matrix(self) -> np.ndarray:
         """float64 [out, in]."""

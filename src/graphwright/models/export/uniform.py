@@ -70,6 +70,11 @@ def uniform(reading: Reading, config: Config) -> Uniform | list[Reason]:
         return reasons or [Reason("", "no layer is left", None, "layers", reading.arch.fields["layers"])]
     resized = _resized(reading, config, sizes, layers)
     dims = reading.arch.read(resized)
+    for name, of in reading.arch.multiples:
+        if getattr(dims, name) % getattr(dims, of):
+            a, b = (f"{reading.arch.fields[n]} {getattr(dims, n)}" for n in (name, of))
+            why = f"the class refuses {a}, which is no multiple of {b}"
+            return [Reason("embed.weight", why, TRUNK, AXES[name], reading.arch.fields[name])]
     fitted = with_eps(resized, reading, dims)
     if isinstance(fitted, str):
         return [Reason("norm", fitted, TRUNK, "channels", reading.arch.fields["eps"])]
