@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 import graphwright as gw
 from graphwright.array import from_numpy
@@ -11,7 +14,6 @@ from graphwright.autograd import as_tensor
 from graphwright.models.onnx.graph import to_model
 from graphwright.ops import OPS, call
 from graphwright.ops.onnx import NO_ONNX, ONNX
-from onnxruntime import InferenceSession
 
 SIMPLER = sorted(OPS.keys() - ONNX.keys() - NO_ONNX.keys())
 RARELY = {"index", "roll", "rope", "adaptive_avg_pool", "max_pool"}
@@ -38,7 +40,7 @@ def single(name: str, seed: int, named: bool):
     dims = [("N", *a.shape[1:]) if named and a.ndim else a.shape for a in arrays]
     ins = [b.input(f"x{i}", d, k) for i, (d, k) in enumerate(zip(dims, kinds, strict=True))]
     made = b.op(name, *ins, **attrs)
-    values = made if isinstance(made, tuple) and not hasattr(made, "port") else (made,)
+    values: Any = made if isinstance(made, tuple) and not hasattr(made, "port") else (made,)
     wanted = ours if isinstance(ours, tuple) else (ours,)
     if name == "max_pool":
         values, wanted = values[:1], wanted[:1]
@@ -58,7 +60,7 @@ def test_row_computes_what_the_op_computes(name, seed):
         return
     session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     used = {i.name for i in session.get_inputs()}
-    found = session.run(None, {k: v for k, v in feeds.items() if k in used})
+    found: Any = session.run(None, {k: v for k, v in feeds.items() if k in used})
     assert len(found) == len(wanted)
     for a, b in zip(wanted, found, strict=True):
         assert a.shape == b.shape

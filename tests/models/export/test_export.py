@@ -10,7 +10,7 @@ from pathlib import Path
 import checkpoints
 import numpy as np
 import pytest
-from edits import EDITS, cut_mlp, scale_weight, skip
+from edits import EDITS, scale_weight, skip
 from safetensors.torch import load_file, save_file
 
 import graphwright as gw
@@ -151,14 +151,15 @@ def test_overflow_of_a_dtype_is_refused_naming_the_key(made, tmp_path):
 
 
 # -- proof -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["copy", "edited"])
+@pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
 def test_transformers_confirms_what_was_written(proved, name):
     receipt = proved(name)[2]
     assert receipt.confirmed
     assert receipt.check["export_error"]["max_rel"] <= 1e-5
     assert receipt.check["greedy_equal"] == receipt.check["tokens"] == [32, 32]
     assert receipt.check["snippet"] is True
-    assert (receipt.rung, receipt.check["trust_remote_code"]) == ((1, False) if name == "copy" else (5, True))
+    assert receipt.rung == {"copy": 1, "pruned": 3, "edited": 5}[name]
+    assert receipt.check["trust_remote_code"] == (receipt.rung == 5)
     assert not any("not confirmed" in w for w in receipt.warnings)
 
 
@@ -168,6 +169,8 @@ def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
     assert copied.drift == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
     assert edited.drift["max_abs_dlogits"] > 100 * edited.check["export_error"]["max_abs"]
     assert edited.drift["mean_kl_nats"] > 0
+    _, _, pruned = proved("pruned")
+    assert pruned.drift["max_abs_dlogits"] > 100 * pruned.check["export_error"]["max_abs"]
 
 
 def test_the_card_says_what_the_receipt_says(proved):

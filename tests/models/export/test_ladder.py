@@ -1,4 +1,4 @@
-"""The export ladder: each edit's rung and reasons, and that stock transformers computes what the pruned program does."""
+"""The export ladder: each edit's rung and reasons; stock transformers computes what the pruned program does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import some_ids
-from edits import cut_attention, cut_mlp, edge, insert, matrix, scale_weight, skip
+from edits import cut_attention, cut_mlp, edge, factored, gate, insert, matrix, scale_weight, skip
 from transformers import AutoModelForCausalLM
 
 import graphwright as gw
@@ -45,9 +45,9 @@ def opened(tmp_path_factory) -> Callable[..., gw.Model]:
 
 def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
     """Logits of transformers' own class in this process, float32."""
-    model, facts = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
+    options: Any = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+    model, facts = loaded
     assert not facts["missing_keys"]
     assert not facts["unexpected_keys"]
     with torch.no_grad():
@@ -101,23 +101,6 @@ def mlp_cut(m):
     cut_mlp(m, 4)
 
 
-def factored(m, layer=2, name="mlp.down"):
-    """The matrix W of a linear op as B·A, A first; 20 of its directions."""
-    p, path = m.program, f"layers.{layer}.{name}"
-    w = p.weights.array(p.key(p.node(f"{path}.weight"))).to_numpy("float64")
-    u, s, v = np.linalg.svd(w, full_matrices=False)
-    with p.edit(f"factor {path}") as e:
-        a = e.param(f"{path}.a", (s[:20, None] * v[:20]).astype("f4"))
-        b = e.param(f"{path}.b", u[:, :20].astype("f4"))
-        node = p.node(path)
-        inner = e.add("linear", p.operands(node)[0], a, name=f"{path}.inner")
-        rest = [p.edge_value(x) for x in p.in_edges(node)[2:]]
-        outer = e.add("linear", inner, b, *rest, name=f"{path}.outer")
-        for out in p.out_edges(node):
-            e.rewire(out, outer)
-        e.remove([path, *(n for n in p.select(f"{path}.weight.cast").nodes), f"{path}.weight"])
-
-
 def skipped(m):
     skip(m, 1, 4)
 
@@ -129,14 +112,6 @@ def inserted(m):
 def hidden_width(m):
     (axis,) = m.select("embed").channels.chosen
     m.program.axes()[axis].units([1, 7, 8, 30, 31, 32, 33, 34, 40, 41, 46, 47]).prune()
-
-
-def gate(m, layer=3, part="mlp.down", into="out", by=0.7):
-    p = m.program
-    with p.edit("gate a branch") as e:
-        g = e.param(f"layers.{layer}.gate.{into}", np.float32(by))
-        e.rewire(edge(p, f"layers.{layer}.{part}", f"layers.{layer}.{into}"),
-                 e.add("mul", f"layers.{layer}.{part}", g, name=f"layers.{layer}.gated.{into}"))  # fmt: skip
 
 
 TABLE: dict[str, tuple[Callable[[Any], None], int, int]] = {
@@ -159,6 +134,7 @@ TABLE: dict[str, tuple[Callable[[Any], None], int, int]] = {
     ]
 }
 """Edit -> the rung that `auto` takes where the stock class is preferred, and where size is."""
+UNIFORM = ["layers_dropped", "even_mlp", "even_kv_groups", "even_queries", "hidden_width"]
 WHY = {
     "uneven_neurons": (2, "layers.1.mlp", "neurons", "intermediate_size"),
     "uneven_heads": (2, "layers.1.attn", "heads", "num_attention_heads"),
@@ -209,7 +185,7 @@ def test_kinds_of_gates_and_factors(opened):
 
 # -- rung 2 ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["layers_dropped", "even_mlp", "even_kv_groups", "even_queries", "hidden_width", "all"])
+@pytest.mark.parametrize("name", [*UNIFORM, "all"])
 def test_uniform_sizes_are_the_stock_class_of_another_config(opened, tmp_path, family, name):
     m = opened(family)
     for change in [TABLE[name][0]] if name != "all" else [layers_dropped, even_mlp, even_queries, hidden_width]:

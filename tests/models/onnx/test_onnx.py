@@ -109,7 +109,7 @@ def test_an_evolved_champion(tmp_path):
 
 def test_every_op_without_a_form_is_told_at_once(tmp_path):
     b = gw.Builder("bad")
-    x = b.input("x", ("N", 4))
+    x = b.input("x", (4,))
     places = [b.nonzero(v, size=3, fill=0) for v in (x, b.relu(x))]
     b.output(b.add(*places, name="sum"), "y")
     with pytest.raises(ExportError) as error:

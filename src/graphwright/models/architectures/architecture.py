@@ -12,7 +12,6 @@ from graphwright.errors import UsageError
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, UnsupportedArchitecture
 
-
 FIELDS = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",

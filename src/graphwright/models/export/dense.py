@@ -191,7 +191,8 @@ class _Maker:
     def _norm(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
         """Factor on the scale of a norm that gets more channels, and what the op adds to the scale."""
         norm, here, t = path.removesuffix(".weight"), self.reading.sizes[TRUNK]["hidden"], self.reading.template
-        if here == self.dims.hidden or terms != ("hidden",) or not any(norm in p.eps for p in self.reading.read_parts()):
+        norms = {path for part in self.reading.read_parts() for path in part.eps}
+        if here == self.dims.hidden or terms != ("hidden",) or norm not in norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 

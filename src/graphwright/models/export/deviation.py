@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from graphwright.array import NDArray, Storage, dtype
-from graphwright.array.device import CPU
+from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
 from graphwright.models.export.dense import misfits
@@ -19,6 +18,7 @@ from graphwright.models.export.stretch import Stretch
 from graphwright.models.export.uniform import AXES, uniform, with_eps
 from graphwright.program import Builder, Program
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.hollow import hollow_array
 from graphwright.program.kinds import CONST, STORED
 
 if TYPE_CHECKING:
@@ -60,14 +60,10 @@ def template(model: Model) -> Program:
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
     shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
     for path, key in model.keys.items():
-        array = NDArray(Storage.mapped(_no_bytes, 0, CPU), stored.get(key, dtype("float32")), shapes[path])
+        array = hollow_array(shapes[path], stored.get(key, dtype("float32")))
         params[path] = b.param(path, Parameter(array, True, key), key=key)
     model.arch.build(b, model.dims, params, dtype(model.compute))
     return b.build()
-
-
-def _no_bytes() -> memoryview:
-    raise AssertionError("a template has no weights")
 
 
 def deviations(model: Model) -> list[Deviation]:
@@ -103,7 +99,7 @@ class _Carriers:
 
     def carried(self, d: Deviation, node: NodeId | None, other: NodeId | None) -> Deviation:
         """The deviation of a node of the program, of the template, or of both, with its rungs."""
-        slot = self._slot(other) if other is not None else self.explained.get(node)
+        slot = self._slot(other) if other is not None else self.explained.get(node) if node is not None else None
         read = slot not in self.reading.lost if node is None else node in self.explained
         kind = self.stretches.get(node, d.kind) if node is not None else d.kind
         kind = "factor" if node is None and slot is not None and self._stretched(slot, other) else kind

@@ -28,6 +28,7 @@ from graphwright.models.export.clean_process import (
     reopen,
     transformers_installed,
 )
+from graphwright.models.export.hosts import Hosted, write_hosted
 from graphwright.models.export.measure import (
     cost,
     drift,
@@ -39,7 +40,6 @@ from graphwright.models.export.measure import (
     with_program,
 )
 from graphwright.models.export.receipt import SCHEMA, Receipt
-from graphwright.models.export.hosts import Hosted, write_hosted
 from graphwright.models.export.rungs import RUNGS, ExportPlan, Ladder, choose_rung, export_plan
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.models.export.measure import with_program
-from graphwright.models.export.reading import Reading, shape_of
+from graphwright.models.export.reading import Reading, Slot, shape_of
 from graphwright.models.export.uniform import Reason
 from graphwright.models.export.write import write_model
 from graphwright.program import Value
@@ -37,7 +37,8 @@ class Host:
         family: name of the architecture whose programs it can carry.
         classes: its config class and model class, each `module:Class`.
         versions: of transformers: from this one (included), up to this one (left out); None for no end.
-        config: config of the source, and for each layer dimension name -> size -> fields of the host's config.
+        config: config of the source, and for each layer dimension name -> size (0 for a branch that is gone) -> fields
+            of the host's config.
         key: path of a weight -> its key in the host.
     """
 
@@ -98,7 +99,8 @@ def _fitted(model: Model, reading: Reading, host: Host) -> Hosted | list[Reason]
         return [Reason("", f"{name}: {why}")]
     sizes: dict[int, dict[str, int]] = {}
     for i, slot in enumerate(reading.slots):
-        sizes.setdefault(slot.layer or 0, {}).update(reading.sizes.get(i, {}))
+        known = reading.sizes.get(i) or dict.fromkeys(_names(model, slot), 0)
+        sizes.setdefault(slot.layer or 0, {}).update(known)
     fields = host.config(model.config.fields, [sizes[n] for n in sorted(sizes)])
     shapes = host_shapes(host, fields)
     weights = {path: bound for part in reading.read_parts() for path, bound in part.weights.items()}
@@ -117,6 +119,12 @@ def _fitted(model: Model, reading: Reading, host: Host) -> Hosted | list[Reason]
         if here.get(key) != shapes.get(key)
     ]  # fmt: skip
     return wrong or Hosted(host, fields, {path: host.key(path) for path in weights})
+
+
+def _names(model: Model, slot: Slot) -> set[str]:
+    """Dimensions that the weights of a branch have."""
+    terms = (dims for path, _, _, dims in model.arch.weights(model.dims) if path.startswith(f"{slot.name}."))
+    return {t.partition("*")[0] for dims in terms for t in dims} - {"hidden"}
 
 
 def _unusable(host: Host) -> str | None:

@@ -191,8 +191,8 @@ class _Reader:
         for i, found in sizes.items():
             if found.get("hidden", hidden) != hidden:
                 self._lose(i, parts[i], f"{found['hidden']} channels where the trunk has {hidden}")
-        return Reading(self.arch, self.dims, p, t, self.slots, tuple(parts), trunk, sizes, dict(self.unread), frozenset(self.lost),
-                       frozenset(self.passed))  # fmt: skip
+        told = (dict(self.unread), frozenset(self.lost), frozenset(self.passed))
+        return Reading(self.arch, self.dims, p, t, self.slots, tuple(parts), trunk, sizes, *told)
 
     def _twice(self, parts: list[Part]) -> None:
         """A weight that stands for two of the template's is a connection of its own, and is not written out twice."""
@@ -225,8 +225,8 @@ class _Reader:
         base = self.t.op(self.slots[0].stream.node)
         streams = [u for u in operands if p.is_junction(u.node) or p.op(u.node) == base]
         if not streams:
-            what = "the residual stream ends here" if p.is_junction(v.node) else f"{p.op(v.node)} on the residual stream"
-            self.unread[v.node] = what
+            ends = "the residual stream ends here"
+            self.unread[v.node] = ends if p.is_junction(v.node) else f"{p.op(v.node)} on the residual stream"
             return at, None
         self.passed.add(v.node)
         stream = streams[0]

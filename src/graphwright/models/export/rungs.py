@@ -89,8 +89,8 @@ class ExportPlan:
         rows = []
         for r in self.rungs[: 5 if rung is None else rung - 1]:
             if r.reasons:
-                more = f", and {len(r.reasons) - 1} more" if len(r.reasons) > 1 else ""
-                first = r.reasons[0]
+                first, *rest = r.reasons
+                more = f", and {len(rest)} more" if rest else ""
                 reason = f"{first['path']}: {first['reason']}{more}" if first["path"] else first["reason"] + more
                 rows.append({"rung": r.rung, "reason": reason, "path": first["path"]})
             elif r.rung == 3 and self.prefer == "size":

@@ -99,9 +99,8 @@ def constants(p: Program) -> frozenset[NodeId]:
     found: set[NodeId] = set()
     for node in p.order():
         op, operands = p.op(node), p.operands(node)
-        if op in (PARAM, CONST):
-            found.add(node)
-        elif op not in KINDS and operands and not get(op).traits.update and all(v.node in found for v in operands):
+        computed = op not in KINDS and bool(operands) and not get(op).traits.update
+        if op in (PARAM, CONST) or (computed and all(v.node in found for v in operands)):
             found.add(node)
     return frozenset(found)
 

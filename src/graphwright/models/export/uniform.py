@@ -1,4 +1,4 @@
-"""Rung 2: a program whose layers are alike, as the stock class of other sizes: the config that says so, or why none can.
+"""Rung 2: a program whose layers are alike, as the stock class of other sizes: the config that says so, or why none.
 
 Uniform is a program with one width, whose remaining layers have both their branches, equal numbers of neurons and of
 heads, and as many query heads on each key head.
@@ -96,7 +96,8 @@ def _layers(reading: Reading) -> tuple[list[int], list[Reason]]:
     for i, (slot, part) in enumerate(zip(reading.slots, reading.parts, strict=True)):
         if part is None and i not in reading.lost and any(whole[slot.layer or 0]):
             why = f"{slot.name} is gone, and the rest of its layer is not"
-            reasons.append(Reason(reading.template.path(slot.junction), why, i, "layers", reading.arch.fields["layers"]))
+            path, field = reading.template.path(slot.junction), reading.arch.fields["layers"]
+            reasons.append(Reason(path, why, i, "layers", field))
     return [n for n, parts in sorted(whole.items()) if any(parts)], reasons
 
 
