@@ -113,6 +113,9 @@ def _read(journal: StrPath) -> Sequence[Entry]:
         return load(journal, check=False).journal
     try:
         return Journal(chain.read(journal))
+    except chain.JournalCorrupt as error:
+        error.where = f"{journal}, {error.where}"
+        raise
     except (OSError, UnicodeEncodeError) as error:
         raise ProgramFileError("cannot read this journal", where=repr(journal), got=str(error)) from error
 

@@ -316,6 +316,41 @@ def test_zeros_are_exact_in_16_bits(opened, tmp_path):
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
 
 
+def test_units_that_stay_keep_their_places_and_only_the_others_are_zero(opened, tmp_path):
+    m = opened()
+    m.select("layers.2.mlp").neurons[[3, 40]].prune()
+    m.select("layers.2.mlp").neurons[[0, 20]].prune()  # of those that are left: 0 and 21
+    m.select("layers.1.attn").heads[[0]].prune(ragged=True)
+    m.select("layers.1.attn").heads[[2]].prune(ragged=True)  # was 3
+    m.select("layers.3.attn").kv_groups[0].prune()
+    written(m, tmp_path / "out")
+    a, b = (gw.open(d).program.weights for d in (m.directory, tmp_path / "out"))
+    stem = "model.layers.{}.{}_proj.weight"
+    zero = {
+        stem.format(2, "mlp.up"): (0, [0, 3, 21, 40]),
+        stem.format(2, "mlp.down"): (1, [0, 3, 21, 40]),
+        stem.format(1, "self_attn.q"): (0, [*range(10), *range(30, 40)]),
+        stem.format(1, "self_attn.o"): (1, [*range(10), *range(30, 40)]),
+        stem.format(1, "self_attn.k"): (0, []),
+        stem.format(3, "self_attn.k"): (0, list(range(10))),
+        stem.format(3, "self_attn.o"): (1, list(range(30))),
+    }
+    for key, (axis, gone) in zero.items():
+        expected = a[key].numpy().copy()
+        expected[(slice(None),) * axis + (gone,)] = 0
+        np.testing.assert_array_equal(b[key].numpy(), expected, err_msg=key)
+
+
+def test_a_saved_program_has_forgotten_the_places_and_is_dense_all_the_same(opened, tmp_path):
+    m = opened()
+    uneven_neurons(m)
+    uneven_heads(m)
+    m.save(tmp_path / "saved")
+    again = gw.open(tmp_path / "saved")
+    written(again, tmp_path / "out")
+    assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
+
+
 def test_what_is_whole_keeps_its_bytes(opened, tmp_path):
     m = opened()
     m.select("layers.2.mlp").neurons[::3].prune()

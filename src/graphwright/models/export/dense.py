@@ -18,7 +18,8 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
 from graphwright.autograd.lineage import moved
 from graphwright.models.architectures.config import Config
-from graphwright.models.export.reading import LAYER, TRUNK, Bound, Reading, key_heads, uncast
+from graphwright.models.export.places import Places, places_of
+from graphwright.models.export.reading import LAYER, TRUNK, Bound, Reading, uncast
 from graphwright.models.export.stretch import Stretch, constant
 from graphwright.program import Builder, Program, Value
 from graphwright.program.kinds import STORED
@@ -26,52 +27,6 @@ from graphwright.program.weights import SOURCE, as_array
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-
-Places = dict[str, np.ndarray]
-"""Dimension name -> for each place of the template the place here, or -1 for none."""
-
-
-def heads_places(table: np.ndarray, kv_here: int, heads: int, kv_heads: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Where query heads and key heads go in a template of even groups; None if they do not fit.
-
-    A key head that more query heads read than a group has is repeated.
-
-    Args:
-        table: for each query head here the key head it reads.
-        kv_here: number of key heads here.
-        heads, kv_heads: of the template.
-    Returns: for each query head and each key head of the template the one here, or -1.
-    """
-    each = heads // kv_heads
-    queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
-    groups = [np.flatnonzero(table == k) for k in range(kv_here)]
-    chunks = [(k, g[i : i + each]) for k, g in enumerate(groups) for i in range(0, len(g), each)]
-    if len(chunks) > kv_heads:
-        return None
-    for at, (k, chunk) in enumerate(chunks):
-        keys[at] = k
-        queries[at, : len(chunk)] = chunk
-    return queries.reshape(-1), keys
-
-
-def places_of(reading: Reading, slot: int, dims: Any) -> Places | str:
-    """Where the sizes of one branch go in a template of sizes `dims`; or why they do not fit."""
-    part = reading.part(slot)
-    assert part is not None
-    found: Places = {}
-    for name, size in reading.sizes[slot].items():
-        wanted = int(getattr(dims, name))
-        if name not in ("heads", "kv_heads"):
-            if size > wanted:
-                return f"{size} along {name}, where the class has {wanted}"
-            found[name] = np.where(np.arange(wanted) < size, np.arange(wanted), -1)
-    if "heads" in reading.sizes[slot]:
-        heads, kv = reading.sizes[slot]["heads"], reading.sizes[slot]["kv_heads"]
-        made = heads_places(key_heads(reading.program, part, heads, kv), kv, dims.heads, dims.kv_heads)
-        if made is None:
-            return f"{heads} query heads on {kv} key heads, where the class has {dims.heads} on {dims.kv_heads}"
-        found["heads"], found["kv_heads"] = made
-    return found
 
 
 def eps_of(reading: Reading, dims: Any) -> float | str:
@@ -212,12 +167,6 @@ def _values(p: Program, bound: Bound, rank: int) -> np.ndarray:
     if isinstance(bound, Stretch):
         return bound.matrix if rank == 2 else bound.bias
     return constant(p, bound)
-
-
-def misfits(reading: Reading, dims: Any) -> list[tuple[int, str]]:
-    """Branches that do not fit into a template of sizes `dims`, each with the reason."""
-    slots = [i for i in range(TRUNK, len(reading.slots)) if reading.part(i) is not None]
-    return [(i, found) for i in slots if isinstance(found := places_of(reading, i, dims), str)]
 
 
 def multiplied(reading: Reading, dims: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
-from graphwright.models.export.dense import misfits
+from graphwright.models.export.places import misfits
 from graphwright.models.export.reading import Reading, read
 from graphwright.models.export.stretch import Stretch
 from graphwright.models.export.uniform import AXES, uniform, with_eps
@@ -77,7 +77,7 @@ def classified(model: Model, reading: Reading, theirs: Program) -> list[Deviatio
     ours = model.program
     sizes = _Carriers(model, reading)
     return sorted(
-        (sizes.carried(d, node, other) for d, node, other in _deviations(model, ours, theirs)),
+        (sizes.carried(d, node, other) for d, node, other in _deviations(ours, theirs)),
         key=lambda d: (d.path, d.kind),
     )
 
@@ -145,7 +145,7 @@ Found = tuple[Deviation, NodeId | None, NodeId | None]
 """A deviation with its node of the program and of the template."""
 
 
-def _deviations(model: Model, ours: Program, theirs: Program) -> Iterator[Found]:
+def _deviations(ours: Program, theirs: Program) -> Iterator[Found]:
     pairs = _matched(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())

@@ -12,9 +12,10 @@ from graphwright.errors import UsageError
 from graphwright.models.architectures.config import Config
 from graphwright.models.codegen.source import check_emittable
 from graphwright.models.errors import RungImpossible
-from graphwright.models.export.dense import conform, misfits, multiplied
+from graphwright.models.export.dense import conform, multiplied
 from graphwright.models.export.deviation import Deviation, classified, template
 from graphwright.models.export.hosts import Hosted, find_host
+from graphwright.models.export.places import misfits
 from graphwright.models.export.reading import TRUNK, Reading, read
 from graphwright.models.export.uniform import Reason, Uniform, uniform, with_eps
 from graphwright.models.export.write import companion_files

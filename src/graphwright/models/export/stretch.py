@@ -107,14 +107,16 @@ def constants(p: Program) -> frozenset[NodeId]:
 
 def constant(p: Program, value: Value) -> np.ndarray:
     """What a constant value is, computed in float64 from the weights as they are stored."""
+    if p.op(value.node) in STORED:
+        array = p.weights.array(p.key(value.node))
+        return array.to_numpy("float64" if array.dtype.is_float else None)
     known: dict[Value, Tensor] = {}
     needed = p.reachable([value])
     for node in p.order():
         if node not in needed:
             continue
         if p.op(node) in STORED:
-            array = p.weights.array(p.key(node))
-            known[Value(node)] = Tensor(from_numpy(array.to_numpy("float64" if array.dtype.is_float else None)))
+            known[Value(node)] = Tensor(from_numpy(constant(p, Value(node))))
             continue
         made = _step(p, node, [known[v] for v in p.operands(node)])
         known |= {Value(node, i): t for i, t in enumerate(made if isinstance(made, tuple) else (made,))}
