@@ -16,7 +16,10 @@ from transformers import AutoModelForCausalLM
 
 import graphwright as gw
 from graphwright.models import RungImpossible
+from graphwright.models.export import export as exporting
 from graphwright.models.export.deviation import KINDS
+from graphwright.models.export.measure import weight_counts
+from graphwright.models.export.rungs import Ladder, RungPlan, choose_rung
 
 LAYERS = 6
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -54,8 +57,14 @@ def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
         return model.eval()(torch.tensor(ids)).logits.numpy()
 
 
-def written(m: gw.Model, place: Any, **options: Any) -> Any:
-    return m.export(place, check="none", prompts=[[1, 2, 3]], **options)
+def written(m: gw.Model, place: Any, rung: int | str = "auto") -> RungPlan:
+    """The files of a rung, without what an export measures."""
+    ladder = Ladder(m)
+    plan = ladder.plan()
+    chosen = choose_rung(plan, rung)
+    place.mkdir()
+    exporting._write(ladder, place, chosen, "keep", "5GB")
+    return plan.rungs[chosen - 1]
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
@@ -195,7 +204,7 @@ def test_uniform_sizes_are_the_stock_class_of_another_config(opened, tmp_path, f
         return
     receipt = written(m, tmp_path / "out", rung=2)
     assert receipt.exact
-    assert receipt.cost["parameters"]["after"] == m.inspect().parameters
+    assert weight_counts(tmp_path / "out")["parameters"] == m.inspect().parameters
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     again = gw.open(tmp_path / "out")
     np.testing.assert_array_equal(again.logits(IDS), m.logits(IDS))
@@ -236,7 +245,9 @@ def test_uneven_pruning_is_the_stock_class_with_zeros(opened, tmp_path, family):
     assert (receipt.rung, receipt.exact) == (3, True)
     assert (tmp_path / "out/config.json").read_bytes() == m.config.raw
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
-    assert receipt.cost["nonzero_parameters"]["after"] < 0.8 * receipt.cost["parameters"]["after"]
+    counts = weight_counts(tmp_path / "out")
+    assert counts["nonzero_parameters"] < 0.8 * counts["parameters"]
+    assert counts["bytes"] == receipt.bytes
 
 
 def test_heads_that_were_unfolded_and_cut_are_columns_of_zeros(opened, tmp_path):
