@@ -76,6 +76,8 @@ def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
     both = receipt.cost["parameters"]
     assert both["after"] == both["before"] - mlp + s["hidden_size"] ** 2
     for side in receipt.cost["latency_ms"].values():
+        assert side["prefill_128"] > side["decode"]["low"] / 2
+        assert (side["threads"], side["rounds"]) == (torch.get_num_threads(), 10)
         assert 0 < side["decode"]["low"] <= side["decode"]["median"] <= side["decode"]["high"]
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
 
