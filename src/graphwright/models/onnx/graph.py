@@ -17,7 +17,8 @@ from graphwright.array import Spec
 from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError
 from graphwright.ops import OPS
-from graphwright.ops.onnx import NO_ONNX, ONNX, ONNX_DTYPES, OPSET, Use
+from graphwright.ops.onnx import NO_ONNX, ONNX, OPSET
+from graphwright.ops.onnx_use import ONNX_DTYPES, Use
 from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, STORED
 
