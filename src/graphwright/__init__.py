@@ -289,5 +289,6 @@ def __dir__() -> list[str]:
 
 
 verbs.register("compile_program", "graphwright.plan:compile_program")
+verbs.register("to_onnx", "graphwright.models.onnx.file:save_onnx")
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

@@ -89,10 +89,12 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     assert before["changed"]
     assert f"cut {CUT}" in call("edit", saved, "--log")
     assert call("diff", "bundled", saved, code=1)
-    assert "rung 5" in call("export", saved, "--plan")
+    assert "rung 3" in call("export", saved, "--plan")
+    assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["rung"] == 5
     after = json.loads(call("edit", saved, "--undo", 1, "--json"))
     assert after["after"] == before["before"] == gw.open("bundled").program.hash()
-    call("export", saved, out, "--check", "none")
+    call("export", saved, out, "--check", "none", "--onnx")
+    assert (out / "model.onnx").is_file()
     assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()
     call("diff", "bundled", out)
 
@@ -102,7 +104,7 @@ def test_verify_runs_code_only_when_told(call, tmp_path):
     with model.program.edit("cut") as e:
         e.cut(CUT)
     out = tmp_path / "out"
-    model.export(out, prompts=["The"])
+    model.export(out, prompts=["The"], prefer="size")
     assert "--trust-code" in call("verify", out, code=3)
     assert "unchecked" not in call("verify", out, "--trust-code")
     assert json.loads(call("verify", out, "--json", "--trust-code"))["unchecked"] == []

@@ -61,12 +61,20 @@ def byte_model(byte_path: Path) -> gw.Model:
 
 @pytest.fixture(scope="session")
 def proved(made: Callable[[str], checkpoints.Made], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """`copy` or `edited` -> (model, directory, receipt): exports that transformers confirmed; not to be written to."""
+    """Name -> (model, directory, receipt): exports that transformers confirmed; not to be written to.
+
+    `copy` is rung 1, `pruned` 3, `edited` 5.
+    """
     found: dict[str, Any] = {}
 
     def get(name: str) -> Any:
         if name not in found:
             m = gw.open(made("llama-tied" if name == "copy" else "llama-attention-bias").path)
+            if name == "pruned":
+                m.select("layers.{0,2}.mlp").neurons[:23].prune(why="30 % of the neurons of two layers")
+                m.select("layers.0.attn").heads[[1, 2, 5]].prune(ragged=True)
+                edits.cut_attention(m, 2)
+                edits.cut_mlp(m, 1)
             if name == "edited":
                 edits.cut_mlp(m, 1)
                 edits.link(m, 0)

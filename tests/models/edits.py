@@ -109,6 +109,32 @@ def scale_weight(m: Any, key: str, by: float = 1.5) -> None:
         e.set_weight(key, lambda w: w * by)
 
 
+def factored(m: Any, layer: int = 2, name: str = "mlp.down") -> None:
+    """The matrix W of a linear op as B·A, A first; 20 of its directions."""
+    p, path = m.program, f"layers.{layer}.{name}"
+    w = p.weights.array(p.key(p.node(f"{path}.weight"))).to_numpy("float64")
+    u, s, v = np.linalg.svd(w, full_matrices=False)
+    with p.edit(f"factor {path}") as e:
+        a = e.param(f"{path}.a", (s[:20, None] * v[:20]).astype("f4"))
+        b = e.param(f"{path}.b", u[:, :20].astype("f4"))
+        node = p.node(path)
+        inner = e.add("linear", p.operands(node)[0], a, name=f"{path}.inner")
+        rest = [p.edge_value(x) for x in p.in_edges(node)[2:]]
+        outer = e.add("linear", inner, b, *rest, name=f"{path}.outer")
+        for out in p.out_edges(node):
+            e.rewire(out, outer)
+        e.remove([path, *(n for n in p.select(f"{path}.weight.cast").nodes), f"{path}.weight"])
+
+
+def gate(m: Any, layer: int = 3, part: str = "mlp.down", into: str = "out", by: float = 0.7) -> None:
+    """A branch times a number that is a weight."""
+    p = m.program
+    with p.edit("gate a branch") as e:
+        g = e.param(f"layers.{layer}.gate.{into}", np.float32(by))
+        e.rewire(edge(p, f"layers.{layer}.{part}", f"layers.{layer}.{into}"),
+                 e.add("mul", f"layers.{layer}.{part}", g, name=f"layers.{layer}.gated.{into}"))  # fmt: skip
+
+
 EDITS: dict[str, Callable[[Any, int], None]] = {
     f.__name__: f
     for f in (cut_attention, cut_mlp, skip, link, insert, insert_stray, replace_mlp, remove_layer, parallel, narrow)

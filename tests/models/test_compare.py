@@ -52,6 +52,30 @@ def test_weights_of_an_export_differ_as_numpy_says(made, tmp_path):
     assert found.config == {}
 
 
+def test_what_was_resized_is_told_by_axis(made, tmp_path):
+    m = gw.open(made("llama").path)
+    m.select("layers.1.mlp").neurons[:6].prune()
+    m.select("layers.*.attn").kv_groups[0].prune()
+    m.save(tmp_path / "saved")
+    found = compare_models(made("llama").path, tmp_path / "saved").program
+    heads = {f"layers.{i}.attn.heads": (6, 3) for i in range(3)}
+    assert found.resized == {**heads, "layers.1.mlp.neurons": (76, 70)}
+    assert "~ axis layers.1.mlp.neurons: 76 -> 70" in str(found)
+
+
+def test_the_ten_that_differ_most_are_printed_and_all_are_told(made):
+    m = gw.open(made("llama").path)
+    keys = sorted(m.program.weights)[:14]
+    with m.program.edit("all") as e:
+        for k, key in enumerate(k for k in keys if k.endswith("weight")):
+            e.set_weight(key, lambda w, k=k: w * (1.5 + k))
+    found = compare_models(made("llama").path, m).program
+    lines = [line for line in str(found).splitlines() if line.startswith("~ weight")]
+    assert len(lines) == 10 < len(found.weights) == len(found.to_json()["weights"])
+    worst = max(found.weights, key=lambda w: w.relative or 0)
+    assert lines[0].startswith(f"~ weight {worst.key}")
+
+
 def test_config_fields_that_differ_are_listed_and_bookkeeping_is_not(copy, made):
     other = copy("llama")
     checkpoints.edit_config(other, remove=("use_cache",), rms_norm_eps=0.1, transformers_version="0", new=None)

@@ -32,7 +32,9 @@ def edit(
         list[str] | None,
         typer.Option("--set", metavar="ATTR", help='An attribute: "node.attr=value", the value as JSON.'),
     ] = None,
-    apply: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay a journal.jsonl of another model.")] = None,
+    apply: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Make the edits of a recipe.yaml, or of a journal.jsonl.")
+    ] = None,
     undo: Annotated[int, typer.Option(metavar="N", min=0, help="Take back this many entries first.")] = 0,
     why: Annotated[str | None, typer.Option(metavar="TEXT", help="What the journal says; else the edits.")] = None,
     log: Annotated[bool, typer.Option("--log", help="Print the journal.")] = False,
@@ -51,6 +53,7 @@ def edit(
     from graphwright.errors import UsageError
     from graphwright.models import open, resolve
     from graphwright.models.saved import is_saved
+    from graphwright.program import apply_recipe
 
     model = open(directory)
     p = model.program
@@ -64,7 +67,7 @@ def edit(
     if undo:
         p.undo(undo)
     if apply is not None:
-        _replay(p, apply)
+        apply_recipe(apply, p)
     asked = {"cut": cut, "connect": connect, "insert": insert, "set": set_}
     if any(asked.values()):
         said = "; ".join(f"{verb} {text}" for verb, texts in asked.items() for text in texts or ())
@@ -115,18 +118,3 @@ def _value(text: str) -> Any:
     except ValueError:
         return text.strip()
     return tuple(value) if isinstance(value, list) else value
-
-
-def _replay(p: Any, path: Path) -> None:
-    from graphwright.files import UnreadableFile
-    from graphwright.graph import chain
-    from graphwright.program import Journal, replay
-
-    try:
-        links = chain.read(path)
-    except OSError as error:
-        raise UnreadableFile("the journal cannot be read", where=path, cause=error) from error
-    except chain.JournalCorrupt as error:
-        error.where = f"{path}, {error.where}"
-        raise
-    replay(Journal(links), p)

@@ -19,12 +19,16 @@ def register(app: typer.Typer) -> None:
 def export(
     directory: Dir,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
-    rung: Annotated[str, typer.Option(metavar="N", help="auto, 1 (original class) or 5 (generated code).")] = "auto",
+    rung: Annotated[str, typer.Option(metavar="N", help="auto, or 1 to 5: see --plan.")] = "auto",
+    prefer: Annotated[
+        str, typer.Option(metavar="WHAT", help="stock (classes of transformers) or size (true sizes).")
+    ] = "stock",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
     check: Annotated[
         str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
     ] = "auto",
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of weights.")] = "5GB",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
     threads: Threads = 0,
@@ -37,17 +41,15 @@ def export(
     transformers loads it in a clean process and must compute the same before the directory appears. receipt.json says
     what was edited and what was checked.
     """
-    from dataclasses import asdict
-
     from graphwright.errors import UsageError
     from graphwright.models import open
 
     set_threads(threads)
     model = open(directory)
     if plan:
-        found = model.export_plan()
+        found = model.export_plan(prefer)
         if as_json:
-            emit_json(asdict(found))
+            emit_json(found.to_json())
         else:
             say(str(found))
         return
@@ -55,7 +57,15 @@ def export(
         raise UsageError("where to? OUT is missing", fix=f"graphwright export {directory} OUT")
     with bar(quiet or as_json) as report:
         receipt = model.export(
-            out, rung=rung, dtype=dtype, check=check, max_shard_size=max_shard_size, overwrite=overwrite, report=report
+            out,
+            rung=rung,
+            prefer=prefer,
+            dtype=dtype,
+            check=check,
+            max_shard_size=max_shard_size,
+            onnx=onnx,
+            overwrite=overwrite,
+            report=report,
         )
     if as_json:
         emit_json({"out": str(out), "receipt": receipt.to_json()})

@@ -351,11 +351,11 @@ class Model:
         return self.program.structure_hash()
 
     # -- leaving -----------------------------------------------------------------------------------------------------
-    def export_plan(self) -> ExportPlan:
-        """Which rung can carry the model as it is now, and why not a better one; reads no payload, writes nothing."""
+    def export_plan(self, prefer: str = "stock") -> ExportPlan:
+        """Which rungs can carry the model as it is now, and why not; reads no payload, writes nothing."""
         from graphwright.models.export.export import export_plan
 
-        return export_plan(self)
+        return export_plan(self, prefer)
 
     def export(self, directory: Any, **options: Any) -> Receipt:
         """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export.export`."""

@@ -42,6 +42,7 @@ from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
 from graphwright.program.parameters import ParameterMismatch
 from graphwright.program.program import Program, Value
+from graphwright.program.recipe import apply_recipe
 from graphwright.program.replay import Replayed, replay
 from graphwright.program.running import Run, run
 from graphwright.program.save import save
@@ -105,6 +106,7 @@ __all__ = [
     "UnknownNode",
     "Value",
     "Weights",
+    "apply_recipe",
     "check_feeds",
     "diff",
     "evaluate",

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import NDArray
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program.hashing import encode_attrs
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program, Value
 
+_PRINTED = 10
+"""Weights that are printed, those that differ most first."""
 _CHUNK = 1 << 20  # elements compared at once in float64
 
 
@@ -58,6 +61,7 @@ class ProgramDiff:
         outputs: name -> (before, after), None for one that was not there.
         weights: changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
         equal: number of weights with equal bytes.
+        resized: axis that both have -> size before and now.
     """
 
     added: tuple[str, ...]
@@ -71,6 +75,7 @@ class ProgramDiff:
     missing: tuple[str, ...]
     extra: tuple[str, ...]
     equal: int
+    resized: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def identical(self) -> bool:
@@ -105,24 +110,28 @@ class ProgramDiff:
             "missing": list(self.missing),
             "extra": list(self.extra),
             "equal": self.equal,
+            "resized": {name: list(sizes) for name, sizes in self.resized.items()},
         }
 
     def __str__(self) -> str:
         if self.identical:
             return f"identical ({self.equal} weights)"
         lines = [f"+ {path}" for path in self.added] + [f"- {path}" for path in self.removed]
+        lines += [f"~ axis {name}: {before} -> {after}" for name, (before, after) in self.resized.items()]
         lines += [f"~ {old} is renamed {new}" for old, new in self.renamed.items()]
         lines += [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()]
         lines += [f"+ edge {e}" for e in self.edges_added] + [f"- edge {e}" for e in self.edges_removed]
         lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
         lines += [f"+ weight {key}" for key in self.extra] + [f"- weight {key}" for key in self.missing]
-        for w in self.weights:
+        for w in sorted(self.weights, key=lambda w: -(w.relative if w.relative is not None else math.inf))[:_PRINTED]:
             facts = (
                 f"max |d| {w.max_abs:.3g}, relative {w.relative:.3g}, cosine {w.cosine:.6f}"
                 if w.max_abs is not None
                 else ""
             )
             lines.append(f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "") + facts)
+        if len(self.weights) > _PRINTED:
+            lines.append(f"... {len(self.weights) - _PRINTED} more weights that differ less")
         return "\n".join(lines)
 
 
@@ -151,7 +160,18 @@ def diff(p: Program, other: Program) -> ProgramDiff:
         missing=tuple(k for k in other.weights if k not in p.weights),
         extra=tuple(k for k in p.weights if k not in other.weights),
         equal=compared.count(None),
+        resized=_resized(p, other) if any(w is not None and w.before != w.after for w in compared) else {},
     )
+
+
+def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
+    """Axes of another size, by the name that they have in both; none of a program that is left broken."""
+    try:
+        now, before = p.axes(), other.axes()
+    except UsageError:
+        return {}
+    sizes = {name: (before[name].size, now[name].size) for name in before if name in now}
+    return {name: pair for name, pair in sizes.items() if pair[0] != pair[1]}
 
 
 def renames(p: Program, other: Program) -> dict[str, str]:

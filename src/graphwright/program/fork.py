@@ -13,6 +13,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import Chain
 from graphwright.program.edits import AddNode, Edit
 from graphwright.program.errors import NotUndoable
+from graphwright.program.hollow import hollow_array
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.program import Program
 from graphwright.program.weights import VariableTwins
@@ -27,6 +28,19 @@ def fork(p: Program, name: str | None = None) -> Program:
     Raises: UsageError while an edit of `p` is open.
     """
     return _twin(p, name or p.name, VariableTwins())
+
+
+def hollow(p: Program) -> Program:
+    """A fork whose params have no bytes; constants, which tables are made of, keep theirs. It is not to be run."""
+    flags = [(v, v.shared) for v in p.weights.values()]
+    twin = fork(p)
+    for variable, shared in flags:  # nothing of the fork writes
+        variable.shared = shared
+    for key in {twin.key(n) for n in twin.params()}:
+        variable = twin.weights[key]
+        variable.data = hollow_array(variable.data.shape, variable.data.dtype)
+        twin.weights.refer(variable.data)
+    return twin
 
 
 def at(p: Program, ref: str | int) -> Program:

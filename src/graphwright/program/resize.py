@@ -19,6 +19,7 @@ from graphwright.graph import NodeId
 from graphwright.ops.terms import Atom, atoms, known, resized, resolve, spread
 from graphwright.program.errors import EmptyAxis, FrozenAxis
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.hollow import hollow_array, is_hollow
 from graphwright.program.solve_axes import origin
 from graphwright.program.units import runs
 from graphwright.program.weights import as_array, payload_json
@@ -163,6 +164,12 @@ def _sliced(
 ) -> Sliced:
     array = p.weights.array(key)
     fresh = any((old < 0).any() for old in changed.values())
+    if is_hollow(array):
+        if fresh and new is not None:
+            new(key, array, changed)  # for what it refuses
+        made = hollow_array(tuple(len(changed.get(d, range(n))) for d, n in enumerate(array.shape)), array.dtype)
+        p.weights.refer(made)
+        return Sliced(key, made, _numbers(changed))
     host = moved(array.to_numpy(bits=True), changed)
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:

@@ -15,6 +15,8 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 
+_TOLD = 4096
+"""Integers of a table that a journal line tells itself: which key head each query head reads, say."""
 SOURCE = "source"
 """What stands for the bytes of a weight that lies untouched in an opened file."""
 
@@ -46,10 +48,13 @@ def digest_of(spec: Spec, content: Any) -> str:
 def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
     """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors`.
 
-    A value that still lies untouched in an opened file is named by its spec alone, so that no payload is read.
+    A table of few integers stands there itself. A value that still lies untouched in an opened file is named by its
+    spec alone, so that no payload is read.
     """
     digest = weights.reference_of(array) or array_digest(array)
-    name = {"source": True} if digest == SOURCE else {"blake2b": digest}
+    name: dict[str, Any] = {"source": True} if digest == SOURCE else {"blake2b": digest}
+    if digest != SOURCE and array.dtype.kind == "int" and array.size <= _TOLD:
+        name["values"] = array.to_numpy().tolist()
     return {"spec": array.spec.to_json(), **name}
 
 

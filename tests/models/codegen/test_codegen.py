@@ -12,7 +12,21 @@ from typing import Any
 import checkpoints
 import numpy as np
 import pytest
-from edits import cut_attention, cut_mlp, edge, insert, link, matrix, narrow, parallel, random_edits, remove_layer, skip
+from edits import (
+    cut_attention,
+    cut_mlp,
+    edge,
+    factored,
+    gate,
+    insert,
+    link,
+    matrix,
+    narrow,
+    parallel,
+    random_edits,
+    remove_layer,
+    skip,
+)
 
 import graphwright as gw
 from graphwright.models import RungImpossible
@@ -34,6 +48,7 @@ CASES = [
     *(f"random-{seed}" for seed in range(2 * len(RANDOM))),
     *ROPES,
     "everything",
+    "four-at-once",
     "no-attention",
     "window-types",
     "bf16",
@@ -68,6 +83,12 @@ def edited(case: str, folder: Path, made):
         link(m, 2, 5)
         parallel(m, 3)
         narrow(m, 2)
+    elif case == "four-at-once":
+        skip(m, 1, 4)
+        gate(m, 2, "mlp.down", "out", 0.6)
+        factored(m, 3, "mlp.down")
+        parallel(m, 0)
+        m.select("layers.5.attn").heads[[0, 4, 5]].prune(ragged=True)
     elif case == "no-attention":
         for i in range(LAYERS):
             cut_attention(m, i)

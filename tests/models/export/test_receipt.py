@@ -23,7 +23,7 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", ["copy", "edited"])
+@pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
 def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
     m, place, receipt = proved(name)
     listed = {f["name"]: (f["bytes"], f["sha256"]) for f in receipt.result["files"]}
@@ -34,6 +34,9 @@ def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
     with safe_open(place / "model.safetensors", "np") as f:
         digests = {k: hashlib.blake2b(f.get_tensor(k).tobytes(), digest_size=16).hexdigest() for k in f.keys()}  # noqa: SIM118  # no mapping
         sizes = [f.get_tensor(k).size for k in f.keys()]  # noqa: SIM118
+        nonzero = sum(int((f.get_tensor(k) != 0).sum()) for k in f.keys())  # noqa: SIM118
+    assert receipt.cost["nonzero_parameters"]["after"] == nonzero
+    assert (nonzero < sum(sizes)) == (name == "pruned")
     assert receipt.result["tensors"] == digests
     assert receipt.cost["parameters"]["after"] == sum(sizes)
     assert receipt.cost["bytes"]["after"] == 4 * sum(sizes)
@@ -73,6 +76,8 @@ def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
     both = receipt.cost["parameters"]
     assert both["after"] == both["before"] - mlp + s["hidden_size"] ** 2
     for side in receipt.cost["latency_ms"].values():
+        assert side["prefill_128"] > side["decode"]["low"] / 2
+        assert (side["threads"], side["rounds"]) == (torch.get_num_threads(), 10)
         assert 0 < side["decode"]["low"] <= side["decode"]["median"] <= side["decode"]["high"]
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,17 @@ from typing import Any
 from graphwright.errors import UsageError
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, UnsupportedArchitecture
+
+FIELDS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "mlp": "intermediate_size",
+    "vocab": "vocab_size",
+    "eps": "rms_norm_eps",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class Architecture:
         build: (builder, dimensions, params by path) -> None; declares inputs and the output `logits`.
         prefix: of the keys of the base model; a checkpoint without it is accepted and written back alike.
         ignored: patterns of tensors that old checkpoints carry and that are derived.
+        fields: dimension -> field of the config that says it; what the class can be resized by.
+        multiples: (dimension, another) where the config class refuses one that is no multiple of the other.
     """
 
     name: str
@@ -53,6 +66,8 @@ class Architecture:
     build: Callable[..., None]
     prefix: str = "model."
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
+    fields: Mapping[str, str] = field(default_factory=lambda: dict(FIELDS))
+    multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
         """(param path, checkpoint key, shape, dims) of every weight that these dimensions have."""

@@ -19,4 +19,14 @@ def read(config: Config) -> Decoder:
     )
 
 
-LLAMA = register(Architecture("llama", ("LlamaForCausalLM",), ("llama",), read, KEYS, build_decoder))
+LLAMA = register(
+    Architecture(
+        "llama",
+        ("LlamaForCausalLM",),
+        ("llama",),
+        read,
+        KEYS,
+        build_decoder,
+        multiples=(("hidden", "heads"),),  # LlamaConfig.validate_architecture, whatever head_dim says
+    )
+)

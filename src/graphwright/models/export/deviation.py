@@ -6,19 +6,27 @@ Nodes are matched by path, and those that were renamed by what they are: op, att
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from graphwright.array import NDArray, Storage, dtype
-from graphwright.array.device import CPU
+from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
+from graphwright.models.export.places import misfits
+from graphwright.models.export.reading import Reading, read
+from graphwright.models.export.stretch import Stretch
+from graphwright.models.export.uniform import AXES, uniform, with_eps
 from graphwright.program import Builder, Program
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.hollow import hollow_array
 from graphwright.program.kinds import CONST, STORED
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+
+
+KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
+_UNIFORM, _DENSE, _CODE = 2, 3, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +35,21 @@ class Deviation:
 
     Attributes:
         path: of the node.
-        kind: `added`, `removed`, `rewired`, `op`, `attrs`, `size` or `dtype`.
+        kind: one of `KINDS`: a weight of another size or dtype, a node removed or added, one that reads other values;
+            a node that scales a branch (`gate`) or stands with others for one matrix (`factor`); other attributes, or
+            another op.
         detail: in words.
-        rungs: those that can carry it.
+        rungs: those that can carry it; a rung can carry a program if it can carry all its deviations.
+        axis: what the units are called, where a size differs.
+        field: of the config, that counts them.
     """
 
     path: str
     kind: str
     detail: str
-    rungs: tuple[int, ...] = (5,)
+    rungs: tuple[int, ...] = (_CODE,)
+    axis: str = ""
+    field: str = ""
 
 
 def template(model: Model) -> Program:
@@ -46,34 +60,110 @@ def template(model: Model) -> Program:
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
     shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
     for path, key in model.keys.items():
-        array = NDArray(Storage.mapped(_no_bytes, 0, CPU), stored.get(key, dtype("float32")), shapes[path])
+        array = hollow_array(shapes[path], stored.get(key, dtype("float32")))
         params[path] = b.param(path, Parameter(array, True, key), key=key)
     model.arch.build(b, model.dims, params, dtype(model.compute))
     return b.build()
 
 
-def _no_bytes() -> memoryview:
-    raise AssertionError("a template has no weights")
-
-
 def deviations(model: Model) -> list[Deviation]:
-    """Every node that differs from the template, by path; a node that was only renamed does not."""
-    ours, theirs = model.program, template(model)
+    """Every node that differs from the template, by path, with the rungs that can carry it; none for one renamed."""
+    theirs = template(model)
+    return classified(model, read(model, theirs), theirs)
+
+
+def classified(model: Model, reading: Reading, theirs: Program) -> list[Deviation]:
+    """Deviations of a program from a template that it was read by."""
+    ours = model.program
+    sizes = _Carriers(model, reading)
+    return sorted(
+        (sizes.carried(d, node, other) for d, node, other in _deviations(ours, theirs)),
+        key=lambda d: (d.path, d.kind),
+    )
+
+
+class _Carriers:
+    """Which rungs can carry a deviation: 3 what was read as the template's, 2 if no other layer forbids its size."""
+
+    def __init__(self, model: Model, reading: Reading) -> None:
+        self.reading, self.arch, self.dims = reading, model.arch, model.dims
+        self.explained = reading.explained()
+        self.stretches = {
+            n: s.kind for part in reading.read_parts() for s in part.stretches for n in (*s.nodes, *s.constants())
+        }
+        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
+        found = uniform(reading, model.config)
+        self.uneven = found if isinstance(found, list) else []
+        self.misfits = {i for i, _ in misfits(reading, model.dims)}
+        self.eps = isinstance(with_eps(model.config, reading, model.dims), str)
+
+    def carried(self, d: Deviation, node: NodeId | None, other: NodeId | None) -> Deviation:
+        """The deviation of a node of the program, of the template, or of both, with its rungs."""
+        slot = self._slot(other) if other is not None else self.explained.get(node) if node is not None else None
+        read = slot not in self.reading.lost if node is None else node in self.explained
+        kind = self.stretches.get(node, d.kind) if node is not None else d.kind
+        kind = "factor" if node is None and slot is not None and self._stretched(slot, other) else kind
+        name, axis, field = self._axis(other) if kind == "size" else ("", "", "")
+        rungs = [_CODE]
+        if read and kind not in ("op", "dtype"):
+            if slot not in self.misfits and not (self.eps and name == "hidden"):
+                rungs.append(_DENSE)
+            if kind not in ("gate", "factor") and not self._forbidden(slot, axis):
+                rungs.append(_UNIFORM)
+        detail = f"{d.detail} ({axis}, {field})" if field else d.detail
+        return replace(d, kind=kind, rungs=tuple(sorted(rungs)), axis=axis, field=field, detail=detail)
+
+    def _slot(self, other: NodeId) -> int | None:
+        t = self.reading.template
+        path = t.path(other)
+        for i, slot in enumerate(self.reading.slots):
+            if other == slot.junction.node or path.startswith(f"{slot.name}."):
+                return i
+        return None
+
+    def _stretched(self, slot: int, other: NodeId | None) -> bool:
+        """True for a weight of the template that is a stretch here."""
+        part, t = self.reading.parts[slot], self.reading.template
+        return part is not None and other is not None and isinstance(part.weights.get(t.path(other)), Stretch)
+
+    def _forbidden(self, slot: int | None, axis: str) -> bool:
+        return any(r.slot is None or (r.slot == slot and not axis) or (axis and r.axis == axis) for r in self.uneven)
+
+    def _axis(self, other: NodeId | None) -> tuple[str, str, str]:
+        """Dimension, units and config field of a weight's size, or of a split into heads."""
+        t, path = self.reading.template, self.reading.template.path(other) if other is not None else ""
+        slot = self._slot(other) if other is not None else None
+        here = self.reading.sizes.get(slot if slot is not None else -1, {})
+        base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
+        names = [n for term in self.terms.get(base, ()) for n in term.split("*")]
+        name = next((n for n in names if here.get(n, getattr(self.dims, n)) != getattr(self.dims, n)), "")
+        assert t is not None
+        return name, AXES.get(name, ""), self.arch.fields.get(name, "")
+
+
+Found = tuple[Deviation, NodeId | None, NodeId | None]
+"""A deviation with its node of the program and of the template."""
+
+
+def _deviations(ours: Program, theirs: Program) -> Iterator[Found]:
     pairs = _matched(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())
-    found = [Deviation(theirs.path(n), "removed", f"{theirs.op(n)} is gone") for n in theirs.nodes() if n not in pairs]
+    for n in theirs.nodes():
+        if n not in pairs:
+            yield Deviation(theirs.path(n), "removed", f"{theirs.op(n)} is gone"), None, n
     for node in ours.nodes():
         if node not in mine:
             if node in alive or ours.graph.out_degree(node):
-                found.append(Deviation(ours.path(node), "added", f"{ours.op(node)} is not in the family's block"))
+                yield Deviation(ours.path(node), "added", f"{ours.op(node)} is not in the family's block"), node, None
             continue
-        found += _differences(ours, node, theirs, mine[node], mine)
+        for d in _differences(ours, node, theirs, mine[node], mine):
+            yield d, node, mine[node]
     results = [(n, mine.get(v.node), v.port) for n, v in zip(ours.output_names(), ours.outputs(), strict=True)]
     wanted = [(n, v.node, v.port) for n, v in zip(theirs.output_names(), theirs.outputs(), strict=True)]
     if results != wanted:
-        found.append(Deviation("outputs", "rewired", "another node is the output"))
-    return sorted(found, key=lambda d: (d.path, d.kind))
+        d = Deviation("outputs", "rewired", "another node is the output")
+        yield d, ours.outputs()[0].node, theirs.outputs()[0].node
 
 
 def _matched(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
@@ -116,9 +206,10 @@ def _differences(
             yield Deviation(path, "attrs", "other numbers than the config gives")
     else:
         here, there = encode_attrs(ours.attrs(node)), encode_attrs(theirs.attrs(other))
+        split = ours.op(node) == "unflatten" and here.keys() == there.keys() and here["axis"] == there["axis"]
         changed = [f"{k} {here.get(k)} instead of {there.get(k)}" for k in there | here if here.get(k) != there.get(k)]
         if changed:
-            yield Deviation(path, "attrs", ", ".join(changed))
+            yield Deviation(path, "size" if split else "attrs", ", ".join(changed))
     reads = [(mine.get(v.node), v.port) for v in ours.operands(node)]
     if reads != [(v.node, v.port) for v in theirs.operands(other)]:
         here, there = (", ".join(p.path(v) for v in p.operands(n)) for p, n in ((ours, node), (theirs, other)))

@@ -28,6 +28,7 @@ from graphwright.models.export.clean_process import (
     reopen,
     transformers_installed,
 )
+from graphwright.models.export.hosts import Hosted, write_hosted
 from graphwright.models.export.measure import (
     cost,
     drift,
@@ -39,18 +40,20 @@ from graphwright.models.export.measure import (
     with_program,
 )
 from graphwright.models.export.receipt import SCHEMA, Receipt
-from graphwright.models.export.rungs import RUNGS, ExportPlan, choose_rung, export_plan
+from graphwright.models.export.rungs import RUNGS, ExportPlan, Ladder, choose_rung, export_plan
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
+from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-EXACT, LOW = 1e-5, 3e-2
-"""Relative tolerance of logits: of float32 activations, and of 16-bit ones, which loaders round at other places."""
+EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
+"""Relative tolerance of logits: of float32 activations, of computed weights that were rounded to 16 bits, and of 16-bit
+activations, which loaders round at other places."""
 _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 """By these transformers would make a cache of windows; in generated code the windows stand beside each attention."""
 
@@ -65,6 +68,7 @@ def export(
     check: str = "auto",
     prompts: Sequence[Any] | None = None,
     max_shard_size: int | str = "5GB",
+    onnx: bool = False,
     overwrite: bool = False,
     keep_failed: bool = False,
     report: Report | None = None,
@@ -75,17 +79,21 @@ def export(
         model: what to export, edited or not.
         directory: must not exist, unless `overwrite`; never the source.
         rung: `auto` takes the lowest that is exact; a number asks for that one.
-        prefer: `stock` or `size`; they differ where rung 3 is possible.
+        prefer: `stock`, or `size`, which leaves rung 3 out.
         dtype: `keep` stores each weight as its file did; a dtype name rounds to nearest even.
         check: `auto` proves with transformers if it is installed and says so if not; `required` insists; `none` skips.
         prompts: texts or ids to compare on; built-in ones by default.
         max_shard_size: bytes of weights per file, or "5GB".
+        onnx: write `model.onnx` beside it, of the program as it is, and compare it with onnxruntime unless `check` is
+            `none`.
         overwrite: replace what stands at the directory.
         keep_failed: leave what failed the check at `<directory>.failed`.
         report: told of each step.
     Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
     target = target_path(directory)
+    if onnx:
+        need_onnx()
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
         raise UsageError(
             "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
@@ -94,7 +102,8 @@ def export(
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
     check_free(target, overwrite)
-    plan = export_plan(model)
+    ladder = Ladder(model)
+    plan = ladder.plan(prefer)
     chosen = choose_rung(plan, rung)
     _refuse_non_finite(model)
     steps = iter(range(1, 5))
@@ -109,11 +118,16 @@ def export(
     here, warnings = _run(stored, texts)
     with atomic_directory(target, overwrite=overwrite) as place:
         tell("writing")
-        _write(model, place, chosen, dtype, max_shard_size)
+        _write(ladder, place, chosen, dtype, max_shard_size)
         tell("checking in a clean process" if check != "none" else "not checking")
         code = snippet(target.name, chosen == 5)
         try:
-            facts = _check(stored, place, here, texts, chosen, check, (target.name, code))
+            exact = plan.rungs[chosen - 1].exact
+            facts = _check(stored, place, here, texts, chosen, check, (target.name, code), exact)
+            if onnx:
+                save_onnx(stored.program, place / "model.onnx")
+                if here is not None and check != "none":
+                    facts = {**facts, "onnx": compare_onnx(place / "model.onnx", here.logits, texts)}
         except VerificationFailed:
             if keep_failed:
                 shutil.copytree(place, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
@@ -185,11 +199,22 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> tuple[Computed | None, 
         return None, [f"nothing was compared: {error.what} ({error.where}: {error.got})"]
 
 
-def _write(model: Model, place: Path, rung: int, dtype: str, max_shard_size: int | str) -> None:
-    """Files of a rung; only rung 5 changes the config and adds code."""
-    if rung != 5:
+def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str) -> None:
+    """Files of a rung."""
+    model = ladder.model
+    if rung in (2, 3):
+        model = ladder.conformed(rung)
+    if rung <= 3:
         write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
-        return
+    elif rung == 4:
+        assert isinstance(ladder.host, Hosted)
+        write_hosted(model, ladder.host, place, dtype=dtype, max_shard_size=max_shard_size)
+    else:
+        _write_code(model, place, dtype, max_shard_size)
+
+
+def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str) -> None:
+    """Rung 5: the weights that are read, a config that names the code, and the code."""
     p = model.program
     ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
     edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
@@ -226,6 +251,7 @@ def _check(
     rung: int,
     check: str,
     code: tuple[str, str],
+    exact: bool,
 ) -> dict[str, Any]:
     """Facts of the check: by transformers, or by this package where that is not installed and the class is its own."""
     if check == "none":
@@ -247,7 +273,8 @@ def _check(
         best = np.sort(model.logits(np.concatenate([prompts[prompt], here.greedy[prompt][:at]]))[-1])
         return float(best[-1] - best[-2])
 
-    compared = compare(here, there, EXACT if model.compute == "float32" else LOW, margin)
+    tolerance = LOW if model.compute != "float32" else EXACT if exact else ROUNDED
+    compared = compare(here, there, tolerance, margin)
     error = {k: compared.pop(k) for k in ("max_abs", "max_rel", "tol")}
     return {
         **facts,
@@ -281,7 +308,7 @@ def _receipt(
     if model.checkpoint is not None:
         original = with_program(model, model.original)
         source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
-        before = cost(original)
+        before = {**cost(original), "nonzero_parameters": weight_counts(model.directory)["nonzero_parameters"]}
         if here is not None:
             moved = drift([original.logits(ids) for ids in prompts], here.logits)
     after = {**cost(model), **written}
@@ -296,7 +323,6 @@ def _receipt(
             "greedy": here.greedy[0].tolist(),
         }
     edits = live_edits(model)
-    asked = [{"rung": plan.rung, "reason": f"possible, but rung {rung} was asked for", "path": ""}]
     unproved = [] if confirmed else ["not confirmed: transformers has not computed the same from these files"]
     return Receipt(
         schema=SCHEMA,
@@ -304,9 +330,9 @@ def _receipt(
         graphwright=__version__,
         rung=rung,
         prefer=prefer,
-        exact=stored is model,
+        exact=stored is model and plan.rungs[rung - 1].exact,
         confirmed=confirmed,
-        not_better=list(plan.not_better) if rung == plan.rung else asked,
+        not_better=list(plan.why_not(rung)),
         source=source,
         result=result,
         journal={

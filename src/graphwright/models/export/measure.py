@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import BY_TAG
 from graphwright.files import sha256_file
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.inspect import flops
@@ -42,9 +43,21 @@ def tensor_digests(directory: Path) -> dict[str, str]:
 
 
 def weight_counts(directory: Path) -> dict[str, int]:
-    """Parameters and bytes of the weights in a directory."""
+    """Parameters, those that are not 0, and bytes of the weights in a directory."""
     with Checkpoint(directory) as checkpoint:
-        return {"parameters": sum(prod(i.shape) for i in checkpoint.infos()), "bytes": checkpoint.nbytes}
+        nonzero = sum(_nonzero(checkpoint, key) for key in checkpoint)
+        sizes = {"parameters": sum(prod(i.shape) for i in checkpoint.infos()), "bytes": checkpoint.nbytes}
+        return {"parameters": sizes["parameters"], "nonzero_parameters": nonzero, "bytes": sizes["bytes"]}
+
+
+def _nonzero(checkpoint: Checkpoint, key: str) -> int:
+    """Entries of a tensor that are neither 0 nor -0; all of one whose dtype is not computed with."""
+    info = checkpoint.info(key)
+    kind = BY_TAG.get(info.tag)
+    if kind is None or not kind.is_float or kind.itemsize not in (2, 4, 8):
+        return prod(info.shape)
+    bits = np.frombuffer(checkpoint.bytes(key), f"<u{kind.itemsize}")
+    return int(np.count_nonzero(bits & ((1 << (8 * kind.itemsize - 1)) - 1)))
 
 
 def with_program(model: Model, program: Program) -> Model:
@@ -82,7 +95,7 @@ def summary(entry: Entry) -> str:
 
 
 def cost(model: Model) -> dict[str, Any]:
-    """Parameters, bytes, FLOPs and cache bytes per token, and the measured time to decode one token."""
+    """Parameters, bytes, FLOPs and cache bytes per token, and the time to read 128 tokens and to decode one."""
     p = model.program
     facts = model.inspect()
     ids = np.zeros((1, 1), np.int64)
@@ -92,10 +105,14 @@ def cost(model: Model) -> dict[str, Any]:
         "flops_per_token": flops(p, {"B": 1, "T": 1}),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
     }
-    cache = model.new_cache(CONTEXT + ROUNDS + WARM_UP, kind="static")
+    prompt, room = np.zeros((1, CONTEXT), np.int64), CONTEXT + ROUNDS + WARM_UP
     times = []
     try:
-        cache.step(np.zeros((1, CONTEXT), np.int64))
+        model.new_cache(room, kind="static").step(prompt)  # plans
+        cache = model.new_cache(room, kind="static")
+        started = perf_counter()
+        cache.step(prompt)
+        prefill = (perf_counter() - started) * 1e3
         for _ in range(ROUNDS + WARM_UP):
             started = perf_counter()
             cache.step(ids)
@@ -104,9 +121,10 @@ def cost(model: Model) -> dict[str, Any]:
         return found
     times = sorted(times[WARM_UP:])
     decode = {"median": round(median(times), 3), "low": round(times[0], 3), "high": round(times[-1], 3)}
-    return found | {
-        "latency_ms": {"runtime": "graphwright", "context": CONTEXT, "decode": decode, "rounds": len(times)}
-    }
+    from graphwright.array.vm.team import get_num_threads
+
+    latency = {"runtime": "graphwright", "context": CONTEXT, f"prefill_{CONTEXT}": round(prefill, 3), "decode": decode}
+    return found | {"latency_ms": {**latency, "rounds": len(times), "threads": get_num_threads()}}
 
 
 def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:

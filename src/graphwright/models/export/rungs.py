@@ -1,14 +1,24 @@
-"""The export ladder: which rung can carry a model as it is now, and why no lower one."""
+"""The export ladder: which rung can carry a model as it is now, whether exactly, and why no lower one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
+from graphwright.models.architectures.config import Config
 from graphwright.models.codegen.source import check_emittable
 from graphwright.models.errors import RungImpossible
-from graphwright.models.export.deviation import Deviation, deviations
+from graphwright.models.export.dense import conform, multiplied
+from graphwright.models.export.deviation import Deviation, classified, template
+from graphwright.models.export.hosts import Hosted, find_host
+from graphwright.models.export.places import misfits
+from graphwright.models.export.reading import TRUNK, Reading, read
+from graphwright.models.export.uniform import Reason, Uniform, uniform, with_eps
+from graphwright.models.export.write import companion_files
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -20,6 +30,28 @@ RUNGS = {
     4: "a class with sizes per layer",
     5: "generated modeling code",
 }
+PREFER = ("stock", "size")
+
+
+@dataclass(frozen=True, slots=True)
+class RungPlan:
+    """What one rung would be.
+
+    Attributes:
+        rung: its number.
+        possible: whether it can be asked for.
+        exact: whether the files would hold the program's function, but for rounding in float32.
+        reasons: why it is not possible or not exact: {reason, path, axis, field}, the last two where a size is why.
+        files: what would be written.
+        bytes: of the weights.
+    """
+
+    rung: int
+    possible: bool
+    exact: bool
+    reasons: tuple[dict[str, str], ...] = ()
+    files: tuple[str, ...] = ()
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,18 +59,54 @@ class ExportPlan:
     """Which rungs can carry a model.
 
     Attributes:
-        rung: the lowest possible one, or None.
+        rung: the one that `auto` takes: the lowest that is exact; None if there is none.
+        prefer: `stock`, or `size`, which leaves rung 3 out.
+        rungs: all five.
         deviations: what is not as the family's template has it.
-        not_better: why no lower rung: {rung, reason, path}.
-        bytes: of the weights to be written.
-        possible: all rungs that can be asked for.
     """
 
     rung: int | None
+    prefer: str
+    rungs: tuple[RungPlan, ...]
     deviations: tuple[Deviation, ...]
-    not_better: tuple[dict[str, Any], ...]
-    bytes: int
-    possible: tuple[int, ...] = ()
+
+    @property
+    def possible(self) -> tuple[int, ...]:
+        """Rungs that can be asked for."""
+        return tuple(r.rung for r in self.rungs if r.possible)
+
+    @property
+    def bytes(self) -> int:
+        """Of the weights that `auto` would write."""
+        return self.rungs[(self.rung or 5) - 1].bytes
+
+    @property
+    def not_better(self) -> tuple[dict[str, Any], ...]:
+        """Why no lower rung: {rung, reason, path}."""
+        return self.why_not(self.rung)
+
+    def why_not(self, rung: int | None) -> tuple[dict[str, Any], ...]:
+        """For each rung below: its first reason, or what else kept it from being taken."""
+        rows = []
+        for r in self.rungs[: 5 if rung is None else rung - 1]:
+            if r.reasons:
+                first, *rest = r.reasons
+                more = f", and {len(rest)} more" if rest else ""
+                reason = f"{first['path']}: {first['reason']}{more}" if first["path"] else first["reason"] + more
+                rows.append({"rung": r.rung, "reason": reason, "path": first["path"]})
+            elif r.rung == 3 and self.prefer == "size":
+                rows.append({"rung": 3, "reason": "size is preferred to the stock class", "path": ""})
+            elif r.possible:
+                rows.append({"rung": r.rung, "reason": f"possible, but rung {rung} was asked for", "path": ""})
+        return tuple(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        from dataclasses import asdict
+
+        facts = {"rung": self.rung, "prefer": self.prefer, "possible": list(self.possible), "bytes": self.bytes}
+        rows = {"rungs": [asdict(r) for r in self.rungs], "deviations": [asdict(d) for d in self.deviations]}
+        return {**facts, "not_better": list(self.not_better), **rows}
 
     def __repr__(self) -> str:
         lines = [f"rung {self.rung}: {RUNGS[self.rung]}" if self.rung else "no rung can carry this structure"]
@@ -46,31 +114,132 @@ class ExportPlan:
         for n in self.not_better:
             reasons.setdefault(n["reason"], []).append(str(n["rung"]))
         lines += [f"  not rung {', '.join(rungs)}: {reason}" for reason, rungs in reasons.items()]
+        others = [r for r in self.rungs if r.possible and r.rung != self.rung]
+        lines += [f"  rung {r.rung} {'exactly' if r.exact else 'inexactly'}: {r.bytes / 2**20:.2f} MiB" for r in others]
         lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
         lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
 
 
-def export_plan(model: Model) -> ExportPlan:
-    """What an export would do; reads no payload, writes nothing."""
-    found = deviations(model)
-    p = model.program
-    why: list[dict[str, Any]] = []
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        first = f"{found[0].path} {found[0].kind}: {found[0].detail}{more}"
-        why.append({"rung": 1, "reason": first, "path": found[0].path})
-        why += [{"rung": n, "reason": "not built in this version", "path": found[0].path} for n in (2, 3, 4)]
-    try:
-        check_emittable(p)
-    except RungImpossible as error:
-        why.append({"rung": 5, "reason": f"{error.what}: {error.got}", "path": str(error.where)})
-    refused = {n["rung"] for n in why}
-    possible = tuple(n for n in (1, 5) if n not in refused)
-    read = p.reachable(p.outputs()) if found else set(p.params())
-    size = sum(p.spec(n).nbytes for n in p.params() if n in read)
-    rung = possible[0] if possible else None
-    return ExportPlan(rung, tuple(found), tuple(n for n in why if rung is None or n["rung"] < rung), size, possible)
+class Ladder:
+    """A model against its family's template, and what each rung makes of it; reads no payload until `conformed`."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.template = model, template(model)
+        self.reading: Reading = read(model, self.template)
+        self.deviations = classified(model, self.reading, self.template)
+
+    @cached_property
+    def uniform(self) -> Uniform | list[Reason]:
+        """Sizes of rung 2, or why not."""
+        return uniform(self.reading, self.model.config)
+
+    @cached_property
+    def dense(self) -> tuple[Config, Any] | str:
+        """Config and dimensions of rung 3, or why not."""
+        return with_eps(self.model.config, self.reading, self.model.dims)
+
+    @cached_property
+    def host(self) -> Hosted | list[Reason]:
+        """The class of rung 4, or why there is none."""
+        return find_host(self.model, self.reading)
+
+    def conformed(self, rung: int) -> Model:
+        """The model that rung 2 or 3 writes."""
+        if rung == 2:
+            assert isinstance(self.uniform, Uniform)
+            return conform(self.model, self.reading, self.uniform.config, self.uniform.dims, self.uniform.layers)
+        assert not isinstance(self.dense, str)
+        return conform(self.model, self.reading, *self.dense)
+
+    def plan(self, prefer: str = "stock") -> ExportPlan:
+        """All rungs, and the one to take. Raises: UsageError for another preference."""
+        if prefer not in PREFER:
+            raise UsageError("unknown option", expected="prefer stock or size", got=prefer)
+        rows = (self._first(), self._second(), self._third(), self._fourth(), self._fifth())
+        taken = (r.rung for r in rows if r.possible and r.exact and not (r.rung == 3 and prefer == "size"))
+        return ExportPlan(next(taken, None), prefer, rows, tuple(self.deviations))
+
+    # -- the rungs ---------------------------------------------------------------------------------------------------
+    def _first(self) -> RungPlan:
+        why = tuple(_row(d.path, f"{d.kind}, {d.detail}", d.axis, d.field) for d in self.deviations)
+        size = sum(self.model.program.spec(n).nbytes for n in self.model.program.params())
+        return RungPlan(1, not why, not why, why, self._files(), size)
+
+    def _second(self) -> RungPlan:
+        if not self.deviations:
+            return RungPlan(2, False, False)
+        if isinstance(self.uniform, list):
+            return RungPlan(2, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.uniform))
+        exact = not self._rounded(self.uniform.dims)
+        return RungPlan(2, True, exact, (), self._files(), self._bytes(self.uniform.dims))
+
+    def _third(self) -> RungPlan:
+        if not self.deviations:
+            return RungPlan(3, False, False)
+        p, reading = self.model.program, self.reading
+        why = [_row(p.path(n), text) for n, text in reading.unread.items()]
+        kinds = ("op", "dtype")
+        why += [_row(d.path, f"{d.kind}, {d.detail}") for d in self.deviations if d.kind in kinds and not why]
+        for slot, text in misfits(reading, self.model.dims):
+            why.append(_row(reading.slots[slot].name if slot != TRUNK else "embed", text))
+        if isinstance(self.dense, str):
+            why.append(_row("norm", self.dense, "channels", self.model.arch.fields["eps"]))
+        if why:
+            return RungPlan(3, False, False, tuple(why))
+        rounded = tuple(_row(path, f"is computed, and {kind.name} rounds it")
+                        for path, kind in self._rounded(self.model.dims))  # fmt: skip
+        return RungPlan(3, True, not rounded, rounded, self._files(), self._bytes(self.model.dims))
+
+    def _fourth(self) -> RungPlan:
+        if not self.deviations:
+            return RungPlan(4, False, False)
+        if isinstance(self.host, list):
+            return RungPlan(4, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.host))
+        return RungPlan(4, True, True, (), self._files(), self._read_bytes())
+
+    def _fifth(self) -> RungPlan:
+        try:
+            check_emittable(self.model.program)
+        except RungImpossible as error:
+            return RungPlan(5, False, False, (_row(str(error.where), f"{error.what}: {error.got}"),))
+        code = ("configuration_<id>.py", "modeling_<id>.py")
+        return RungPlan(5, True, True, (), tuple(sorted((*self._files(), *code))), self._read_bytes())
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+    def _rounded(self, dims: Any) -> list[tuple[str, DType]]:
+        """Weights that are computed and stored in 16 bits."""
+        paths = multiplied(self.reading, dims)
+        return [(path, kind) for path in paths if (kind := self._stored(path)).is_low]
+
+    def _stored(self, path: str) -> DType:
+        source, key = self.model.checkpoint, self.model.keys[path]
+        found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
+        return found or self.template.spec(path).dtype
+
+    def _bytes(self, dims: Any) -> int:
+        weights = self.model.arch.weights(dims)
+        return sum(prod(shape) * self._stored(path).itemsize for path, _, shape, _ in weights)
+
+    def _read_bytes(self) -> int:
+        p = self.model.program
+        read = p.reachable(p.outputs()) if self.deviations else set(p.params())
+        return sum(p.spec(n).nbytes for n in p.params() if n in read)
+
+    def _files(self) -> tuple[str, ...]:
+        model = self.model
+        travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
+        companions = [f.name for f in companion_files(model.directory)] if travels else []
+        return tuple(sorted({"config.json", "model.safetensors", "README.md", "receipt.json", *companions}))
+
+
+def _row(path: str, reason: str, axis: str = "", field: str = "") -> dict[str, str]:
+    return {"path": path, "reason": reason, **({"axis": axis} if axis else {}), **({"field": field} if field else {})}
+
+
+def export_plan(model: Model, prefer: str = "stock") -> ExportPlan:
+    """What an export would do; reads no payload, writes nothing. Raises: UsageError for another preference."""
+    return Ladder(model).plan(prefer)
 
 
 def choose_rung(plan: ExportPlan, rung: int | str) -> int:
@@ -80,11 +249,12 @@ def choose_rung(plan: ExportPlan, rung: int | str) -> int:
     wanted = plan.rung if rung == "auto" else int(rung)
     if wanted is not None and wanted in plan.possible:
         return wanted
-    why = next((n["reason"] for n in plan.not_better if n["rung"] == (wanted or 5)), "not built in this version")
+    row = plan.rungs[(wanted or 5) - 1]
+    first = row.reasons[0] if row.reasons else {"reason": "a lower rung carries this", "path": ""}
     raise RungImpossible(
         "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
-        where=plan.not_better[-1]["path"] if plan.not_better else None,
-        got=why,
+        where=first["path"] or None,
+        got=first["reason"],
         expected=f"rung {' or '.join(map(str, plan.possible))}" if plan.possible else None,
         fix=f"rung='auto' takes rung {plan.rung}" if plan.rung else "model.save(DIR) keeps any structure",
     )

@@ -1,0 +1,1 @@
+"""Programs as ONNX files, and the proof that onnxruntime computes the same."""

@@ -1,0 +1,187 @@
+"""A program as an ONNX graph: each op by its row of `ops.onnx`, weights as initializers, named sizes left open.
+
+Ops without a row are written as the simpler ones they are made of. Weights keep their names; one that is stored in 16
+bits and computed with in float32 is written as float32, so that any runtime reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.models.errors import ExportError
+from graphwright.ops import OPS
+from graphwright.ops.onnx import NO_ONNX, ONNX, OPSET
+from graphwright.ops.onnx_use import ONNX_DTYPES, Use
+from graphwright.program import Program, Value
+from graphwright.program.kinds import INPUT, STORED
+
+
+def to_model(p: Program, name: str | None = None) -> onnx.ModelProto:
+    """The program as a model of opset 20. Raises: ExportError naming every op that has no node, with its reason."""
+    primitive = _simpler(p)
+    graph = _Graph(primitive)
+    graph.write()
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        producer_name="graphwright",
+    )
+    model.ir_version = 9  # the one of opset 20; later ones are refused by runtimes of its time
+    return model
+
+
+def _needed(p: Program) -> list[NodeId]:
+    reached = p.reachable(p.outputs())
+    return [n for n in p.order() if n in reached]
+
+
+def _simpler(p: Program) -> Program:
+    """A copy with ops that have no row written out. Raises: ExportError."""
+    if p.states() or p.writes():
+        held = ", ".join(p.path(n) for n in (*p.states(), *p.writes())[:3])
+        raise ExportError("an ONNX graph carries no state from run to run", where=held)
+    twin = p.fork()
+    while True:
+        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED)]
+        bare = [n for n in ops if twin.op(n) not in ONNX]
+        lost = {n: NO_ONNX.get(twin.op(n), "it has no row") for n in bare if OPS[twin.op(n)].expand is None}
+        lost |= {n: NO_ONNX[twin.op(n)] for n in bare if twin.op(n) in NO_ONNX}
+        if lost:
+            lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in lost.items()]
+            raise ExportError(
+                f"{len(lost)} nodes have no form in ONNX:\n  " + "\n  ".join(lines),
+                where=twin.path(next(iter(lost))),
+                got=", ".join(dict.fromkeys(twin.op(n) for n in lost)),
+            )
+        if not bare:
+            return twin
+        twin.expand(bare)
+
+
+class _Graph:
+    """The parts of a graph, and what rows write into."""
+
+    def __init__(self, p: Program) -> None:
+        self.p = p
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.names: dict[Value, str] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._sizes: dict[str, str] = {}
+        self._where: dict[str, tuple[str, int]] = {}
+        self._weights: set[str] = set()
+        self._at, self._count = "", 0
+
+    # -- what rows write into ----------------------------------------------------------------------------------------
+    def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
+        """Add a node."""
+        made = tuple(self._fresh() for _ in range(outputs))
+        self.nodes.append(helper.make_node(kind, list(inputs), list(made), name=made[0], **attributes))
+        return made
+
+    def constant(self, array: np.ndarray) -> str:
+        """A tensor of fixed values, once per value."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = f"constant_{len(self._constants)}"
+            self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape),
+                                                        self._constants[key]))  # fmt: skip
+        return self._constants[key]
+
+    def size(self, dim: str) -> str:
+        """A named size, read off an input."""
+        if dim not in self._sizes:
+            name, axis = self._where[dim]
+            self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
+        return self._sizes[dim]
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"{self._at}#{self._count}"
+
+    # -- the graph ---------------------------------------------------------------------------------------------------
+    def write(self) -> None:
+        """Inputs, then nodes in order, then outputs."""
+        p, order = self.p, _needed(self.p)
+        for node in order:
+            if p.op(node) == INPUT:
+                name = self.names[Value(node)] = p.path(node)
+                self.inputs.append(_info(name, p.spec(node)))
+                for axis, dim in enumerate(p.spec(node).shape):
+                    if isinstance(dim, str):
+                        self._where.setdefault(dim, (name, axis))
+        refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
+        if refused:
+            lines = [f"{p.path(n)} ({p.op(n)} with {dict(p.attrs(n))})" for n in refused]
+            raise ExportError(
+                f"{len(refused)} nodes have no form in ONNX as they are used:\n  " + "\n  ".join(lines),
+                where=p.path(refused[0]),
+                got=", ".join(dict.fromkeys(p.op(n) for n in refused)),
+            )
+        for name, value in zip(p.output_names(), p.outputs(), strict=True):
+            self.nodes.append(helper.make_node("Identity", [self.names[value]], [name], name=f"output {name}"))
+            self.outputs.append(_info(name, p.spec(value)))
+
+    def _write(self, node: NodeId) -> bool:
+        """One node; False if its row does not have this use of the op, or does not give a result that is read."""
+        p, op, self._at = self.p, self.p.op(node), self.p.path(node)
+        if op in STORED:
+            key = p.key(node)
+            self.names[Value(node)] = key if self._only_widened(key) else self._weight(key)
+            return True
+        operands = p.operands(node)
+        if any(v not in self.names for v in operands):
+            return True  # told for the node that it reads
+        if self._widened(node):
+            self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
+            return True
+        ins = tuple(p.spec(v) for v in operands)
+        use = Use(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node)))
+        made = ONNX[op](use)
+        if made is None:
+            return False
+        results = (made,) if isinstance(made, str) else made
+        for port in range(len(p.specs(node))):
+            if port < len(results):
+                self.names[Value(node, port)] = results[port]
+            elif p.consumers(Value(node, port)) or Value(node, port) in p.outputs():
+                return False
+        return True
+
+    def _widened(self, node: NodeId) -> bool:
+        """True for a cast of a weight in 16 bits to float32 or wider: the values are written so, exactly."""
+        p = self.p
+        if p.op(node) != "cast" or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
+            return False
+        source = p.operands(node)[0].node
+        return p.op(source) in STORED and p.spec(source).dtype.is_low
+
+    def _weight(self, key: str, wide: str | None = None) -> str:
+        """The name of a weight's tensor, in its own dtype or in a wider one."""
+        array = self.p.weights.array(key)
+        name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
+        if name not in self._weights:
+            self._weights.add(name)
+            if wide is None and array.dtype.is_low:
+                raw = array.to_numpy(bits=True).tobytes()
+                self.tensors.append(helper.make_tensor(name, ONNX_DTYPES[array.dtype.name], array.shape, raw, raw=True))
+            else:
+                host = np.ascontiguousarray(array.to_numpy(wide)).reshape(array.shape)
+                self.tensors.append(numpy_helper.from_array(host, name))
+        return name
+
+    def _only_widened(self, key: str) -> bool:
+        return all(self._widened(m) for n in self.p.readers(key) for m in self.p.consumers(n))
+
+
+def _info(name: str, spec: Spec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[spec.dtype.name], list(spec.shape))

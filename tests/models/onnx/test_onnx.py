@@ -1,0 +1,152 @@
+"""Programs as ONNX: the checker takes the file, onnxruntime computes the same at sizes that were left open."""
+
+from __future__ import annotations
+
+import checkpoints
+import numpy as np
+import onnx
+import pytest
+from edits import cut_attention, link, narrow, skip
+
+import graphwright as gw
+from graphwright import evolve
+from graphwright.files import DestinationExists
+from graphwright.models import ExportError, VerificationFailed
+from graphwright.models.onnx import file as onnx_file
+from graphwright.models.onnx.file import run_onnx, save_onnx
+
+SHAPES = [(1, 1), (2, 7), (3, 40)]
+FAMILIES = [
+    *("llama", "mistral-window", "qwen2-windows", "qwen3-tied", "llama-mlp-bias"),
+    *("rope-dynamic", "rope-yarn", "rope-longrope-long", "llama-gelu-tanh"),
+]
+
+
+def agree(p, path, feeds, tolerance=1e-4):
+    """Every output within a share of its largest entry; the checker has taken the file when it was written."""
+    save_onnx(p, path)
+    for feed, run in zip(feeds, run_onnx(path, feeds), strict=True):
+        ours = p(**feed)
+        outputs = ours if isinstance(ours, dict) else {p.output_names()[0]: ours}
+        assert run.keys() == outputs.keys()
+        for name, value in outputs.items():
+            wanted = value.numpy()
+            assert run[name].shape == wanted.shape
+            assert np.abs(run[name] - wanted).max() <= tolerance * max(np.abs(wanted).max(), 1e-6)
+
+
+def prompts():
+    for shape in SHAPES:
+        ids = checkpoints.some_ids(shape, seed=shape[1])
+        yield {"ids": ids, "positions": np.broadcast_to(np.arange(shape[1]), shape).copy()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_at_three_shapes(made, tmp_path, name):
+    agree(gw.open(made(name).path).program, tmp_path / "model.onnx", list(prompts()))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_in_16_bits_are_written_as_they_are_computed_with(made, tmp_path, dtype):
+    p = gw.open(made("llama").path, dtype=dtype).program
+    agree(p, tmp_path / "model.onnx", list(prompts()))
+    tensors = onnx.load(tmp_path / "model.onnx").graph.initializer
+    assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
+
+
+def test_an_edited_model(made, tmp_path):
+    m = gw.open(made("llama").path)
+    cut_attention(m, 1)
+    narrow(m, 2)
+    skip(m, 0)
+    link(m, 0)
+    m.select("layers.0.attn").heads[[0]].prune(ragged=True)
+    agree(m.program, tmp_path / "model.onnx", list(prompts()))
+
+
+def weights(rng, *shape):
+    return rng.normal(0, 0.4, shape).astype(np.float32)
+
+
+def test_an_mlp_by_hand(tmp_path):
+    rng = np.random.default_rng(0)
+    b = gw.Builder("mlp")
+    x = b.input("x", ("N", 5))
+    h = b.gelu(b.linear(x, b.param("a", weights(rng, 9, 5)), b.param("b", weights(rng, 9))), approximate="none")
+    h = b.layer_norm(h, b.param("g", weights(rng, 9)), b.param("c", weights(rng, 9)))
+    b.output(b.log_softmax(b.linear(h, b.param("d", weights(rng, 3, 9)))), "scores")
+    b.output(b.sum(h, axes=(1,), keepdims=False), "total")
+    feeds = [{"x": weights(rng, n, 5)} for n in (1, 4, 33)]
+    agree(b.build(), tmp_path / "mlp.onnx", feeds)
+
+
+def test_a_convolutional_net_by_hand(tmp_path):
+    rng = np.random.default_rng(1)
+    b = gw.Builder("cnn")
+    x = b.input("image", ("N", 3, 16, 16))
+    h = b.conv(x, b.param("k1", weights(rng, 8, 3, 3, 3)), b.param("b1", weights(rng, 8)), padding=1)
+    h = b.batch_norm(h, b.const("mean", weights(rng, 8)), b.const("var", np.abs(weights(rng, 8)) + 0.5))
+    h, _ = b.max_pool(b.relu(h), kernel=(2, 2))
+    h = b.conv(h, b.param("k2", weights(rng, 8, 4, 3, 3)), groups=2, padding=1, stride=2)
+    h = b.group_norm(h, b.param("g", weights(rng, 8)), b.param("c", weights(rng, 8)), groups=4)
+    h = b.flatten(b.adaptive_avg_pool(h, sizes=(1, 1)), start=1, end=3)
+    b.output(b.linear(h, b.param("w", weights(rng, 4, 8))), "scores")
+    agree(b.build(), tmp_path / "cnn.onnx", [{"image": weights(rng, n, 3, 16, 16)} for n in (1, 2, 5)])
+
+
+def test_an_evolved_champion(tmp_path):
+    run = evolve.Evolution(evolve.tasks.xor(), evolve.scalar(), evolve.NEAT(population=60), seed=7)
+    champion = run.run(max_generations=12).best
+    p = champion.program
+    rng = np.random.default_rng(2)
+    inputs = p.spec("x").shape[1]
+    p.to_onnx(tmp_path / "champion.onnx")
+    for n in (1, 4, 9):
+        x = weights(rng, n, inputs)
+        (found,) = run_onnx(tmp_path / "champion.onnx", [{"x": x}])
+        np.testing.assert_allclose(found["y"], champion.predict(x), rtol=1e-4, atol=1e-5)
+
+
+def test_every_op_without_a_form_is_told_at_once(tmp_path):
+    b = gw.Builder("bad")
+    x = b.input("x", (4,))
+    places = [b.nonzero(v, size=3, fill=0) for v in (x, b.relu(x))]
+    b.output(b.add(*places, name="sum"), "y")
+    with pytest.raises(ExportError) as error:
+        save_onnx(b.build(), tmp_path / "bad.onnx")
+    assert str(error.value).count("(nonzero)") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_with_state_is_refused(tmp_path):
+    b = gw.Builder("counter")
+    s = b.state("s", np.zeros(2, np.float32))
+    total = b.add(s, b.input("x", (2,)), name="total")
+    b.carry(total, s)
+    b.output(total, "y")
+    with pytest.raises(ExportError, match="state"):
+        save_onnx(b.build(), tmp_path / "state.onnx")
+
+
+def test_an_export_brings_its_onnx_and_is_compared(made, tmp_path, monkeypatch):
+    from graphwright.models.export import export as exporting
+
+    m = gw.open(made("llama").path)
+    narrow(m, 1)
+    monkeypatch.setattr(exporting, "transformers_installed", lambda: False)
+    monkeypatch.setattr(exporting, "reopen", lambda place, ids: honest(ids))
+    computed = exporting.compute_here
+
+    def honest(ids):
+        found = computed(m, ids)
+        return exporting.Computed(found.logits, found.greedy, {"missing_keys": [], "unexpected_keys": []})
+
+    receipt = m.export(tmp_path / "out", onnx=True, prompts=[[1, 2, 3, 4]])
+    assert receipt.check["onnx"]["max_rel"] <= 1e-4
+    assert "model.onnx" in {f["name"] for f in receipt.result["files"]}
+    monkeypatch.setattr(onnx_file, "TOLERANCE", -1.0)
+    with pytest.raises(VerificationFailed, match="onnxruntime"):
+        m.export(tmp_path / "again", onnx=True, prompts=[[1, 2]])
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["out"]
+    with pytest.raises(DestinationExists):
+        save_onnx(m.program, tmp_path / "out/model.onnx")
