@@ -1,0 +1,27 @@
+"""Orthogonalise: nearest orthonormal factors, exact splits W = Q P, rotations and maps that stay orthogonal."""
+
+from __future__ import annotations
+
+from graphwright.surgery.orthogonal.errors import NotAbsorbable, NotRotation
+from graphwright.surgery.orthogonal.measures import condition, gain, gram_error, is_orthogonal
+from graphwright.surgery.orthogonal.newton_schulz import newton_schulz
+from graphwright.surgery.orthogonal.orthogonalize import orthogonalize
+from graphwright.surgery.orthogonal.polar import polar, stretch
+from graphwright.surgery.orthogonal.qr import qr
+from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
+
+__all__ = [
+    "NotAbsorbable",
+    "NotRotation",
+    "OrthoReport",
+    "OrthoRow",
+    "condition",
+    "gain",
+    "gram_error",
+    "is_orthogonal",
+    "newton_schulz",
+    "orthogonalize",
+    "polar",
+    "qr",
+    "stretch",
+]
