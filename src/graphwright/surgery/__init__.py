@@ -1,1 +1,75 @@
 """Surgery: what is wrong with a model, what it can do without, and what an operation cost it."""
+
+from __future__ import annotations
+
+from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
+from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.factorise import (
+    CompressionReport,
+    CompressionWouldGrow,
+    LowRank,
+    NotFactorable,
+    TensorRing,
+    TensorTrain,
+    asvd,
+    compress,
+    compression_ratio,
+    curve,
+    densify,
+    svd,
+)
+from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
+from graphwright.surgery.orthogonal import (
+    NotAbsorbable,
+    NotRotation,
+    OrthoReport,
+    cayley,
+    is_orthogonal,
+    lie_exp,
+    lie_log,
+    newton_schulz,
+    orthogonalize,
+    polar,
+    qr,
+    skew,
+    so_generator,
+)
+
+__all__ = [
+    "BudgetUnreachable",
+    "Bytes",
+    "Calibration",
+    "CompressionReport",
+    "CompressionWouldGrow",
+    "DtypeUnsupported",
+    "Energy",
+    "Error",
+    "Flops",
+    "Latency",
+    "LowRank",
+    "NonFiniteWeight",
+    "NotAbsorbable",
+    "NotFactorable",
+    "NotRotation",
+    "OrthoReport",
+    "Params",
+    "Ratio",
+    "TensorRing",
+    "TensorTrain",
+    "asvd",
+    "cayley",
+    "compress",
+    "compression_ratio",
+    "curve",
+    "densify",
+    "is_orthogonal",
+    "lie_exp",
+    "lie_log",
+    "newton_schulz",
+    "orthogonalize",
+    "polar",
+    "qr",
+    "skew",
+    "so_generator",
+    "svd",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from graphwright.surgery.factorise.chain import attach, flops
 from graphwright.surgery.factorise.errors import CompressionWouldGrow
 from graphwright.surgery.factorise.factors import (
     Factors,
-    LowRank,
-    TensorRing,
     compression_ratio,
     parameters,
     reconstruct,
@@ -31,6 +29,9 @@ from graphwright.surgery.factorise.low_rank import LowRankFit
 from graphwright.surgery.factorise.measure import alone, as_stored, milliseconds
 from graphwright.surgery.factorise.report import CompressionReport, FitRow
 from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, values
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
 
 Method = Literal["best", "svd", "asvd", "tt", "tr"]
 Budget = Error | Energy | Ratio | Params | Bytes
@@ -139,6 +140,13 @@ def compress(
     if calibration is not None:
         found.drift = measured(before, target, calibration)[0]
     return found
+
+
+def compress_model(
+    model: Model, where: str | Selection, method: Method, budget: Budget | None, **options: Any
+) -> CompressionReport:
+    """`compress` of a model's program; what `model.compress` calls."""
+    return compress(model.program, where, method, budget, **options)
 
 
 def _methods(method: str, calibration: Calibration | None) -> list[str]:

@@ -50,7 +50,8 @@ def contraction_order(
             after = done | 1 << k
             if after not in best or cost < best[after][0]:
                 best[after] = cost, k, done
-    order, done = [], whole
+    order: list[int] = []
+    done = whole
     while done:
         _, k, done = best[done]
         order.append(k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphwright.surgery.orthogonal.errors import NotAbsorbable, NotRotation
+from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, skew, so_generator
 from graphwright.surgery.orthogonal.measures import condition, gain, gram_error, is_orthogonal
 from graphwright.surgery.orthogonal.newton_schulz import newton_schulz
 from graphwright.surgery.orthogonal.orthogonalize import orthogonalize
@@ -15,13 +16,18 @@ __all__ = [
     "NotRotation",
     "OrthoReport",
     "OrthoRow",
+    "cayley",
     "condition",
     "gain",
     "gram_error",
     "is_orthogonal",
+    "lie_exp",
+    "lie_log",
     "newton_schulz",
     "orthogonalize",
     "polar",
     "qr",
+    "skew",
+    "so_generator",
     "stretch",
 ]

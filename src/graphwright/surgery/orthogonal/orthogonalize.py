@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from graphwright.surgery.orthogonal.measures import condition, gain, gram_error
 from graphwright.surgery.orthogonal.methods import METHODS, orthonormal
 from graphwright.surgery.orthogonal.polar import stretch
 from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
 
 Method = Literal["polar", "qr", "newton_schulz"]
 Per = Literal["matrix", "head"]
@@ -100,6 +103,11 @@ def orthogonalize(
         for row in found.rows:
             row.measured = layers.get(done.get(row.path, ""))
     return found
+
+
+def orthogonalize_model(model: Model, where: str | Selection | Units, method: Method, **options: Any) -> OrthoReport:
+    """`orthogonalize` of a model's program; what `model.orthogonalize` calls."""
+    return orthogonalize(model.program, where, method, **options)
 
 
 def _check(method: str, per: str, fold: str, special: bool, inplace: bool) -> None:
