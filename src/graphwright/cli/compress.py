@@ -38,9 +38,7 @@ def compress(
     method: Annotated[str, typer.Option(metavar="NAME", help="best, svd, asvd, tt or tr.")] = "best",
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="KIND=N", help="error=0.05, energy=0.99, ratio=0.3 (a share taken away), params=N, bytes=N."
-        ),
+        typer.Option(metavar="KIND=N", help="error=0.05, energy=0.99, ratio=0.3 (taken away), params=N, bytes=N."),
     ] = "energy=0.99",
     order: Annotated[int, typer.Option(metavar="N", min=1, help="Modes of tensor trains and rings.")] = 3,
     sweeps: Annotated[int, typer.Option(metavar="N", min=0, help="Sweeps of alternating least squares.")] = 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, values
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-Method = Literal["best", "svd", "asvd", "tt", "tr"]
 Budget = Error | Energy | Ratio | Params | Bytes
 SLACK = 1e-9
 """By which a relative error may pass its budget through rounding of the sums it is computed from."""
@@ -68,7 +67,7 @@ class _Subject:
 def compress(
     program: Program,
     where: str | Selection,
-    method: Method = "best",
+    method: str = "best",
     budget: Budget | None = None,
     *,
     order: int = 3,
@@ -143,7 +142,7 @@ def compress(
 
 
 def compress_model(
-    model: Model, where: str | Selection, method: Method, budget: Budget | None, **options: Any
+    model: Model, where: str | Selection, method: str, budget: Budget | None, **options: Any
 ) -> CompressionReport:
     """`compress` of a model's program; what `model.compress` calls."""
     return compress(model.program, where, method, budget, **options)

@@ -1,7 +1,7 @@
 """Rotations and their generators: a skew matrix A, exp(A) and the Cayley map to rotations, and the logarithm back.
 
-Sources: Higham 2005, "The scaling and squaring method for the matrix exponential revisited" for exp; the Hermitian trick
-of the logarithm is spelled out at `lie_log`.
+Sources: Higham 2005, "The scaling and squaring method for the matrix exponential revisited" for exp; that of the
+logarithm is spelled out at `lie_log`.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def lie_exp(a: np.ndarray) -> np.ndarray:
 def lie_log(q: np.ndarray) -> np.ndarray:
     """The skew A with exp(A) = Q and angles in (-π, π].
 
-    The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q and,
-    for a generic c, its own eigenspaces. Eigenvalues -1, and those next to it, come in pairs,
-    each a turn by the half circle or a little less in a plane of two real vectors.
+    The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q
+    and, for a generic c, its own eigenspaces. Eigenvalues -1, and those next to it, come in pairs, each a turn by the
+    half circle or a little less in a plane of two real vectors.
 
     Raises: NotRotation if Q is not orthogonal, or has determinant -1.
     """
@@ -100,7 +100,7 @@ def lie_log(q: np.ndarray) -> np.ndarray:
 
 def _real_basis(v: np.ndarray) -> np.ndarray:
     """Orthonormal real columns that span the space of complex ones, a space closed under conjugation."""
-    u, _, _ = np.linalg.svd(np.concatenate([v.real, v.imag], axis=1), full_matrices=False)
+    u, _, _ = np.linalg.svd(np.concatenate([np.real(v), np.imag(v)], axis=1), full_matrices=False)
     return u[:, : v.shape[1]]
 
 

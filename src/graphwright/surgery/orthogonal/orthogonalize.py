@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,8 @@ from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-Method = Literal["polar", "qr", "newton_schulz"]
-Per = Literal["matrix", "head"]
-Fold = Literal["none", "insert", "absorb", "scale"]
+PER = ("matrix", "head")
+FOLDS = ("none", "insert", "absorb", "scale")
 
 
 class _Solved(NamedTuple):
@@ -41,10 +40,10 @@ class _Solved(NamedTuple):
 def orthogonalize(
     program: Program,
     where: str | Selection | Units,
-    method: Method = "polar",
+    method: str = "polar",
     *,
-    per: Per = "matrix",
-    fold: Fold = "none",
+    per: str = "matrix",
+    fold: str = "none",
     special: bool = False,
     inplace: bool = False,
     calibration: Calibration | None = None,
@@ -105,14 +104,14 @@ def orthogonalize(
     return found
 
 
-def orthogonalize_model(model: Model, where: str | Selection | Units, method: Method, **options: Any) -> OrthoReport:
+def orthogonalize_model(model: Model, where: str | Selection | Units, method: str, **options: Any) -> OrthoReport:
     """`orthogonalize` of a model's program; what `model.orthogonalize` calls."""
     return orthogonalize(model.program, where, method, **options)
 
 
 def _check(method: str, per: str, fold: str, special: bool, inplace: bool) -> None:
-    for name, given, known in (("method", method, tuple(METHODS)), ("per", per, get_args(Per)),
-                               ("fold", fold, get_args(Fold))):  # fmt: skip
+    for name, given, known in (("method", method, tuple(METHODS)), ("per", per, PER),
+                               ("fold", fold, FOLDS)):  # fmt: skip
         if given not in known:
             raise UsageError("no such option", where=name, expected=", ".join(known), got=given)
     if fold == "absorb" and per != "head":
