@@ -40,7 +40,7 @@ def compress(
         str,
         typer.Option(metavar="KIND=N", help="error=0.05, energy=0.99, ratio=0.3 (taken away), params=N, bytes=N."),
     ] = "energy=0.99",
-    order: Annotated[int, typer.Option(metavar="N", min=1, help="Modes of tensor trains and rings.")] = 3,
+    order: Annotated[int, typer.Option(metavar="N", min=2, help="Modes of tensor trains and rings.")] = 3,
     sweeps: Annotated[int, typer.Option(metavar="N", min=0, help="Sweeps of alternating least squares.")] = 0,
     min_dim: Annotated[int, typer.Option(metavar="N", min=1, help="Leave smaller matrices alone.")] = 64,
     tokens: Tokens = 2048,

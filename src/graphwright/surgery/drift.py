@@ -58,7 +58,7 @@ class _Sum:
         self.most = max(self.most, float(np.abs(difference).max(initial=0.0)))
         self.rows += len(a)
         if self.scores:
-            self.kl += float(_kl(a, b).sum())
+            self.kl += float(kl(a, b).sum())
             self.same += int((a.argmax(-1) == b.argmax(-1)).sum())
 
     def drift(self) -> Drift:
@@ -67,14 +67,15 @@ class _Sum:
         return Drift(relative, self.most, kl, same, self.rows)
 
 
-def _kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """KL(softmax a ‖ softmax b) of each row of scores, nats."""
     la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
     la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
     return (np.exp(la) * (la - lb)).sum(-1)
 
 
 def measured(
-    before: Program, after: Program, calibration: Calibration, layers: Sequence[str] = (), chunks: int | None = None
+    before: Program, after: Program, calibration: Calibration, layers: Sequence[str] = ()
 ) -> tuple[Drift, dict[str, Drift]]:
     """Drift of the first output, and of nodes by path, between two programs on calibration windows.
 
@@ -82,12 +83,11 @@ def measured(
         before, after: both take the calibration's inputs.
         calibration: its windows to learn from; drift is no measure of quality.
         layers: paths that both have.
-        chunks: of about 2048 rows; all by default.
     """
     name = before.output_names()[0]
     sums = {path: _Sum(scores=False) for path in layers}
     end = _Sum(scores=True)
-    for feeds in calibration.feeds(before)[:chunks]:
+    for feeds in calibration.feeds(before):
         runs = [p.run(feeds, keep="outputs", capture=list(layers)) for p in (before, after)]
         end.add(*(r[name].to_numpy("float64") for r in runs))
         for path, total in sums.items():

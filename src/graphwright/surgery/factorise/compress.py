@@ -26,7 +26,7 @@ from graphwright.surgery.factorise.factors import (
 )
 from graphwright.surgery.factorise.fits import METHODS, Fit
 from graphwright.surgery.factorise.low_rank import LowRankFit
-from graphwright.surgery.factorise.measure import alone, as_stored, milliseconds
+from graphwright.surgery.factorise.measure import Alone, as_stored, milliseconds
 from graphwright.surgery.factorise.report import CompressionReport, FitRow
 from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, values
 
@@ -121,21 +121,22 @@ def compress(
     if isinstance(wanted, Ratio | Params | Bytes):
         _share_out(subjects, wanted, found.before, method, importance or {}, options, program)
     before, target = program.fork(), program.fork() if dry_run else program
+    alone = None if calibration is None else Alone(before, calibration)
     why = f"compress {len(matrices)} matrices: {method} within {wanted}"
     with target.edit(why, author="pass", tool="graphwright.surgery.compress") as e:
         for i, subject in enumerate(subjects):
             try:
-                _decide(before, subject, names, wanted, calibration)
+                _decide(subject, wanted, alone)
                 found.rows += subject.rows
                 _apply(e, subject, found, single=found.before == matrices[0].size)
+                if progress is not None:
+                    progress(Progress("compress", i + 1, len(subjects), {"ratio": found.ratio}))
             except (KeyboardInterrupt, MemoryError):
                 if not keep_partial:
                     raise
                 found.interrupted = True
-                skipped += [Skipped(s.matrix.path, "interrupted before") for s in subjects[i:]]
+                skipped += [Skipped(s.matrix.path, "interrupted before") for s in subjects if not s.rows]
                 break
-            if progress is not None:
-                progress(Progress("compress", i + 1, len(subjects), {"ratio": found.ratio}))
     if calibration is not None:
         found.drift = measured(before, target, calibration)[0]
     return found
@@ -207,15 +208,15 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
     return int((1 - budget.share) * whole)
 
 
-def _decide(p: Program, s: _Subject, names: list[str], budget: Budget, calibration: Calibration | None) -> None:
+def _decide(s: _Subject, budget: Budget, alone: Alone | None) -> None:
     """A row per method, and the best one within the budget. Raises: BudgetUnreachable."""
     if s.params == s.matrix.size:
         return  # the budget has room for all of it
     candidates: list[tuple[Factors, FitRow, float]] = []
     for name, fit in s.fits.items():
-        factors = _fit(fit, name, s, budget)
+        factors = _fit(fit, s, budget)
         if factors is not None:
-            row = _row(p, s, name, as_stored(factors, s.matrix), calibration)
+            row = _row(s, name, as_stored(factors, s.matrix), alone)
             lost = row.output_error if name == "asvd" and row.output_error is not None else row.weight_error
             candidates.append((factors, row, lost))
     s.rows = [row for _, row, _ in candidates]
@@ -230,7 +231,7 @@ def _decide(p: Program, s: _Subject, names: list[str], budget: Budget, calibrati
     best[1].chosen, s.chosen = True, best[0]
 
 
-def _fit(fit: Fit, name: str, s: _Subject, budget: Budget) -> Factors | None:
+def _fit(fit: Fit, s: _Subject, budget: Budget) -> Factors | None:
     if s.params is not None:
         return fit.within_params(s.params)
     limit = _limit(budget)
@@ -250,7 +251,7 @@ def _rounding(s: _Subject) -> float:
     return {2: 2.0**-7, 4: 2.0**-22}.get(s.matrix.dtype.itemsize, 1e-13)
 
 
-def _row(p: Program, s: _Subject, name: str, factors: Factors, calibration: Calibration | None) -> FitRow:
+def _row(s: _Subject, name: str, factors: Factors, alone: Alone | None) -> FitRow:
     m, count = s.matrix, parameters(factors)
     new = reconstruct(factors)
     norm, rank = float(np.linalg.norm(s.w)), count // sum(m.shape)
@@ -266,7 +267,7 @@ def _row(p: Program, s: _Subject, name: str, factors: Factors, calibration: Cali
         output_error=None if s.gram is None else output_error(s.w, new, s.gram),
         svd_error=s.spectrum.error(rank) if rank else None,
         asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-        kl=None if calibration is None else alone(p, m, factors, calibration).kl,
+        kl=None if alone is None else alone.divergence(m, factors),
         dense_ms=dense_ms,
         ms=ms,
         flops_share=flops(factors) / (2 * m.size),

@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.plan import plan_for
 from graphwright.program import Builder, Program
 from graphwright.surgery.calibration import Calibration
-from graphwright.surgery.drift import Drift, measured
+from graphwright.surgery.drift import kl
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing
 from graphwright.surgery.matrices import Matrix, find_matrices, rounded
@@ -49,9 +49,21 @@ def milliseconds(factors: Factors) -> tuple[float, float]:
     return before, after
 
 
-def alone(program: Program, matrix: Matrix, factors: Factors, calibration: Calibration) -> Drift:
-    """Drift of the model with one matrix factored, on the first chunk of the calibration windows."""
-    copy = program.fork()
-    with copy.edit("one matrix") as e:
-        attach(e, matrix, factors)
-    return measured(program, copy, calibration, chunks=1)[0]
+class Alone:
+    """The model with one matrix factored at a time, beside itself, on the first chunk of the calibration windows."""
+
+    def __init__(self, program: Program, calibration: Calibration) -> None:
+        self.program, self.feeds = program, calibration.feeds(program)[0]
+        self.output = program.output_names()[0]
+        self.scores = self._scores(program)
+
+    def divergence(self, matrix: Matrix, factors: Factors) -> float:
+        """Mean KL of the scores in nats."""
+        copy = self.program.fork()
+        with copy.edit("one matrix") as e:
+            attach(e, matrix, factors)
+        return max(float(kl(self.scores, self._scores(copy)).mean()), 0.0)
+
+    def _scores(self, p: Program) -> np.ndarray:
+        found = p.run(self.feeds, keep="outputs")[self.output].to_numpy("float64")
+        return found.reshape(-1, found.shape[-1])

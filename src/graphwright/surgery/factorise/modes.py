@@ -15,12 +15,12 @@ from graphwright.surgery.factorise.errors import NotFactorable
 def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
     """`order` factors above 1, as equal as they get, of n or of the next number that has so many.
 
-    Raises: NotFactorable if n has not and `pad` is False; UsageError for an order below 1.
+    Raises: NotFactorable if n has not and `pad` is False; UsageError for an order below 2.
     """
-    if order < 1:
-        raise UsageError("a tensor has at least one mode", where="order", got=order)
+    if order < 2:
+        raise UsageError("a chain of cores has two or more", where="order", expected=">= 2", got=order)
     size = n
-    while (found := _balanced(size, order, 2 if order > 1 else 1)) is None:
+    while (found := _balanced(size, order, 2)) is None:
         if not pad:
             raise NotFactorable((n,), order)
         size += 1

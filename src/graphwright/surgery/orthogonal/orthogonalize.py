@@ -66,7 +66,7 @@ def orthogonalize(
             as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps of
             it the mean singular value: W ≈ s Q.
         special: of square matrices the nearest rotation, det +1.
-        inplace: write into the memory of the weight where nobody else holds it.
+        inplace: write into the memory of the weight where nobody else holds it; a comparison on calibration data does.
         calibration: data on which drift is predicted and measured.
         dry_run: report the same, on a copy, and leave the program as it is.
         keep_partial: on Ctrl-C or lack of memory keep the matrices done so far; otherwise nothing is changed.
@@ -80,7 +80,8 @@ def orthogonalize(
             neighbour(program, m)
     grams = input_grams(program, matrices, calibration) if calibration is not None else {}
     found = OrthoReport(method, "head" if parts else per, fold, dry_run, skipped=skipped)
-    before, target = program.fork(), program.fork() if dry_run else program
+    before = None if calibration is None else program.fork()  # a fork holds the arrays: not where it is not needed
+    target = program.fork() if dry_run else program
     how = f"orthogonalise {len(matrices)} matrices: {method}, fold {fold}"
     with target.edit(how, author="pass", tool="graphwright.surgery.orthogonalize") as e:
         for i, m in enumerate(matrices):
@@ -88,15 +89,15 @@ def orthogonalize(
                 with target.edit(m.path):
                     mine = parts.get(m.key, [Part()])
                     found.rows.append(_one(e, m, mine, method, fold, special, inplace, grams.get(m.path)))
+                if progress is not None:
+                    progress(Progress("orthogonalise", i + 1, len(matrices), {"error": found.rows[-1].error}))
             except (KeyboardInterrupt, MemoryError):
                 if not keep_partial:
                     raise
                 found.interrupted = True
-                found.skipped += [Skipped(left.path, "interrupted before") for left in matrices[i:]]
+                found.skipped += [Skipped(left.path, "interrupted before") for left in matrices[len(found.rows) :]]
                 break
-            if progress is not None:
-                progress(Progress("orthogonalise", i + 1, len(matrices), {"error": found.rows[-1].error}))
-    if calibration is not None:
+    if calibration is not None and before is not None:
         done = {m.path: program_path for m in matrices for program_path in _readers(target, m)}
         found.drift, layers = measured(before, target, calibration, list(done.values()))
         for row in found.rows:
