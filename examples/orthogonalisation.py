@@ -49,9 +49,8 @@ def main() -> None:
     data = sg.Calibration.of(model, max_tokens=128 if args.quick else 1024, context=64)
     one_matrix(weight(p, p.path(p.select(args.where, op="param").nodes[0])))
 
-    print(
-        f"\n{'method':<14} {'per':<7} {'fold':<7} {'matrices':>8} {'error':>9} {'logits':>9} {'KL, nats':>9} {'same':>7}"
-    )
+    heads = ("matrices", 8), ("error", 9), ("logits", 9), ("KL, nats", 9), ("same", 7)
+    print(f"\n{'method':<14} {'per':<7} {'fold':<7} " + " ".join(f"{name:>{width}}" for name, width in heads))
     runs = [(method, "matrix", fold) for method in METHODS for fold in ("insert", "none")]
     runs += [("polar", "head", "insert"), ("polar", "head", "none"), ("polar", "matrix", "scale")]
     for method, per, fold in runs:
@@ -69,9 +68,8 @@ def main() -> None:
     report = sg.orthogonalize(p, args.where.replace("{q,k,v,o}", "v"), per="head", fold="absorb", calibration=data)
     assert report.drift is not None
     assert report.drift.relative <= 1e-8, "o takes what v loses"
-    print(
-        f"{'polar':<14} {'head':<7} {'absorb':<7} {len(report.rows):>8} {report.max_error:>9.1e} {report.drift.relative:>9.1e}"
-    )
+    facts = f"{len(report.rows):>8} {report.max_error:>9.1e} {report.drift.relative:>9.1e}"
+    print(f"{'polar':<14} {'head':<7} {'absorb':<7} {facts}")
     p.undo()
     assert p.hash() == start, "undo brings back every byte"
     print("\nWithout its stretch the model is another one; with it as a node, or in the next weight, it is the same.")

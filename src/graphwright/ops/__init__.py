@@ -24,6 +24,7 @@ from graphwright.ops import (
     reduce,
     shape,
     softmax,
+    solve,
     sort,
     update,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "reduce",
     "shape",
     "softmax",
+    "solve",
     "sort",
     "update",
     "writable_over",

@@ -30,6 +30,7 @@ from graphwright.array.cpu import (
     random,
     reduce,
     softmax,
+    solve,
     sort,
     update,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "random",
     "reduce",
     "softmax",
+    "solve",
     "sort",
     "update",
 ]

@@ -7,6 +7,7 @@ from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, skew, s
 from graphwright.surgery.orthogonal.measures import condition, gain, gram_error, is_orthogonal
 from graphwright.surgery.orthogonal.newton_schulz import newton_schulz
 from graphwright.surgery.orthogonal.orthogonalize import orthogonalize
+from graphwright.surgery.orthogonal.parametrize import bake, parametrize, parametrized, settle, unbake
 from graphwright.surgery.orthogonal.polar import polar, stretch
 from graphwright.surgery.orthogonal.qr import qr
 from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
@@ -16,6 +17,7 @@ __all__ = [
     "NotRotation",
     "OrthoReport",
     "OrthoRow",
+    "bake",
     "cayley",
     "condition",
     "gain",
@@ -25,9 +27,13 @@ __all__ = [
     "lie_log",
     "newton_schulz",
     "orthogonalize",
+    "parametrize",
+    "parametrized",
     "polar",
     "qr",
+    "settle",
     "skew",
     "so_generator",
     "stretch",
+    "unbake",
 ]
