@@ -136,7 +136,9 @@ def test_contraction_of_a_ring_is_the_trace_of_its_slices() -> None:
         assert full[i, j, k] == pytest.approx(np.trace(cores[0][:, i] @ cores[1][:, j] @ cores[2][:, k]))
 
 
-@pytest.mark.parametrize(("shape", "ranks"), [((8, 8, 8), (2, 2, 2)), ((6, 6, 6, 6), (3, 3, 3, 3))])
+@pytest.mark.parametrize(
+    ("shape", "ranks"), [((8, 8, 8), (2, 2, 2)), ((8, 9, 10), (3, 3, 3)), ((6, 6, 6, 6), (2, 3, 2, 3))]
+)
 def test_planted_rings_are_recovered(shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
     found = 0
     for seed in range(10):
@@ -145,6 +147,8 @@ def test_planted_rings_are_recovered(shape: tuple[int, ...], ranks: tuple[int, .
         tensor = contract(planted)
         cores, errors = recover(tensor, ranks, 300, seed=seed)
         assert [c.shape for c in cores] == [c.shape for c in planted]
+        assert len(errors) <= 301
+        assert relative_error(tensor, cores) == pytest.approx(errors[-1], abs=1e-10)
         found += errors[-1] <= 1e-8
     assert found >= 9
 

@@ -8,6 +8,7 @@ from graphwright.surgery.factorise.curve import Point, curve
 from graphwright.surgery.factorise.densify import densify, factored
 from graphwright.surgery.factorise.errors import CompressionWouldGrow, NotFactorable
 from graphwright.surgery.factorise.factors import LowRank, TensorRing, TensorTrain, compression_ratio
+from graphwright.surgery.factorise.lora import lora, merge_lora
 from graphwright.surgery.factorise.low_rank import asvd, svd
 from graphwright.surgery.factorise.report import CompressionReport, FitRow
 
@@ -27,5 +28,7 @@ __all__ = [
     "curve",
     "densify",
     "factored",
+    "lora",
+    "merge_lora",
     "svd",
 ]

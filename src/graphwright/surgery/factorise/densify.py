@@ -41,7 +41,7 @@ def factored(p: Program) -> list[str]:
     paths = [p.path(n) for n in p.of_kind(PARAM)]
     ends = (".outer.weight", ".core1.weight")
     bases = [path.removesuffix(end) for path in paths for end in ends if path.endswith(end)]
-    return [base for base in bases if len(cores_of(p, base)) > 1]
+    return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a branch is no matrix's stand-in
 
 
 def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> Factors:

@@ -11,6 +11,7 @@ from graphwright.surgery.orthogonal.parametrize import bake, parametrize, parame
 from graphwright.surgery.orthogonal.polar import polar, stretch
 from graphwright.surgery.orthogonal.qr import qr
 from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
+from graphwright.surgery.orthogonal.retract import retract
 
 __all__ = [
     "NotAbsorbable",
@@ -31,6 +32,7 @@ __all__ = [
     "parametrized",
     "polar",
     "qr",
+    "retract",
     "settle",
     "skew",
     "so_generator",
