@@ -65,6 +65,14 @@ def test_polar_is_scipys_and_no_orthonormal_matrix_is_nearer(shape: tuple[int, i
         assert np.abs(p - p.T).max() <= 1e-11
 
 
+@pytest.mark.parametrize("n", [50, 100])
+def test_the_quick_way_to_the_polar_factor_is_as_accurate_as_an_svd(n: int) -> None:
+    for spread in (1e2, 1e3, 9e3):
+        u, _, vt = np.linalg.svd(random((n, n), n))
+        w = (u * np.geomspace(1, 1 / spread, n)) @ vt
+        assert np.abs(polar(w) - u @ vt).max() <= 1e-16 * spread  # eigenvectors of the Gram matrix alone: 1e-16 · κ²
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_qr_has_a_positive_diagonal_and_keeps_what_is_orthonormal(shape: tuple[int, int]) -> None:
     w = random(shape, 1)
