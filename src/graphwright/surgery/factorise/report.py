@@ -101,8 +101,8 @@ class CompressionReport:
         return {**facts, "ratio": self.ratio, "applied": len(self.applied)}
 
     def __str__(self) -> str:
-        columns = ["path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",
-                   "dense_ms", "ms", ""]  # fmt: skip
+        columns = ["path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl"]
+        columns += ["flops_share", "dense_ms", "ms", ""]
         rows = [{**asdict(r), "": _mark(r)} for r in self.rows]
         lines = [
             f"compress: {self.method} within {self.budget}" + (", dry run" if self.dry_run else ""),
