@@ -208,7 +208,7 @@ LOW |= {"grouped_matmul", "grouped_outer"}
 F32 = {
     *("exp", "expm1", "log", "log1p", "pow", "rsqrt", "reciprocal"),
     *("sum", "mean", "prod", "cumsum", "logsumexp", "softmax", "log_softmax"),
-    *("cross_entropy", "bce", "bce_with_logits", "rope"),
+    *("cross_entropy", "bce", "bce_with_logits", "rope", "solve"),
 }
 KEEP = {"rms_norm", "tanh", "silu", "relu", "gelu", "amax", "reshape", "permute", "copy"}
 """What each op computes in under autocast, as the list in the spec has it: matrix products low, statistics f32."""

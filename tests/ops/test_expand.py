@@ -31,7 +31,7 @@ WHY_NOT = {
     ),
     "a primitive: products and windows": (
         "matmul conv conv_transpose conv_weight unfold fold max_pool avg_pool adaptive_avg_pool interpolate "
-        "grouped_matmul grouped_outer"
+        "grouped_matmul grouped_outer solve"
     ),
     "a gradient: written by the vjp of its op, whose expansion has another": (
         "cross_entropy_backward embedding_backward pad_backward avg_pool_backward "

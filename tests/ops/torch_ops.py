@@ -439,6 +439,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "rope": rope,
     "sdpa": sdpa,
     "linear_int8": linear_int8,
+    "solve": lambda ins, a: torch.linalg.solve(*(t.double() for t in ins)).to(ins[0].dtype),
     "kv_append_paged": kv_append_paged,
     "sdpa_paged": sdpa_paged,
     "sdpa_backward": sdpa_backward,

@@ -27,6 +27,7 @@ from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import plan_for
 from graphwright.program import AssemblyReport, Program
 from graphwright.safetensors import Checkpoint
+from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
@@ -326,6 +327,15 @@ class Model:
         from graphwright.models.quantize import quantize
 
         return quantize(self, kind, where)
+
+    # -- surgery -----------------------------------------------------------------------------------------------------
+    def orthogonalize(self, where: Any, method: str = "polar", **options: Any) -> Any:
+        """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`. Gives its `OrthoReport`."""
+        return verb("orthogonalize")(self, where, method, **options)
+
+    def compress(self, where: Any, method: str = "best", budget: Any = None, **options: Any) -> Any:
+        """Matrices as factors in one edit; see `graphwright.surgery.compress`. Gives its `CompressionReport`."""
+        return verb("compress")(self, where, method, budget, **options)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:

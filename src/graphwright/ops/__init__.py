@@ -25,6 +25,7 @@ from graphwright.ops import (
     reduce,
     shape,
     softmax,
+    solve,
     sort,
     update,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "reduce",
     "shape",
     "softmax",
+    "solve",
     "sort",
     "update",
     "writable_over",

@@ -208,6 +208,7 @@ EMIT: dict[str, Emit] = {
     "layer_norm": lambda i, a: _norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a),
     "group_norm": lambda i, a: _norm("F.group_norm", i[0], a["groups"], i[1:], a),
     "batch_norm": lambda i, a: _norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a),
+    "solve": lambda i, a: f"torch.linalg.solve({i[0]}, {i[1]})",
     "sort": lambda i, a: _sorted(i[0], a["axis"], a["descending"]),
     "topk": _topk,
     "softmax": _softmax,

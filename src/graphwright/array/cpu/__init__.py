@@ -31,6 +31,7 @@ from graphwright.array.cpu import (
     random,
     reduce,
     softmax,
+    solve,
     sort,
     update,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "random",
     "reduce",
     "softmax",
+    "solve",
     "sort",
     "update",
 ]

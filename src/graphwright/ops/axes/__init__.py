@@ -62,6 +62,7 @@ AXES: Mapping[str, Rule | str] = {
     "linear": products.linear,
     "linear_int8": products.linear_int8,
     "matmul": products.matmul,
+    "solve": products.solve,
     "grouped_matmul": products.grouped_matmul,
     "grouped_outer": _BACKWARD,
     "conv": products.conv,

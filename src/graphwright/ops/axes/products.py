@@ -48,6 +48,14 @@ def matmul(u: Use) -> Sequence[Dims]:
     return [(*lead, *rows, *columns)]
 
 
+def solve(u: Use) -> Sequence[Dims]:
+    """Columns of B stay themselves; every other place depends on the whole matrix."""
+    a, b = u.ins
+    for term in (*a, b[0]):
+        u.frozen(term, "solves a system along it")
+    return [(a[1], b[1])]
+
+
 def grouped_matmul(u: Use) -> Sequence[Dims]:
     """A sum over the inner axis; experts are the matrices, each with a run of rows."""
     x, w, offsets = u.ins

@@ -1,0 +1,84 @@
+"""`graphwright compress DIR OUT`: matrices as factors with fewer parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.surgery import (
+    Context,
+    DryRun,
+    Out,
+    Overwrite,
+    Text,
+    Tokens,
+    Where,
+    budget_of,
+    calibration,
+    finish,
+    opened,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(
+        epilog="Example: graphwright compress bundled smaller --where layers.0.mlp --method svd --budget ratio=0.3"
+        " --tokens 0"
+    )(compress)
+
+
+@verb
+def compress(
+    directory: Dir,
+    out: Out = None,
+    where: Where = "layers.*.mlp",
+    method: Annotated[str, typer.Option(metavar="NAME", help="best, svd, asvd, tt or tr.")] = "best",
+    budget: Annotated[
+        str,
+        typer.Option(metavar="KIND=N", help="error=0.05, energy=0.99, ratio=0.3 (taken away), params=N, bytes=N."),
+    ] = "energy=0.99",
+    order: Annotated[int, typer.Option(metavar="N", min=2, help="Modes of tensor trains and rings.")] = 3,
+    sweeps: Annotated[int, typer.Option(metavar="N", min=0, help="Sweeps of alternating least squares.")] = 0,
+    min_dim: Annotated[int, typer.Option(metavar="N", min=1, help="Leave smaller matrices alone.")] = 64,
+    tokens: Tokens = 2048,
+    context: Context = 256,
+    text: Text = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Replace matrices by factors where that is smaller, and save the model at OUT.
+
+    Every row stands beside truncated SVDs of as many parameters; what would not get smaller stays as it is.
+    """
+    from graphwright.surgery import compress as run
+
+    set_threads(threads)
+    allowed = budget_of(budget)
+    model = opened(directory, out, dry_run)
+    data = calibration(model, tokens, context, text, seed)
+    with bar(quiet or as_json) as progress:
+        found = run(
+            model.program,
+            where,
+            method,
+            allowed,
+            order=order,
+            sweeps=sweeps,
+            min_dim=min_dim,
+            calibration=data,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    finish(model, out, dry_run, overwrite)
+    if as_json:
+        emit_json({**found.to_json(), "out": str(out) if out and not dry_run else None})
+    else:
+        say(str(found))

@@ -1,0 +1,67 @@
+"""What the verbs of surgery share: where, how much, on which data, and where the result goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from graphwright.models import Model
+
+Out = Annotated[
+    Path | None,
+    typer.Argument(metavar="OUT", help="Save the model here; needed but for --dry-run.", show_default=False),
+]
+Where = Annotated[str, typer.Option(metavar="PATTERN", help="Linear maps, by path.")]
+Tokens = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Calibration tokens, on which errors are measured; 0 for none.")
+]
+Context = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per calibration window.")]
+Text = Annotated[Path | None, typer.Option(metavar="FILE", help="Calibration text; else the help topics of Python.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report the same and save nothing.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at OUT.")]
+
+
+def opened(directory: str, out: Path | None, dry_run: bool) -> Model:
+    """The model. Raises: UsageError where its result would go nowhere."""
+    from graphwright.errors import UsageError
+    from graphwright.models import open
+
+    if out is None and not dry_run:
+        raise UsageError("nowhere to save the model", where="OUT", fix="name a directory, or --dry-run")
+    return open(directory)
+
+
+def calibration(model: Model, tokens: int, context: int, text: Path | None, seed: int) -> Any:
+    """Data of a text, or None for 0 tokens."""
+    from graphwright.surgery import Calibration
+
+    if not tokens:
+        return None
+    words = None if text is None else text.read_text(encoding="utf-8")
+    return Calibration.of(model, words, max_tokens=tokens, context=context, seed=seed)
+
+
+def budget_of(text: str) -> Any:
+    """A budget from `kind=number`. Raises: UsageError."""
+    from graphwright.errors import UsageError
+    from graphwright.surgery import Bytes, Energy, Error, Params, Ratio
+
+    kinds = {"error": (Error, float), "energy": (Energy, float), "ratio": (Ratio, float),
+             "params": (Params, int), "bytes": (Bytes, int)}  # fmt: skip
+    name, _, number = text.partition("=")
+    try:
+        made, kind = kinds[name.strip()]
+        value = kind(number)
+    except (KeyError, ValueError):
+        raise UsageError("this is no budget", where="--budget", expected=", ".join(f"{k}=N" for k in kinds),
+                         got=text) from None  # fmt: skip
+    return made(value)
+
+
+def finish(model: Model, out: Path | None, dry_run: bool, overwrite: bool) -> None:
+    """Save the edited model."""
+    if out is not None and not dry_run:
+        model.save(out, overwrite=overwrite)

@@ -1,0 +1,181 @@
+"""Factors in the place of a matrix: each reader of it becomes a chain of products, in one edit; densify puts W back.
+
+Params lie under the name of the map: `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... So a saved chain
+says by itself what it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from graphwright.graph import NodeId
+from graphwright.program import Program, Transaction, Value
+from graphwright.program.kinds import PARAM
+from graphwright.surgery.factorise.contraction import Step, contraction_order
+from graphwright.surgery.factorise.factors import Core, Factors
+from graphwright.surgery.matrices import Matrix, Use, stored
+
+
+class _Chain:
+    """Adds the nodes of one chain below a name."""
+
+    def __init__(self, e: Transaction, name: str) -> None:
+        self.e, self.name, self.lead = e, name, 0
+
+    def add(self, op: str, *inputs: NodeId | Value, step: str, **attrs: object) -> NodeId:
+        return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
+
+    def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
+        """The axes behind the first `lead` in another order; nothing where it is the same."""
+        axes = (*range(lead), *(lead + list(before).index(name) for name in after))
+        return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
+
+    def join(self, x: NodeId, start: int, count: int, step: str) -> NodeId:
+        """`count` axes from `start` on as one."""
+        if count == 0:
+            return self.add("unsqueeze", x, axes=(start,), step=step)
+        return x if count == 1 else self.add("flatten", x, start=start, end=start + count - 1, step=step)
+
+    def split(self, x: NodeId, axis: int, sizes: Sequence[int], step: str) -> NodeId:
+        if not sizes:
+            return self.add("squeeze", x, axes=(axis,), step=step)
+        return x if len(sizes) == 1 else self.add("unflatten", x, axis=axis, sizes=tuple(sizes), step=step)
+
+    def product(self, x: NodeId, core: NodeId, labels: Sequence[str], step: Step, sizes: Mapping[str, int],
+                label: str, bias: NodeId | Value | None) -> NodeId:  # fmt: skip
+        """X [lead.., kept.., summed..] times a core, to [lead.., kept.., free..]."""
+        lead, kept = self.lead, len(step.kept)
+        x = self.join(x, lead + kept, len(step.summed), f"{label}.rows")
+        matrix = self.permute(core, 0, labels, (*step.free, *step.summed), f"{label}.turned")
+        matrix = self.join(matrix, 0, len(step.free), f"{label}.free")
+        matrix = self.join(matrix, 1, len(step.summed), f"{label}.matrix")
+        operands = [x, matrix] if bias is None else [x, matrix, bias]
+        y = self.add("linear", *operands, step=label)
+        return self.split(y, lead + kept, [sizes[name] for name in step.free], f"{label}.modes")
+
+
+def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
+    """Let factors stand for a matrix wherever it is read, tied readers included; the matrix leaves the program.
+
+    Returns: the params of the cores. Raises: what an edit raises.
+    """
+    p = e.program
+    base, key = matrix.name, matrix.key.removesuffix(".weight")
+    trainable = bool(p.attrs(matrix.param).get("trainable", True))
+    cores = [
+        e.param(f"{base}.{core.name}.weight", stored(core.array, matrix.dtype),
+                key=f"{key}.{core.name}.weight", trainable=trainable)
+        for core in factors.cores
+    ]  # fmt: skip
+    widened: dict[str, list[NodeId]] = {}
+    for use in matrix.uses:
+        _replace(e, use, matrix, factors, cores, widened)
+    return cores
+
+
+def _replace(e: Transaction, use: Use, matrix: Matrix, factors: Factors, cores: list[NodeId],
+             widened: dict[str, list[NodeId]]) -> None:  # fmt: skip
+    """The chain in the place and under the name of one reader."""
+    p = e.program
+    path, operands = p.path(use.node), p.operands(use.node)
+    dtype = p.spec(use.node).dtype
+    if dtype.name not in widened:
+        widened[dtype.name] = [c if p.spec(c).dtype is dtype else
+                               e.add("cast", c, dtype=dtype, name=p.free_name(f"{p.path(c)}.cast"))
+                               for c in cores]  # fmt: skip
+    chain = _Chain(e, path)
+    if use.op == "linear":
+        x, wide, *bias = operands
+        made = _linear(chain, x, factors, widened[dtype.name], bias[0] if bias else None)
+    else:
+        wide, ids = operands
+        made = _rows(chain, ids, factors, widened[dtype.name])
+    take_over(e, use.node, made)
+    while not p.out_edges(wide.node) and wide not in p.outputs():  # a cast of the matrix, then the matrix
+        before = p.operands(wide.node)
+        e.remove(wide.node)
+        if not before:
+            break
+        wide = before[0]
+
+
+def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
+    """Let a new node have the readers, the outputs and the name of an old one, which goes."""
+    p, path = e.program, e.program.path(old)
+    for edge in p.out_edges(old):
+        e.rewire(edge, new)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if Value(old) in outputs.values():
+        e.set_outputs(**{name: new if v.node == old else v for name, v in outputs.items()})
+    e.remove(old)
+    e.rename(new, path)
+
+
+def _linear(chain: _Chain, x: Value, factors: Factors, cores: list[NodeId], bias: Value | None) -> NodeId:
+    """X · Wᵀ + bias through the cores."""
+    out, inner = factors.modes
+    node = x.node
+    spec = chain.e.spec(x)
+    chain.lead = len(spec.shape) - 1
+    if prod(inner) != spec.shape[-1]:
+        node = chain.add("pad_slice", x, axis=chain.lead, start=0, size=prod(inner), step="padded")
+    elif x.port:
+        node = chain.add("slice", x, axis=chain.lead, start=0, size=prod(inner), step="input")
+    if len(inner) > 1:
+        node = chain.split(node, chain.lead, inner, "input_modes")
+    labels = [f"i{k}" for k in range(1, len(inner) + 1)]
+    return _contract(chain, node, labels, factors, list(range(len(cores))), cores, bias, out, "o", factors.shape[0])
+
+
+def _rows(chain: _Chain, ids: Value, factors: Factors, cores: list[NodeId]) -> NodeId:
+    """Rows of W by number: rows of the core that has the outputs, times the others."""
+    first = next(k for k, core in enumerate(factors.cores) if "o1" in core.labels)
+    node = chain.add("embedding", cores[first], ids, step=factors.cores[first].name)
+    chain.lead = len(chain.e.spec(node).shape) - 1
+    labels = [name for name in factors.cores[first].labels if name != "o1"]
+    others = [k for k in range(len(cores)) if k != first]
+    return _contract(chain, node, labels, factors, others, cores, None, factors.modes[1], "i", factors.shape[1])
+
+
+def _contract(chain: _Chain, x: NodeId, start: list[str], factors: Factors, which: list[int], cores: list[NodeId],
+              bias: Value | None, modes: tuple[int, ...], side: str, size: int) -> NodeId:  # fmt: skip
+    sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
+    used: list[Core] = [factors.cores[k] for k in which]
+    steps, _ = contraction_order(start, [core.labels for core in used], sizes)
+    wanted = [f"{side}{k}" for k in range(1, len(modes) + 1)]
+    plain = len(modes) == 1 and size == modes[0]  # the last product gives y itself, and takes the bias
+    labels = start
+    for step in steps:
+        core = used[step.core]
+        x = chain.permute(x, chain.lead, labels, (*step.kept, *step.summed), f"{core.name}.order")
+        last = plain and step is steps[-1]
+        x = chain.product(x, cores[which[step.core]], core.labels, step, sizes, core.name, bias if last else None)
+        labels = [*step.kept, *step.free]
+    x = chain.permute(x, chain.lead, labels, wanted, "order")
+    x = chain.join(x, chain.lead, len(wanted), "joined")
+    if prod(modes) != size:
+        x = chain.add("slice", x, axis=chain.lead, start=0, size=size, step="cut")
+    return x if bias is None or plain else chain.add("add", x, bias, step="sum")
+
+
+def cores_of(p: Program, base: str) -> dict[str, NodeId]:
+    """Core name -> param of the factors stored under a name, in order; empty where there are none."""
+    names = ["outer", "inner"] if _stored(p, f"{base}.outer.weight") else []
+    while not names or names[0] != "outer":
+        name = f"core{len(names) + 1}"
+        if not _stored(p, f"{base}.{name}.weight"):
+            break
+        names.append(name)
+    return {name: p.node(f"{base}.{name}.weight") for name in names}
+
+
+def _stored(p: Program, path: str) -> bool:
+    return p.free_name(path) != path and p.op(p.node(path)) == PARAM
+
+
+def flops(factors: Factors) -> int:
+    """Floating point operations of y = x · Wᵀ per vector, in the order that a chain takes."""
+    sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
+    start = [f"i{k}" for k in range(1, len(factors.modes[1]) + 1)]
+    return contraction_order(start, [core.labels for core in factors.cores], sizes)[1]

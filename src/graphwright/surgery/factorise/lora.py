@@ -1,0 +1,96 @@
+"""Low-rank branches beside linear maps, for training few parameters, and their merging back into the matrices.
+
+Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
+from graphwright.program.kinds import PARAM
+from graphwright.surgery.matrices import Matrix, find_matrices, stored, values
+
+ENDING = ".lora.outer.weight"
+
+
+def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> list[str]:
+    """Add a branch B A x beside each linear map W x, in one edit; B is 0, so that the function is unchanged.
+
+    The branch enters the junction behind the map, one that is put there if there is none.
+
+    Args:
+        program: edited in place.
+        where: pattern of linear maps, or a selection.
+        rank: rows of A [rank, in], columns of B [out, rank].
+        seed: of A, which is Gaussian of variance 1 / in.
+    Returns: paths of the params made, A and B of each map.
+    Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that has a branch.
+    """
+    if rank < 1:
+        raise UsageError("a branch has a rank", where="rank", expected=">= 1", got=rank)
+    matrices, _ = find_matrices(program, where)
+    for m in matrices:
+        if len(m.uses) != 1 or m.uses[0].op != "linear":
+            raise UsageError("a weight with several readers has no branch of its own", where=m.path)
+    rng = np.random.default_rng(seed)
+    with program.edit(f"low-rank branches beside {len(matrices)} maps", author="pass",
+                      tool="graphwright.surgery.lora") as e:  # fmt: skip
+        return [path for m in matrices for path in _branch(e, m, rank, rng)]
+
+
+def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
+    """Add each branch's B A to the matrix beside it and take the branch away, in one edit.
+
+    Returns: paths of the changed weights. Raises: EmptySelection if nothing here has a branch.
+    """
+    chosen = program.select(where) if isinstance(where, str) else where
+    outers = [n for n in program.of_kind(PARAM) if program.path(n).endswith(ENDING) and n in chosen]
+    if not outers:
+        raise EmptySelection("no low-rank branch here", where=str(where), fix="lora(program, where, rank) adds some")
+    with program.edit(f"merge {len(outers)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
+        return [_merge(e, program.path(n).removesuffix(ENDING)) for n in outers]
+
+
+def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> tuple[str, str]:
+    p, node = e.program, m.uses[0].node
+    x, dtype = p.operands(node)[0], p.spec(node).dtype
+    key = m.key.removesuffix(".weight")
+    first = {
+        "inner": rng.standard_normal((rank, m.shape[1])) / m.shape[1] ** 0.5,
+        "outer": np.zeros((m.shape[0], rank)),
+    }
+    value: NodeId | Value = x
+    for name, step in (("inner", f"{m.name}.lora.inner"), ("outer", f"{m.name}.lora")):
+        w = e.param(f"{m.name}.lora.{name}.weight", stored(first[name], m.dtype), key=f"{key}.lora.{name}.weight")
+        wide = w if m.dtype is dtype else e.add("cast", w, dtype=dtype, name=f"{m.name}.lora.{name}.weight.cast")
+        value = e.add("linear", value, wide, name=step)
+    readers = p.out_edges(node)
+    if len(readers) == 1 and p.is_junction(p.graph.target(readers[0])):
+        e.connect(value, p.graph.target(readers[0]))
+    else:
+        total = e.add("junction", node, value, name=f"{m.name}.lora.sum")
+        for edge in readers:
+            e.rewire(edge, total)
+        if Value(node) in p.outputs():
+            outputs = zip(p.output_names(), p.outputs(), strict=True)
+            e.set_outputs(**{name: Value(total) if v == Value(node) else v for name, v in outputs})
+    return f"{m.name}.lora.inner.weight", f"{m.name}.lora.outer.weight"
+
+
+def _merge(e: Transaction, base: str) -> str:
+    p = e.program
+    outer, inner = (values(p, p.key(p.node(f"{base}.lora.{name}.weight"))) for name in ("outer", "inner"))
+    path, total = f"{base}.weight", f"{base}.lora.sum"
+    e.set_weight(path, values(p, p.key(p.node(path))) + outer @ inner)
+    if p.free_name(total) != total:
+        node = p.node(base)
+        for edge in p.out_edges(p.node(total)):
+            e.rewire(edge, node)
+        outputs = zip(p.output_names(), p.outputs(), strict=True)
+        e.set_outputs(**{name: Value(node) if v.node == p.node(total) else v for name, v in outputs})
+        e.remove(total)
+    e.remove([n for n in p.select(f"{base}.lora.**")])
+    return path

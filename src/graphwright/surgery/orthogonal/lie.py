@@ -1,0 +1,143 @@
+"""Rotations and their generators: a skew matrix A, exp(A) and the Cayley map to rotations, and the logarithm back.
+
+Sources: Higham 2005, "The scaling and squaring method for the matrix exponential revisited" for exp; that of the
+logarithm is spelled out at `lie_log`.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import numpy as np
+
+from graphwright.errors import ShapeError, UsageError
+from graphwright.surgery.orthogonal.errors import NotRotation
+from graphwright.surgery.orthogonal.measures import gram_error
+
+PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000, 10559470521600,
+        670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1)  # fmt: skip
+"""Coefficients of the [13/13] Padé approximant of exp."""
+PADE_NORM = 5.371920351148152
+"""1-norm up to which it is exact to float64."""
+GENERIC = 1.1142
+"""Weight of the imaginary part that tells eigenvalues apart; any number that is no tangent of half a usual angle."""
+TOLERANCE = 1e-8
+"""How far a matrix may be from orthogonal, or from skew, to be taken for it."""
+
+
+def skew(x: np.ndarray) -> np.ndarray:
+    """The skew part (X - Xᵀ) / 2 of a square matrix."""
+    x = _square(x)
+    return (x - x.T) / 2
+
+
+def so_generator(n: int, i: int, j: int) -> np.ndarray:
+    """The generator of the rotation from axis i towards axis j: [n, n] with 1 at (j, i) and -1 at (i, j).
+
+    Raises: UsageError for i = j, or an axis that is none.
+    """
+    if i == j or not (0 <= i < n and 0 <= j < n):
+        raise UsageError("a plane has two axes", expected=f"two different numbers from 0 to {n - 1}", got=(i, j))
+    a = np.zeros((n, n))
+    a[j, i], a[i, j] = 1.0, -1.0
+    return a
+
+
+def cayley(a: np.ndarray) -> np.ndarray:
+    """(I - A/2)⁻¹ (I + A/2) of a skew matrix: a rotation without the eigenvalue -1, equal to exp(A) up to A³/12.
+
+    Raises: UsageError if A is not skew.
+    """
+    half = _skew(a) / 2
+    eye = np.eye(len(half))
+    return np.linalg.solve(eye - half, eye + half)
+
+
+def lie_exp(a: np.ndarray) -> np.ndarray:
+    """exp(A) of a skew matrix, a rotation. Raises: UsageError if A is not skew."""
+    a = _skew(a)
+    norm = float(np.abs(a).sum(0).max(initial=0.0))
+    squarings = max(ceil(log2(norm / PADE_NORM)), 0) if norm else 0
+    a = a / 2.0**squarings
+    eye, c = np.eye(len(a)), PADE
+    a2 = a @ a
+    a4 = a2 @ a2
+    a6 = a4 @ a2
+    u = a @ (a6 @ (c[13] * a6 + c[11] * a4 + c[9] * a2) + c[7] * a6 + c[5] * a4 + c[3] * a2 + c[1] * eye)
+    v = a6 @ (c[12] * a6 + c[10] * a4 + c[8] * a2) + c[6] * a6 + c[4] * a4 + c[2] * a2 + c[0] * eye
+    q = np.linalg.solve(v - u, v + u)
+    for _ in range(squarings):
+        q = q @ q
+    return q
+
+
+def lie_log(q: np.ndarray) -> np.ndarray:
+    """The skew A with exp(A) = Q and angles in (-π, π].
+
+    The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q
+    and, for a generic c, its own eigenspaces. Eigenvalues -1, and those next to it, come in pairs, each a turn by the
+    half circle or a little less in a plane of two real vectors.
+
+    Raises: NotRotation if Q is not orthogonal, or has determinant -1.
+    """
+    q = _square(q)
+    if (error := gram_error(q)) > TOLERANCE:
+        raise NotRotation("the matrix is not orthogonal", expected=f"max |QᵀQ - I| <= {TOLERANCE:g}", got=error)
+    if np.linalg.det(q) < 0:
+        raise NotRotation("a reflection has no skew logarithm", expected="determinant 1", got="determinant -1",
+                          fix="polar(w, special=True) is the nearest rotation")  # fmt: skip
+    k, s = (q - q.T) / 2, (q + q.T) / 2
+    _, v = np.linalg.eigh(s + 1j * GENERIC * k)
+    eigenvalues = np.einsum("ij,ik,kj->j", v.conj(), q, v)
+    turned = np.abs(eigenvalues + 1) < 1e-6
+    angles = np.where(turned, 0.0, np.angle(eigenvalues))
+    a = ((v * (1j * angles)) @ v.conj().T).real
+    for b1, b2 in _planes(k, _real_basis(v[:, turned])):
+        angle = float(np.arctan2(b2 @ q @ b1, b1 @ q @ b1))
+        a += (angle or np.pi) * (np.outer(b2, b1) - np.outer(b1, b2))
+    return skew(a)
+
+
+def _real_basis(v: np.ndarray) -> np.ndarray:
+    """Orthonormal real columns that span the space of complex ones, a space closed under conjugation."""
+    u, _, _ = np.linalg.svd(np.concatenate([np.real(v), np.imag(v)], axis=1), full_matrices=False)
+    return u[:, : v.shape[1]]
+
+
+def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of orthonormal vectors, each of which spans a plane that the skew K maps into itself; the fastest first.
+
+    Where K is 0 within rounding every plane will do.
+    """
+    found = []
+    small = basis.T @ k @ basis
+    while len(small) > 1:
+        scale = float(np.abs(small).max())
+        _, vectors = np.linalg.eigh((small / scale).T @ (small / scale) if scale > 0 else np.eye(len(small)))
+        b1 = vectors[:, -1]
+        b2 = small @ b1
+        if np.linalg.norm(b2) <= 1e-7 * scale or scale == 0.0:
+            b2 = vectors[:, 0]
+        b2 = b2 - b1 * (b1 @ b2)
+        b2 /= np.linalg.norm(b2)
+        found.append((basis @ b1, basis @ b2))
+        rest = np.linalg.svd(np.stack([b1, b2]))[2][2:].T  # what is orthogonal to the plane
+        basis, small = basis @ rest, rest.T @ small @ rest
+    return found
+
+
+def _square(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    if x.ndim != 2 or x.shape[0] != x.shape[1]:
+        raise ShapeError("a square matrix is needed", expected="[n, n]", got=list(x.shape))
+    return x
+
+
+def _skew(a: np.ndarray) -> np.ndarray:
+    """The matrix, made exactly skew. Raises: UsageError if it is not nearly so."""
+    a = _square(a)
+    error = float(np.abs(a + a.T).max(initial=0.0))
+    if not error <= TOLERANCE * max(1.0, float(np.abs(a).max(initial=0.0))):
+        raise UsageError("the generator is not skew", expected="A = -Aᵀ", got=f"max |A + Aᵀ| = {error:.3g}",
+                         fix="skew(A) is its skew part")  # fmt: skip
+    return (a - a.T) / 2

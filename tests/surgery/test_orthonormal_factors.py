@@ -1,0 +1,224 @@
+"""Orthonormal factors beside scipy's polar and numpy's QR: nearness, completion, convergence, rotations."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphwright.errors import ShapeError
+from graphwright.surgery import orthogonal
+from graphwright.surgery.orthogonal import (
+    condition,
+    gain,
+    gram_error,
+    is_orthogonal,
+    newton_schulz,
+    polar,
+    qr,
+    stretch,
+)
+from graphwright.surgery.orthogonal.methods import orthonormal
+
+SHAPES = [(1, 1), (5, 1), (1, 5), (7, 7), (40, 40), (90, 50), (50, 90), (64, 3), (3, 64), (128, 128)]
+DEGENERATE = {
+    "zero": np.zeros((6, 4)),
+    "ones": np.ones((8, 8)),
+    "wide ones": np.ones((3, 8)),
+    "one entry": np.array([[-3.0]]),
+    "zero entry": np.zeros((1, 1)),
+    "rank 2": np.outer(np.arange(50.0), np.ones(40)) + np.outer(np.ones(50), np.arange(40.0)),
+    "a zero column": np.eye(9)[:, :8] * np.array([1, 2, 0, 4, 5, 6, 7, 8.0]),
+    "tiny": 1e-200 * np.ones((4, 4)),
+    "huge": 1e150 * (np.eye(40) + 0.1),
+    "ill conditioned": np.diag(np.geomspace(1, 1e-14, 48)),
+}
+
+
+def random(shape: tuple[int, int], seed: int, spread: float = 1.0) -> np.ndarray:
+    """Gaussian, or with singular values from 1 down to 1 / spread."""
+    w = np.random.default_rng(seed).standard_normal(shape)
+    if spread == 1.0:
+        return w
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    return (u * np.geomspace(1, 1 / spread, len(s))) @ vt
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0, 3e3, 2e4, 1e8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_polar_is_scipys_and_no_orthonormal_matrix_is_nearer(shape: tuple[int, int], spread: float) -> None:
+    for seed in range(4):
+        w = random(shape, seed, spread)
+        q = polar(w)
+        assert q.shape == shape
+        assert gram_error(q) <= 1e-10
+        wanted = scipy.linalg.polar(w, side="right" if shape[0] >= shape[1] else "left")
+        assert np.abs(q - wanted[0]).max() <= 1e-14 * max(spread, 30) * 10
+        assert np.linalg.norm(w - q) <= np.linalg.norm(w - qr(w)) * (1 + 1e-12)
+        p = stretch(w, q)
+        assert np.abs((q @ p if shape[0] >= shape[1] else p @ q) - w).max() <= 1e-12
+        assert np.abs(p - p.T).max() <= 1e-11
+
+
+@pytest.mark.parametrize("n", [50, 100])
+def test_the_quick_way_to_the_polar_factor_is_as_accurate_as_an_svd(n: int) -> None:
+    for spread in (1e2, 1e3, 9e3):
+        u, _, vt = np.linalg.svd(random((n, n), n))
+        w = (u * np.geomspace(1, 1 / spread, n)) @ vt
+        assert np.abs(polar(w) - u @ vt).max() <= 1e-16 * spread  # eigenvectors of the Gram matrix alone: 1e-16 · κ²
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_qr_has_a_positive_diagonal_and_keeps_what_is_orthonormal(shape: tuple[int, int]) -> None:
+    w = random(shape, 1)
+    q = qr(w)
+    r = q.T @ w if shape[0] >= shape[1] else (w @ q.T).T
+    assert gram_error(q) <= 1e-13
+    assert np.abs(np.tril(r, -1)).max() <= 1e-12
+    assert np.diagonal(r).min() >= 0
+    assert np.abs(qr(q) - q).max() <= 1e-14
+
+
+@pytest.mark.parametrize("method", ["polar", "qr", "newton_schulz"])
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_matrices_get_a_full_orthonormal_factor(name: str, method: str) -> None:
+    q = orthonormal(DEGENERATE[name], method)
+    assert q.shape == DEGENERATE[name].shape
+    assert np.isfinite(q).all()
+    assert gram_error(q) <= 1e-10
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_newton_schulz_polishes_to_the_polar_factor(n: int) -> None:
+    w = random((n, n), n, 100.0).astype(np.float32)
+    q, u = newton_schulz(w), polar(w)
+    assert q.dtype == np.float32
+    assert gram_error(q.astype(np.float64)) <= 5e-6
+    assert np.linalg.norm(q - u) <= 2e-6 * n**0.5 * 10
+    rough = newton_schulz(w, polish=False)
+    assert 0.05 < gram_error(rough.astype(np.float64)) < 0.7  # quintic steps alone are not orthogonal
+    assert gram_error(newton_schulz(w, tol=0.1).astype(np.float64)) > 1e-4  # the tolerance counts
+
+
+def test_newton_schulz_falls_back_where_a_singular_value_stalls() -> None:
+    w = random((40, 40), 0)
+    w[:, 7] = 0.0
+    assert gram_error(newton_schulz(w)) <= 1e-10
+
+
+@given(st.integers(2, 5), st.integers(0, 10_000))
+def test_the_nearest_rotation_beats_every_other_choice_of_signs(n: int, seed: int) -> None:
+    w = random((n, n), seed)
+    q = polar(w, special=True)
+    u, _, vt = np.linalg.svd(w)
+    assert np.linalg.det(q) == pytest.approx(1.0)
+    for signs in itertools.product((1.0, -1.0), repeat=n):
+        other = (u * signs) @ vt
+        if np.linalg.det(other) > 0:
+            assert np.linalg.norm(w - q) <= np.linalg.norm(w - other) + 1e-9
+
+
+def test_a_rotation_is_asked_of_a_square_polar_factor_only() -> None:
+    with pytest.raises(ShapeError, match="square"):
+        orthonormal(np.ones((3, 2)), "polar", special=True)
+    with pytest.raises(ShapeError, match="polar"):
+        orthonormal(np.ones((3, 3)), "qr", special=True)
+
+
+def test_condition_and_gain_of_what_is_and_is_not_orthogonal() -> None:
+    assert condition(np.diag([1.0, 1e-8])) == pytest.approx(1e8, rel=1e-6)  # not seen from the largest value alone
+    assert condition(np.ones((4, 4))) == np.inf
+    for shape in SHAPES:
+        q = polar(random(shape, 3))
+        assert condition(q) - 1 <= 1e-8
+        assert gain(q) == (pytest.approx(1.0, abs=1e-9), pytest.approx(1.0, abs=1e-9))
+    low, high = gain(np.diag([3.0, 0.5]))
+    assert 0.5 <= low < high <= 3.0
+    assert not is_orthogonal(np.eye(3) * 1.001)
+    assert not is_orthogonal(np.full((2, 2), np.nan))
+    assert is_orthogonal(np.eye(3)[:2])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 17, 64])
+def test_the_logarithm_of_a_rotation(n: int) -> None:
+    rng = np.random.default_rng(n)
+    pairs = n // 2
+    cases = {
+        "random": rng.uniform(-np.pi, np.pi, pairs),
+        "wide": np.full(pairs, 3.0),
+        "half turns": np.full(pairs, np.pi),
+        "repeated": np.full(pairs, 0.7),
+        "almost half": np.where(np.arange(pairs) % 2, np.pi - 1e-7, np.pi),
+        "none": np.zeros(pairs),
+    }
+    for name, angles in cases.items():
+        basis = scipy.stats.ortho_group.rvs(n, random_state=rng)
+        planes = scipy.linalg.block_diag(*([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]] for t in angles),
+                                         *([[1.0]] if n % 2 else []))  # fmt: skip
+        q = basis @ planes @ basis.T
+        a = orthogonal.lie_log(q)
+        assert np.abs(a + a.T).max() == 0, name
+        assert np.abs(orthogonal.lie_exp(a) - q).max() <= 1e-10, name
+        found = np.sort(np.abs(np.linalg.eigvals(a).imag))[n % 2 :: 2]
+        assert np.abs(found - np.sort(np.abs(angles))).max() <= 1e-6, name  # the shortest one
+    if n % 2 == 0:
+        assert np.abs(orthogonal.lie_exp(orthogonal.lie_log(-np.eye(n))) + np.eye(n)).max() <= 1e-12
+
+
+@given(st.integers(1, 12), st.integers(0, 1000), st.floats(0.01, 60))
+def test_exp_is_scipys_and_its_inverse_is_that_of_the_negative(n: int, seed: int, size: float) -> None:
+    a = orthogonal.skew(random((n, n), seed)) * size
+    q = orthogonal.lie_exp(a)
+    assert np.abs(q - scipy.linalg.expm(a)).max() <= 1e-11 * max(size, 1)
+    assert np.abs(q @ orthogonal.lie_exp(-a) - np.eye(n)).max() <= 1e-11 * max(size, 1)
+    assert np.linalg.det(q) == pytest.approx(1.0)
+
+
+def test_cayley_agrees_with_exp_to_third_order() -> None:
+    a = orthogonal.skew(random((6, 6), 0))
+    errors = [np.abs(orthogonal.cayley(h * a) - orthogonal.lie_exp(h * a)).max() for h in (0.1, 0.05, 0.025)]
+    assert [errors[0] / errors[1], errors[1] / errors[2]] == pytest.approx([8, 8], rel=0.1)
+    assert gram_error(orthogonal.cayley(50 * a)) <= 1e-12
+    turn = orthogonal.lie_exp(0.3 * orthogonal.so_generator(4, 1, 3))
+    assert turn[:, 1] @ np.eye(4)[3] == pytest.approx(np.sin(0.3))  # axis 1 goes towards axis 3
+
+
+def test_what_has_no_logarithm_and_what_is_no_generator() -> None:
+    with pytest.raises(orthogonal.NotRotation, match="reflection"):
+        orthogonal.lie_log(np.diag([1.0, 1.0, -1.0]))
+    with pytest.raises(orthogonal.NotRotation, match="not orthogonal"):
+        orthogonal.lie_log(np.eye(3) * 1.1)
+    for refused in (orthogonal.cayley, orthogonal.lie_exp):
+        with pytest.raises(ValueError, match="not skew"):
+            refused(np.eye(2))
+        with pytest.raises(ValueError, match="not skew"):
+            refused(np.full((2, 2), np.nan))
+        with pytest.raises(ShapeError):
+            refused(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="two axes"):
+        orthogonal.so_generator(3, 1, 1)
+
+
+@pytest.mark.parametrize("by", ["qr", "polar", "cayley"])
+@pytest.mark.parametrize("shape", [(6, 6), (8, 3), (3, 8)])
+def test_retraction_descends_to_the_known_optimum(shape: tuple[int, int], by: str) -> None:
+    a, w = random(shape, 0), polar(random(shape, 1))
+    if shape[0] == shape[1]:  # steps are continuous: the optimum is sought on the side of the determinant of w
+        a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else -a[:, ::-1] if shape[0] % 2 == 0 else -a
+        a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else a * np.where(np.arange(shape[1]) == 0, -1, 1)
+    for _ in range(3000):
+        w = orthogonal.retract(w, -a, 0.1, by)  # of -tr(AᵀW)
+        assert gram_error(w) <= 1e-10
+    assert np.vdot(a, w) == pytest.approx(np.linalg.svd(a, compute_uv=False).sum(), abs=1e-6)
+
+
+def test_a_retraction_needs_a_way_and_a_gradient_of_its_shape() -> None:
+    with pytest.raises(ValueError, match="no such"):
+        orthogonal.retract(np.eye(3), np.eye(3), 0.1, "exp")
+    with pytest.raises(ShapeError):
+        orthogonal.retract(np.eye(3), np.eye(2), 0.1)
