@@ -6,7 +6,7 @@ with the next generation, so that no gate moves another one's logits or noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ from graphwright.program.gates import (
     there,
 )
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
-from graphwright.program.kinds import STORED
+from graphwright.program.kinds import PARAM
 from graphwright.program.layers import branches
 from graphwright.program.program import Program, Value
 from graphwright.program.solve_axes import Said, origin
@@ -216,32 +216,45 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
-def _prices(p: Program, group: AxisGroup) -> np.ndarray:
-    """Entries of params that go with each unit; what several units share, as keys of grouped queries, in parts."""
+def unit_prices(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
+    """What goes with each unit of an axis, float64 [size]; of what several units share, as keys of queries, its part.
+
+    Args:
+        each: key of a param -> what one of its entries counts.
+    """
     price = np.zeros(group.size)
-    trained = {p.key(n) for n in p.params()}
     for unit in range(group.size):
         for key, dims in group.slices(unit).items():
-            if key in trained:
+            if key in each:
                 here = {a for term in group.axes.weights[key] for a in atoms(term)}
                 sharing = np.prod([known(a) for a in group.atoms if a not in here])
                 rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
-                price[unit] += rest * np.prod([len(i) for i in dims.values()]) / sharing
-    return np.maximum(np.round(price), 1).astype(np.int64)
+                price[unit] += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
+    return price
 
 
-def _weight(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
-    """Entries of params that nothing needs any more without these edges, at least 1."""
-    needed = {v.node for v in p.outputs()}
+def behind(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
+    """Nodes that nothing needs any more without these edges."""
+    needed = {v.node for v in p.outputs()} | set(p.writes())
     left: dict[NodeId, int] = {}
-    stack, total = list(edges), 0
+    stack, gone = list(edges), set()
     while stack:
         node = p.graph.source(stack.pop())
         left[node] = left.get(node, p.graph.out_degree(node)) - 1
         if not left[node] and node not in needed:
-            if p.op(node) in STORED:
-                total += p.spec(node).size
+            gone.add(node)
             stack += p.in_edges(node)
+    return gone
+
+
+def _prices(p: Program, group: AxisGroup) -> np.ndarray:
+    price = unit_prices(p, group, {p.key(n): 1.0 for n in p.params()})
+    return np.maximum(np.round(price), 1).astype(np.int64)
+
+
+def _weight(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
+    """Entries of params that go with these edges, at least 1."""
+    total = sum(p.spec(n).size for n in behind(p, edges) if p.op(n) == PARAM)
     return np.array([max(total, 1)], np.int64)
 
 
