@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gated_samples import central, junction_edges, random_dag
 
 import graphwright as gw
 from fixtures import tiny_llama
+from fixtures.gated import central, junction_edges, random_dag
 from graphwright.graph import StaleHandle
 from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program

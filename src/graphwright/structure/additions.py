@@ -70,12 +70,21 @@ def gains(
     feeds = {n: v if isinstance(v, Tensor) else Tensor(from_numpy(np.asarray(v))) for n, v in batch.items()}
     junctions = list(dict.fromkeys(j for _, j in pairs))
     sources = list(dict.fromkeys(s for s, _ in pairs))
-    with view.using("eval"), enable_grad():
-        checked, dims = check_feeds(p, {n: feeds[n] for n in p.input_names()})
-        values = tensors(p, checked, dims, [*p.outputs(), *sources, *junctions])
-        outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+    probed, dims = p.fork(), check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
+    with probed.edit("a zero into every junction: the gradient by it is that by the sum") as e:
+        zeros = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
+        for j, zero in zeros.items():
+            e.connect(zero, j.node)
+    leaves = {
+        j: Tensor(from_numpy(np.zeros(p.spec(j).bind(dims).sizes, p.spec(j).dtype.numpy)), True) for j in junctions
+    }
+    with enable_grad():
+        given = {n: feeds[n] for n in p.input_names()} | {probed.path(zeros[j]): leaves[j] for j in junctions}
+        checked, dims = check_feeds(probed, given)
+        values = tensors(probed, checked, dims, [*probed.outputs(), *sources])
+        outputs = {n: values[v] for n, v in zip(probed.output_names(), probed.outputs(), strict=True)}
         loss = outputs[task] if isinstance(task, str) else task(outputs, {**feeds, **checked})
-        slopes = grad(loss, [values[j] for j in junctions], allow_unused=True)
+        slopes = grad(loss, [leaves[j] for j in junctions], allow_unused=True)
     by = {j: None if g is None else g.numpy("float64") for j, g in zip(junctions, slopes, strict=True)}
     carried = {s: values[s].numpy("float64") for s in sources}
     found = []

@@ -8,12 +8,27 @@ from typing import Any
 import numpy as np
 
 from graphwright.graph import EdgeId, NodeId
+from graphwright.ops.gate import KINDS, STATES
 from graphwright.program import Program
-from graphwright.program.gates import TEMPERATURE, Gate, junction_edge
+from graphwright.program.gates import (
+    CLOSED,
+    COST,
+    ELEMENT,
+    FREE,
+    GROUP,
+    KIND,
+    LOGITS,
+    OPEN,
+    STATE,
+    TABLE,
+    TEMPERATURE,
+    Gate,
+    junction_edge,
+)
 from graphwright.structure.relaxation import decision, open_probability
 
 Key = tuple[int, int, int]
-"""Handle of the gate (index and generation) and which element of it: never given to another one."""
+"""Handle of its product (index and generation) and which element it is: never given to another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,7 @@ class Element:
     Attributes:
         name: unique among those of the program.
         gate, index: whose, and which one of its elements by now.
+        site: the product that tells it from all others: an option's own, else the gate's handle.
         place: of its logit in the vector.
         z: the logit.
         p: decision probability, at temperature 1.
@@ -35,6 +51,7 @@ class Element:
     name: str
     gate: Gate
     index: int
+    site: NodeId
     place: int
     z: float
     p: float
@@ -46,8 +63,7 @@ class Element:
     @property
     def key(self) -> Key:
         """See `Key`."""
-        handle = self.gate.handle
-        return handle.index, handle.generation, int(self.gate.rows[self.index, 5])
+        return self.site.index, self.site.generation, int(self.gate.rows[self.index, ELEMENT])
 
     @property
     def over(self) -> str:
@@ -75,19 +91,40 @@ def elements(p: Program) -> list[Element]:
     gates = p.gates()
     if not gates:
         return []
-    logits, warmth = gates.logits(), p.weights[TEMPERATURE].data.to_numpy()
-    numbers: dict[NodeId, tuple[np.ndarray, np.ndarray]] = {}
-    for gate in gates.values():
-        z, t = logits[gate.places], float(warmth[gate.rows[0, 1]])
-        numbers[gate.handle] = decision(gate.kind, z), open_probability(gate.kind, z, t)
-    fixed = {"open": 1.0, "closed": 0.0}
+    table, z, by, now, warmth = numbers(p)
     found = []
     for name, (gate, i) in gates.named().items():
-        (by, now), state = numbers[gate.handle], gate.states[i]
-        p_here, p_now = (fixed.get(state, float(x[i])) for x in (by, now))
-        t, place = float(warmth[gate.rows[i, 1]]), gate.offset + i
-        found.append(Element(name, gate, i, place, float(logits[place]), p_here, p_now, t, state, int(gate.cost[i])))
+        at = gate.offset + i
+        facts = [float(x[at]) for x in (z, by, now, warmth)]
+        site = gate.handle
+        if gate.over == "choice":
+            mine = [s for s in gate.sites if _option(p, s) == i]
+            if not mine:
+                continue  # an option that was cut: its logit lies idle until the choice is given back
+            site = mine[0]
+        found.append(Element(name, gate, i, site, at, *facts, STATES[table[at, STATE]], int(table[at, COST])))
     return sorted(found, key=lambda e: e.place)
+
+
+def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of the whole vector of a program with gates: table, logits, decision probability, the present one, temperature.
+
+    Slots that are free have probability 0.
+    """
+    table, z = p.weights[TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
+    warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, GROUP]]
+    by, now = np.zeros(len(z)), np.zeros(len(z))
+    for code in np.unique(table[:, KIND]):
+        mine, kind = table[:, KIND] == code, KINDS[code]
+        if kind != "choice":
+            by[mine], now[mine] = decision(kind, z[mine]), open_probability(kind, z[mine], warmth[mine])
+            continue
+        for gate in (g for g in p.gates().values() if g.kind == kind):
+            there = gate.offset + np.flatnonzero(gate.rows[:, STATE] != CLOSED)
+            by[there] = now[there] = decision(kind, z[there])
+    for state, value in ((OPEN, 1.0), (CLOSED, 0.0), (FREE, 0.0)):
+        by[table[:, STATE] == state] = now[table[:, STATE] == state] = value
+    return table, z, by, now, warmth
 
 
 def edge_of(p: Program, element: Element) -> EdgeId | None:
@@ -95,16 +132,21 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
     if element.over == "edges":
         return junction_edge(p, element.gate.sites[0])
     if element.over == "choice":
-        return junction_edge(p, option_site(p, element))
+        return next((junction_edge(p, site) for site in sites_of(p, element)), None)
     return None
 
 
-def option_site(p: Program, element: Element) -> NodeId:
-    """The product of one option of a choice."""
-    for site in element.gate.sites:
-        node = p.operands(site)[1].node
-        while p.op(node) != "slice":
-            node = p.operands(node)[0].node
-        if p.attrs(node)["start"] == element.index:
-            return site
-    raise AssertionError("each option has its product")
+def sites_of(p: Program, element: Element) -> list[NodeId]:
+    """The products that an element stands in by now; of an option its own one."""
+    there = [site for site in element.gate.sites if site in p.graph]
+    if element.over != "choice":
+        return there
+    return [site for site in there if _option(p, site) == element.index]
+
+
+def _option(p: Program, site: NodeId) -> int:
+    """Which option of its choice a product is."""
+    node = p.operands(site)[1].node
+    while p.op(node) != "slice":
+        node = p.operands(node)[0].node
+    return p.attrs(node)["start"]

@@ -16,10 +16,11 @@ from graphwright.ops import get
 from graphwright.program import Program, Value
 from graphwright.program.gates import Gate, axis_of, of_site
 from graphwright.program.gating import release
-from graphwright.program.kinds import INPUT, KINDS, PARAM
+from graphwright.program.kinds import INPUT, KINDS
 from graphwright.program.reshaping import by_place
+from graphwright.program.solve_axes import origin
 from graphwright.program.units import Units
-from graphwright.structure.elements import Element, option_site
+from graphwright.structure.elements import Element, sites_of
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
@@ -34,16 +35,16 @@ def cut(e: Transaction, elements: Sequence[Element]) -> list[str]:
     p, done = e.program, []
     for over in ORDER:
         mine = [x for x in elements if x.over == over]
-        if over == "units":
-            done += _cut_units(e, mine)
-            continue
-        for x in mine:
-            sites = [option_site(p, x)] if over == "choice" else list(x.gate.sites)
-            if all(site in p.graph for site in sites):  # else it went with something coarser
+        done += _cut_units(e, mine) if over == "units" else []
+        for x in mine if over != "units" else ():
+            sites = sites_of(p, x)
+            if sites:  # else it went with something coarser
+                if over == "choice":
+                    e.set_gate(p.gates().at(x.gate.port).handle, "closed", [x.index])
                 for site in sites:
                     _close(e, site)
                 done.append(x.name)
-    remove_dead(e)
+        remove_dead(e)
     return done
 
 
@@ -160,9 +161,18 @@ def _maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
         readers, node = {node}, p.operands(node)[0].node
     if p.op(node) not in ("linear", "conv") or set(p.consumers(node)) != readers or Value(node) in p.outputs():
         return []
-    weights = [v.node for v in p.operands(node)[1:]]
-    alone = all(p.op(w) == PARAM and p.graph.out_degree(w) == 1 and len(p.readers(p.key(w))) == 1 for w in weights)
-    return [p.key(w) for w in weights] if alone else []
+    weights = [origin(p, v) for v in p.operands(node)[1:]]
+    return [p.key(w) for w in weights if w is not None] if all(_alone(p, w) for w in weights) else []
+
+
+def _alone(p: Program, weight: NodeId | None) -> bool:
+    """Whether a param is read once, behind casts of it."""
+    while weight is not None and p.graph.out_degree(weight) == 1:
+        reader = p.consumers(weight)[0]
+        if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
+            return True
+        weight = reader
+    return False
 
 
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
@@ -172,8 +182,8 @@ def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.said[atom].summed)
     for node, ends in sums:
-        weights = [(p.operands(node)[port].node, dim) for port, dim in ends]
-        mine = [(w, dim) for w, dim in weights if p.op(w) == PARAM and axes.summed.get((w, dim, group.atoms[0]))]
+        weights = [(origin(p, p.operands(node)[port]), dim) for port, dim in ends]
+        mine = [(w, dim) for w, dim in weights if w is not None and axes.summed.get((w, dim, group.atoms[0]))]
         if not mine:
             return False
         weight, dim = mine[0]

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
+import numpy as np
+
 from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
 from graphwright.optim.checkpoint import SavedState
 from graphwright.plan import compile
-from graphwright.program.gates import LOGITS
+from graphwright.program.gates import COST, FREE, LOGITS, STATE
+from graphwright.structure.elements import numbers
 from graphwright.structure.errors import Diverged, GatesCannotClose, NoTaskTerm, NotScalar
 from graphwright.structure.losses import carried, label
 from graphwright.structure.moments import LogitMoments
@@ -155,35 +158,40 @@ class JointOptimizer:
                 arrays = given[which]
                 assert arrays is not None
                 found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
-        numbers = found[0]
+        first = found[0]
         if any(n[-1] for n in found):
-            return self._skip(numbers, warm)
+            return self._skip(first, warm)
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
         if self.prune_every and view.step > self.warmup and view.step % self.prune_every == 0:
             edits = tuple(view.apply(self.policy.propose(view)))
-        return self._report(number, numbers, warm, edits, False)
+        return self._report(number, first, warm, edits, False)
 
-    def _skip(self, numbers: list[float], warm: Mapping[str, float]) -> StepReport:
+    def _skip(self, found: list[float], warm: Mapping[str, float]) -> StepReport:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
             raise Diverged(
-                f"{_PATIENCE} steps in a row were not finite", where=f"step {self.view.step}", got=numbers[0],
+                f"{_PATIENCE} steps in a row were not finite", where=f"step {self.view.step}", got=found[0],
                 fix="a smaller learning rate, or clip=1.0",
             )  # fmt: skip
-        return self._report(self.view.step, numbers, warm, (), True)
+        return self._report(self.view.step, found, warm, (), True)
 
     def _report(
-        self, step: int, numbers: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
+        self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
     ) -> StepReport:
-        parts = dict(zip(self._names, numbers[2:-1], strict=True))
-        among = self.view.elements()
-        total = sum(e.cost for e in among)
-        expected = sum(e.cost * e.p_now for e in among) / total if total else 0.0
-        is_open = sum(e.p >= 0.5 for e in among)
-        return StepReport(step, numbers[0], numbers[1], parts, dict(warm), is_open, expected, edits, skipped)
+        parts = dict(zip(self._names, found[2:-1], strict=True))
+        is_open, expected = self._open()
+        return StepReport(step, found[0], found[1], parts, dict(warm), is_open, expected, edits, skipped)
+
+    def _open(self) -> tuple[int, float]:
+        """How many elements are rather open than closed, and the expected share of the cost."""
+        if not self.view.program.gates():
+            return 0, 0.0
+        table, _, by, now, _ = numbers(self.view.program)
+        cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
+        return int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
 
     def _run(self, batch: BATCH, by_weights: bool, by_gates: bool) -> list[float]:
         names = tuple(batch)
@@ -223,8 +231,8 @@ class JointOptimizer:
                         for variable in carried(penalty).values():
                             variable.assign(call("where", bad > 0.0, variable, penalty.climb(terms)))
                 self.logits.count.assign(self.logits.count + (1.0 - bad).to("float64"))
-            numbers = [loss, task, *extra, bad]
-            return call("concat", *(n.detach().to("float64").reshape(1) for n in numbers), axis=0)
+            told = [loss, task, *extra, bad]
+            return call("concat", *(n.detach().to("float64").reshape(1) for n in told), axis=0)
 
         return step
 

@@ -9,10 +9,10 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
-from graphwright.program.gates import axis_of
+from graphwright.program.gates import RESERVED, axis_of
 from graphwright.program.gating import behind, unit_prices
 from graphwright.program.kinds import PARAM
-from graphwright.structure.elements import Element, option_site
+from graphwright.structure.elements import Element, sites_of
 
 OF = ("params", "bytes", "table")
 
@@ -21,8 +21,7 @@ def _carried(p: Program, element: Element) -> set[NodeId]:
     """Nodes that go with an element; of units none, since the op that makes them stays."""
     if element.over == "units":
         return set()
-    sites = [option_site(p, element)] if element.over == "choice" else element.gate.sites
-    return behind(p, [edge for site in sites for edge in p.out_edges(site)])
+    return behind(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
@@ -33,7 +32,7 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     for i, e in enumerate(among):
         found = known_above.get(id(e.gate)) if e.over == "units" else None
         if found is None:
-            sites = [option_site(p, e)] if e.over == "choice" else list(e.gate.sites)
+            sites = sites_of(p, e)
             found = tuple(j for j, gone in enumerate(taken) if j != i and among[j].gate is not e.gate
                           and gone and gone.issuperset(sites))  # fmt: skip
             if e.over == "units":
@@ -51,7 +50,8 @@ def prices(p: Program, among: Sequence[Element], of: str = "params") -> np.ndarr
         raise UsageError("no such cost", expected=", ".join(OF), got=of)
     if of == "table":
         return np.array([e.cost for e in among], np.float64)
-    each = {p.key(n): float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in p.params()}
+    trained = [n for n in p.params() if p.key(n) not in RESERVED]
+    each = {p.key(n): float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
     whole = np.zeros(len(among))
     axes: dict[int, np.ndarray] = {}
     for i, e in enumerate(among):

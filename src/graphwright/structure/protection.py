@@ -90,7 +90,8 @@ def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Eleme
 def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -> list[str] | None:
     """Names on the path from an input whose smallest p is largest; None if an open path is there, or none at all.
 
-    One sweep in topological order, (width, edge before) per node; an open edge has no bound.
+    One sweep in topological order, (width, edge before) per node; an open edge has no bound. Of edges that make equally
+    wide paths the likelier one is taken, then the first.
     """
     best: dict[NodeId, tuple[float, EdgeId | None]] = {}
     needed = p.reachable([target])
@@ -99,14 +100,15 @@ def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -
             if p.op(node) == INPUT:
                 best[node] = (inf, None)
             continue
-        width, chosen = -inf, None
+        rank, width, chosen = (-inf, -inf), -inf, None
         for edge in p.in_edges(node):
             before = best.get(p.graph.source(edge))
             if before is None:
                 continue
-            here = min(before[0], closed[edge].p if edge in closed else inf)
-            if here > width:
-                width, chosen = here, edge
+            own = closed[edge].p if edge in closed else inf
+            here = min(before[0], own)
+            if (here, own) > rank:
+                rank, width, chosen = (here, own), here, edge
         if chosen is not None:
             best[node] = (min(width, closed[node].p if node in closed else inf), chosen)
     if target not in best or best[target][0] == inf:

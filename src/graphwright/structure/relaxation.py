@@ -43,7 +43,7 @@ def decision(kind: str, z: np.ndarray) -> np.ndarray:
     return sigmoid(z)
 
 
-def open_probability(kind: str, z: np.ndarray, temperature: float) -> np.ndarray:
+def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
     """That a gate is not 0, as penalties count it; of a scale |z|."""
     z = np.asarray(z, np.float64)
     if kind == "scale":
