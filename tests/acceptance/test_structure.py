@@ -70,6 +70,7 @@ def test_a_soft_sigmoid_hardens_badly() -> None:
         problem.gate("sigmoid", init=st.init_for(0.5, "sigmoid"))
         done = trained(problem, seed).discretize(0.5, to="one", probe=problem.batch(512))
         assert done.loss_before
+        assert done.loss_after
         ratios.append(done.loss_after / done.loss_before)
     assert np.median(ratios) > 2
 

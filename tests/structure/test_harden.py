@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -141,6 +142,8 @@ def test_a_report_counts_what_happened() -> None:
     done = view.discretize(0.5, to="one", probe=probe)
     assert done.loss_before == pytest.approx(soft, rel=1e-6)
     assert done.loss_after == pytest.approx(p.run(probe, keep="outputs")["loss"].item(), rel=1e-6)
+    assert done.loss_after is not None
+    assert done.loss_before is not None
     assert done.gap == done.loss_after - done.loss_before
     assert done.num_pruned_edges == 56 - sum(len(p.in_edges(f"y{i}")) for i in range(8)) == len(proposed)
     assert done.before.params == done.after.params == 256
@@ -187,7 +190,7 @@ def test_online_cuts_are_gates_forced_to_0_and_reused_slots_begin_anew() -> None
     view = st.DifferentiableGraph(p, seed=2)
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1,
                             policy=st.Policy(patience=1), prune_every=50)  # fmt: skip
-    probe, cuts = problem.batch(16), 0
+    probe, cuts, before = problem.batch(16), 0, p.fork()
     for step in range(200):
         if (step + 1) % 50 == 0:
             before = p.fork()
@@ -207,7 +210,7 @@ def test_online_cuts_are_gates_forced_to_0_and_reused_slots_begin_anew() -> None
             assert not set(report.edits) & set(view.probabilities())
     assert cuts >= 15
     with p.edit("candidates again") as e:
-        made = [e.gate(e.connect(*name.split(" -> ")), "sigmoid") for name in ("x0 -> y1", "x1 -> y0")]
+        made = [e.gate(e.connect(source, target), "sigmoid") for source, target in (("x0", "y1"), ("x1", "y0"))]
     opt.logits.sync()
     mine = [e for e in view.elements() if e.gate.handle in made]
     assert all(e.gate.generation == 1 for e in mine)
@@ -216,9 +219,18 @@ def test_online_cuts_are_gates_forced_to_0_and_reused_slots_begin_anew() -> None
     assert [opt.logits.of(e.key)[2] for e in mine] == [1.0, 1.0]
 
 
-def test_soft_gates_are_named_where_a_finished_structure_is_asked_for() -> None:
-    p = gated(0)
-    with pytest.raises(st.SoftGates, match="n0"):
-        st.refuse_soft(p)
-    st.DifferentiableGraph(p).discretize(to="one")
-    st.refuse_soft(p)
+def test_an_export_takes_no_soft_gates_and_a_folded_one_gives_their_logits(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = gw.open(tiny_llama.directory("f32"))
+    ids = tiny_llama.batch(3, rows=2)[0][:, :10]
+    model.program.select("layers.0.attn").heads.gate("sigmoid", init=np.linspace(-1, 1, 4))
+    soft = model.logits(ids)
+    with pytest.raises(st.SoftGates, match=r"layers\.0\.attn\.heads"):
+        model.export(tmp_path / "soft", check="none")
+    assert not (tmp_path / "soft").exists()
+    st.DifferentiableGraph(model.program).discretize(0, to="fold")
+    model.export(tmp_path / "folded", check="none")
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "folded")(torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(theirs, soft, atol=1e-4)

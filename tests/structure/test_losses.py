@@ -36,7 +36,8 @@ def p_of(view: st.DifferentiableGraph) -> np.ndarray:
 
 
 def ends(view: st.DifferentiableGraph) -> list[tuple[str, str]]:
-    return [tuple(e.gate.owner.split(" -> ")) for e in view.elements()]
+    found = [e.gate.owner.split(" -> ") for e in view.elements()]
+    return [(source, target) for source, target in found]
 
 
 def written_out(view: st.DifferentiableGraph) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
-from graphwright.program.errors import UnknownGate
+from graphwright.program.errors import SoftGates, UnknownGate
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.program import Program, Value
 
@@ -210,6 +210,18 @@ def carrier(p: Program, site: NodeId) -> list[NodeId]:
         found.append(value.node)
         value = p.operands(value.node)[0]
     return found
+
+
+def refuse_soft(p: Program, what: str) -> None:
+    """Raises: SoftGates naming the gates of a program that is to leave with a finished structure."""
+    names = [gate.owner for gate in gates(p).values()]
+    if names:
+        raise SoftGates(
+            f"{what} takes a finished structure",
+            where=p.name,
+            got=", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
+            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to keep them as they are',
+        )
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphwright.program import SoftGates
 from graphwright.structure.additions import additions, gains
 from graphwright.structure.elements import Element
 from graphwright.structure.errors import (
@@ -11,10 +12,9 @@ from graphwright.structure.errors import (
     GatesCannotClose,
     NoTaskTerm,
     NotScalar,
-    SoftGates,
     WouldDisconnect,
 )
-from graphwright.structure.graph import DifferentiableGraph, refuse_soft
+from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import (
     Penalty,
     Terms,
@@ -71,7 +71,6 @@ __all__ = [
     "gate_entropy",
     "init_for",
     "reachability",
-    "refuse_soft",
     "smoothness",
     "sparsity",
 ]

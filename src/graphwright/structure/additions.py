@@ -112,7 +112,7 @@ def _curvature(
         moved = (at + sign * h * add).astype(at.dtype)
         outs = p.run({n: feeds[n].numpy() for n in p.input_names()}, patch={junction: moved}, keep="outputs")
         outputs = {name: Tensor(outs[name]) for name in p.output_names()}
-        loss = outputs[task] if isinstance(task, str) else task(outputs, feeds)
+        loss = outputs[task] if isinstance(task, str) else task(outputs, dict(feeds))
         sides.append(loss.item())
     return (sides[0] - 2 * sides[1] + sides[2]) / h**2
 

@@ -95,14 +95,15 @@ def elements(p: Program) -> list[Element]:
     found = []
     for name, (gate, i) in gates.named().items():
         at = gate.offset + i
-        facts = [float(x[at]) for x in (z, by, now, warmth)]
+        logit, p_here, p_now, t = (float(x[at]) for x in (z, by, now, warmth))
         site = gate.handle
         if gate.over == "choice":
             mine = [s for s in gate.sites if _option(p, s) == i]
             if not mine:
                 continue  # an option that was cut: its logit lies idle until the choice is given back
             site = mine[0]
-        found.append(Element(name, gate, i, site, at, *facts, STATES[table[at, STATE]], int(table[at, COST])))
+        state, price = STATES[table[at, STATE]], int(table[at, COST])
+        found.append(Element(name, gate, i, site, at, logit, p_here, p_now, t, state, price))
     return sorted(found, key=lambda e: e.place)
 
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 from graphwright.errors import ComputeError, UsageError
 
 
-class SoftGates(UsageError):
-    """Gates that are neither open nor cut, where only a finished structure will do."""
-
-
 class NotScalar(UsageError):
     """A loss that is not one number."""
 

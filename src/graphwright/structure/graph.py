@@ -20,14 +20,14 @@ from graphwright.program.program import Value
 from graphwright.structure import harden
 from graphwright.structure.additions import additions
 from graphwright.structure.elements import Element, elements
-from graphwright.structure.errors import NotScalar, SoftGates
+from graphwright.structure.errors import NotScalar
 from graphwright.structure.losses import Terms, captures
 from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
 from graphwright.structure.protection import protect
 from graphwright.structure.report import Discretized, counted
 from graphwright.structure.schedule import Schedule
 
-Task = str | Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]
 """A scalar output by name, or a function of (outputs, batch)."""
 
 
@@ -159,7 +159,7 @@ class DifferentiableGraph:
         if task is None:
             loss = found[0] * 0.0 if found else _number(0)
         else:
-            loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, terms.feeds), task)
+            loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
         return loss, found, terms
 
     def gradients(
@@ -304,16 +304,6 @@ class DifferentiableGraph:
         with self.using("eval"):
             loss, _, _ = self.evaluate({n: _tensor(v) for n, v in probe.items()}, task)
         return loss.item()
-
-
-def refuse_soft(p: Program, what: str = "an export") -> None:
-    """Raises: SoftGates naming the gates of a program."""
-    names = [gate.owner for gate in p.gates().values()]
-    if names:
-        raise SoftGates(
-            f"{what} takes a finished structure", where=p.name, got=", ".join(names[:8]),
-            fix="DifferentiableGraph(program).discretize(...), or .discretize(0.0, to='fold') to keep all of them",
-        )  # fmt: skip
 
 
 def _parts(p: Program) -> list[tuple[Value, Tensor]]:

@@ -43,6 +43,7 @@ from graphwright.models.export.rungs import RUNGS, ExportPlan, choose_rung, expo
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
+from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 
@@ -93,6 +94,7 @@ def export(
     if check == "required" and not transformers_installed():
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
+    refuse_soft(model.program, "an export")
     check_free(target, overwrite)
     plan = export_plan(model)
     chosen = choose_rung(plan, rung)
