@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
 
@@ -49,7 +50,7 @@ def bundled() -> Figure:
     return figure
 
 
-def stepping(p: gw.Program, given: tuple) -> object:
+def stepping(p: gw.Program, given: tuple) -> Callable[[], object]:
     """The compiled step on fixed arguments."""
     opt = AdamW(p, 1e-4, weight_decay=0.0)
 
@@ -102,7 +103,7 @@ def mlp(weights: list[np.ndarray]) -> gw.Program:
     return b.build()
 
 
-def masks(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> object:
+def masks(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> Callable[[], float]:
     """The same in torch: sigmoid masks on the hidden layers, one fused Adam."""
     ws = [torch.tensor(w, requires_grad=True) for w in weights]
     zs = [torch.ones(n, requires_grad=True) for n in SIZES[1:-1]]

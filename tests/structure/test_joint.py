@@ -18,9 +18,7 @@ from graphwright.errors import UsageError
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
 
 
-def joint(
-    seed: int = 0, kind: str = "sigmoid", size: str = "float32", **options: Any
-) -> tuple[Edges, st.JointOptimizer]:
+def joint(kind: str = "sigmoid", size: str = "float32", **options: Any) -> tuple[Edges, st.JointOptimizer]:
     problem = Edges(0, size)
     problem.gate(kind)
     penalties = options.pop("penalties", [st.sparsity(0.1)])
@@ -74,6 +72,17 @@ def test_a_useful_edge_rises_a_useless_one_falls() -> None:
     p = opt.view.probabilities()
     start = 1 / (1 + np.exp(-1.0))
     assert all((value > start) == (name in problem.planted) for name, value in p.items())
+
+
+def test_straight_through_gates_do_not_drift_where_the_loss_is_0() -> None:
+    problem, opt = joint("ste", penalties=[], mode="gates")
+    before, given = problem.program.gates().logits(), problem.batch(8)
+    with problem.program.edit("zero, so that every output is right") as e:
+        e.set_weight("w", np.zeros((16, 16), np.float32))
+    given["y"] = np.zeros_like(given["y"])
+    for _ in range(5):
+        assert opt.step(given).loss == 0.0
+    np.testing.assert_array_equal(problem.program.gates().logits(), before)
 
 
 def test_logits_stay_within_their_limit() -> None:
