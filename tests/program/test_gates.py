@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gated_samples import central, junction_edges, random_dag
 
 import graphwright as gw
 from fixtures import tiny_llama
+from fixtures.gated import central, junction_edges, random_dag
 from graphwright.graph import StaleHandle
 from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
@@ -35,10 +35,14 @@ def outputs(p: Program, given: dict) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(50))
 def test_gradients_of_weights_and_logits_are_difference_quotients(seed: int) -> None:
     p, rng = random_dag(seed), np.random.default_rng(seed)
-    edges = junction_edges(p)
+    several = next((j for j in p.junctions() if len(p.in_edges(j)) > 1), None)
+    options = p.in_edges(several) if several is not None else ()
     with p.edit("gates") as e:
-        for edge in edges:
-            e.gate(edge, SMOOTH[int(rng.integers(len(SMOOTH)))], init=rng.normal())
+        if options:
+            e.gate(options, "choice", init=rng.normal(size=len(options)))
+        for edge in junction_edges(p):
+            if edge not in options:
+                e.gate(edge, SMOOTH[int(rng.integers(len(SMOOTH)))], init=rng.normal())
         e.gate("n0.act", "sigmoid", init=0.3)
     set_run(p, "train", seed=seed, step=3)
     given = feeds(seed)

@@ -30,6 +30,10 @@ class NotZeroPreserving(GateNotAllowed):
     """An axis on which a unit that is zero is something else than a unit that is gone."""
 
 
+class SoftGates(UsageError):
+    """Gates that are neither cut nor open, where only a finished structure will do."""
+
+
 class DeadGate(UsageError):
     """A gate that begins where it has no gradient."""
 

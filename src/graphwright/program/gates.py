@@ -15,7 +15,7 @@ import numpy as np
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
-from graphwright.program.errors import UnknownGate
+from graphwright.program.errors import SoftGates, UnknownGate
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.program import Program, Value
 
@@ -87,6 +87,7 @@ class Gates(Mapping[NodeId, Gate]):
     def __init__(self, program: Program) -> None:
         self.program, self.version = program, program.version
         self._gates: dict[NodeId, Gate] = {}
+        self._named: dict[str, tuple[Gate, int]] | None = None
         if there(program):
             self._read()
 
@@ -94,10 +95,13 @@ class Gates(Mapping[NodeId, Gate]):
         p = self.program
         node = p.node(NODE)
         table, groups, offset = p.weights[TABLE].data.to_numpy(), p.attrs(node)["groups"], 0
+        readers: dict[int, list[NodeId]] = {}
+        for edge in p.out_edges(node):
+            readers.setdefault(p.edge_value(edge).port, []).append(p.graph.target(edge))
         for port, length in enumerate(p.attrs(node)["sizes"]):
             rows = table[offset : offset + length]
             if length and rows[0, STATE] != FREE:
-                sites = tuple(sites_of(p, Value(node, port)))
+                sites = tuple(site for reader in readers.get(port, ()) for site in _sites(p, reader))
                 if sites:
                     kind, group = KINDS[rows[0, KIND]], groups[rows[0, GROUP]]
                     over, owner = _owner(p, sites, kind, length)
@@ -118,6 +122,13 @@ class Gates(Mapping[NodeId, Gate]):
     def __len__(self) -> int:
         return len(self._gates)
 
+    def at(self, port: int) -> Gate:
+        """The gate in a slot. Raises: UnknownGate."""
+        found = next((g for g in self._gates.values() if g.port == port), None)
+        if found is None:
+            raise UnknownGate("no gate has this slot", got=port)
+        return found
+
     @property
     def count(self) -> int:
         """Number of elements, over all gates."""
@@ -125,14 +136,16 @@ class Gates(Mapping[NodeId, Gate]):
 
     def named(self) -> dict[str, tuple[Gate, int]]:
         """Name of an element -> its gate, and which one of it; parallel edges are told apart by a number."""
-        found: dict[str, tuple[Gate, int]] = {}
-        for gate in self.values():
-            for i, name in enumerate(gate.names()):
-                n, unique = 1, name
-                while unique in found:
-                    n, unique = n + 1, f"{name} #{n + 1}"
-                found[unique] = (gate, i)
-        return found
+        if self._named is None:
+            found: dict[str, tuple[Gate, int]] = {}
+            for gate in self._gates.values():
+                for i, name in enumerate(gate.names()):
+                    n, unique = 1, name
+                    while unique in found:
+                        n, unique = n + 1, f"{name} #{n + 1}"
+                    found[unique] = (gate, i)
+            self._named = found
+        return dict(self._named)
 
     def logits(self) -> np.ndarray:
         """All logits, those of free slots included; a copy."""
@@ -165,15 +178,13 @@ def gates(p: Program) -> Gates:
     return found
 
 
-def sites_of(p: Program, part: Value) -> Iterator[NodeId]:
-    """The products that a part of the gates stands in, behind what gives it their shape and dtype."""
-    for edge in p.out_edges(part.node):
-        if p.edge_value(edge) == part:
-            node = p.graph.target(edge)
-            if p.op(node) == "mul":
-                yield node
-            elif p.op(node) not in KINDS_OF_NODES and _shapes(p, node):
-                yield from sites_of(p, Value(node))
+def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
+    """The products that a reader of a part of the gates is or leads to, over what gives the part their shape."""
+    if p.op(reader) == "mul":
+        yield reader
+    elif p.op(reader) not in KINDS_OF_NODES and _shapes(p, reader):
+        for after in p.consumers(reader):
+            yield from _sites(p, after)
 
 
 def _shapes(p: Program, node: NodeId) -> bool:
@@ -199,6 +210,18 @@ def carrier(p: Program, site: NodeId) -> list[NodeId]:
         found.append(value.node)
         value = p.operands(value.node)[0]
     return found
+
+
+def refuse_soft(p: Program, what: str) -> None:
+    """Raises: SoftGates naming the gates of a program that is to leave with a finished structure."""
+    names = [gate.owner for gate in gates(p).values()]
+    if names:
+        raise SoftGates(
+            f"{what} takes a finished structure",
+            where=p.name,
+            got=", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
+            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to keep them as they are',
+        )
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:

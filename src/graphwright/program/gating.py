@@ -6,7 +6,7 @@ with the next generation, so that no gate moves another one's logits or noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from graphwright.program.gates import (
     LOGITS,
     NODE,
     OPEN,
+    RESERVED,
     RUN,
     SLOT,
     SOFT,
@@ -43,10 +44,11 @@ from graphwright.program.gates import (
     there,
 )
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
-from graphwright.program.kinds import STORED
+from graphwright.program.kinds import PARAM
 from graphwright.program.layers import branches
 from graphwright.program.program import Program, Value
 from graphwright.program.solve_axes import Said, origin
+from graphwright.program.unfold import put
 from graphwright.program.units import Units
 
 if TYPE_CHECKING:
@@ -216,32 +218,45 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
-def _prices(p: Program, group: AxisGroup) -> np.ndarray:
-    """Entries of params that go with each unit; what several units share, as keys of grouped queries, in parts."""
+def unit_prices(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
+    """What goes with each unit of an axis, float64 [size]; of what several units share, as keys of queries, its part.
+
+    Args:
+        each: key of a param -> what one of its entries counts.
+    """
     price = np.zeros(group.size)
-    trained = {p.key(n) for n in p.params()}
     for unit in range(group.size):
         for key, dims in group.slices(unit).items():
-            if key in trained:
+            if key in each:
                 here = {a for term in group.axes.weights[key] for a in atoms(term)}
                 sharing = np.prod([known(a) for a in group.atoms if a not in here])
                 rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
-                price[unit] += rest * np.prod([len(i) for i in dims.values()]) / sharing
-    return np.maximum(np.round(price), 1).astype(np.int64)
+                price[unit] += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
+    return price
 
 
-def _weight(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
-    """Entries of params that nothing needs any more without these edges, at least 1."""
-    needed = {v.node for v in p.outputs()}
+def behind(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
+    """Nodes that nothing needs any more without these edges."""
+    needed = {v.node for v in p.outputs()} | set(p.writes())
     left: dict[NodeId, int] = {}
-    stack, total = list(edges), 0
+    stack, gone = list(edges), set()
     while stack:
         node = p.graph.source(stack.pop())
         left[node] = left.get(node, p.graph.out_degree(node)) - 1
         if not left[node] and node not in needed:
-            if p.op(node) in STORED:
-                total += p.spec(node).size
+            gone.add(node)
             stack += p.in_edges(node)
+    return gone
+
+
+def _prices(p: Program, group: AxisGroup) -> np.ndarray:
+    price = unit_prices(p, group, {p.key(n): 1.0 for n in p.params() if p.key(n) not in RESERVED})
+    return np.maximum(np.round(price), 1).astype(np.int64)
+
+
+def _weight(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
+    """Entries of params that go with these edges, at least 1."""
+    total = sum(p.spec(n).size for n in behind(p, edges) if p.op(n) == PARAM)
     return np.array([max(total, 1)], np.int64)
 
 
@@ -298,6 +313,9 @@ def _make(
     e.set_weight(TABLE, np.concatenate(rows))
     if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
         e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
+    for value in dict.fromkeys([Value(node), *(place.value for w in wanted for place in w.places)]):
+        if value.node in e.touched:
+            e.spec(value)
     return [_stand(e, w, Value(node, port)) for w, port in zip(wanted, ports, strict=True)]
 
 
@@ -314,18 +332,17 @@ def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
     """The products; returns the first one."""
     p, sites = e.program, []
     for place in wanted.places:
-        value, spec = place.value, p.spec(place.value)
-        factor: Value | NodeId = part
-        if p.spec(place.value).dtype is not e.spec(part).dtype:
-            factor = e.add("cast", factor, name=p.free_name(f"{place.name}.cast"), dtype=spec.dtype)
+        value, spec, factor = place.value, p.spec(place.value), part
+        if spec.dtype is not p.spec(part).dtype:
+            factor = put(e, "cast", [factor], {"dtype": spec.dtype}, f"{place.name}.cast")
         if place.element is not None:
-            factor = e.add("slice", factor, name=p.free_name(f"{place.name}.option"), axis=0,
-                           start=place.element, size=1, step=1)  # fmt: skip
+            attrs = {"axis": 0, "start": place.element, "size": 1, "step": 1}
+            factor = put(e, "slice", [factor], attrs, f"{place.name}.option")
         if place.dim is not None:
             factor = _shaped(e, place, factor, wanted.atoms)
         elif not spec.shape:
-            factor = e.add("squeeze", factor, name=p.free_name(f"{place.name}.scalar"), axes=(0,))
-        site = e.add("mul", value, factor, name=p.free_name(place.name))
+            factor = put(e, "squeeze", [factor], {"axes": (0,)}, f"{place.name}.scalar")
+        site = put(e, "mul", [value, factor], {}, place.name).node
         for edge in place.readers:
             e.rewire(edge, site)
         if place.outputs:
@@ -335,7 +352,7 @@ def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
     return sites[0]
 
 
-def _shaped(e: Transaction, place: _Place, factor: Value | NodeId, group: tuple[Atom, ...]) -> Value | NodeId:
+def _shaped(e: Transaction, place: _Place, factor: Value, group: tuple[Atom, ...]) -> Value:
     """A vector over units as a factor along one dimension: repeated over what the dimension holds beside them."""
     p, term = e.program, place.term
     assert term is not None
@@ -348,14 +365,14 @@ def _shaped(e: Transaction, place: _Place, factor: Value | NodeId, group: tuple[
             raise GateNotAllowed("the units lie among others, not side by side", where=place.name)
         before, behind = (int(np.prod([known(t) for t in side])) for side in
                           (parts[:start], parts[start + len(group) :]))  # fmt: skip
-        factor = e.add("unsqueeze", factor, name=p.free_name(f"{place.name}.apart"), axes=(0, 2))
-        shape = (before, e.spec(factor).shape[1], behind)
-        factor = e.add("expand", factor, name=p.free_name(f"{place.name}.repeated"), shape=shape)
-        factor = e.add("flatten", factor, name=p.free_name(f"{place.name}.flat"), start=0, end=2)
+        factor = put(e, "unsqueeze", [factor], {"axes": (0, 2)}, f"{place.name}.apart")
+        shape = (before, p.spec(factor).shape[1], behind)
+        factor = put(e, "expand", [factor], {"shape": shape}, f"{place.name}.repeated")
+        factor = put(e, "flatten", [factor], {"start": 0, "end": 2}, f"{place.name}.flat")
     behind = len(p.spec(place.value).shape) - 1 - place.dim
     if behind:
         axes = tuple(range(1, behind + 1))
-        factor = e.add("unsqueeze", factor, name=p.free_name(f"{place.name}.along"), axes=axes)
+        factor = put(e, "unsqueeze", [factor], {"axes": axes}, f"{place.name}.along")
     return factor
 
 

@@ -244,7 +244,7 @@ class _Growth:
         group = after[self.group.name]
         for key, dims in self.consumers.items():
             for dim in dims:
-                whole = _by_place(after.weights[key][dim], group.atoms[0], part)
+                whole = by_place(after.weights[key][dim], group.atoms, part)
                 shape = [-1 if d == dim else 1 for d in range(len(after.weights[key]))]
                 scaled = after.program.weights.array(key).to_numpy("float64") * whole.reshape(shape)
                 self.e.set_weight(key, scaled)
@@ -256,13 +256,21 @@ def _copied(host: np.ndarray, places: Mapping[int, np.ndarray]) -> np.ndarray:
     return host
 
 
-def _by_place(term: Term, atom: Atom, part: np.ndarray) -> np.ndarray:
-    """The numbers of an axis's units, at each place of a dimension; 1 where the dimension has no unit of it."""
+def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
+    """The numbers of an axis's units, at each place of a dimension; 1 where the dimension has no unit of it.
+
+    Args:
+        group: the atoms of the axis, which stand side by side where it is several.
+        part: a number per unit.
+    """
     if isinstance(term, Atom):
-        return part if term is atom else np.ones(known(term))
+        return part if (term,) == tuple(group) else np.ones(known(term))
     if isinstance(term, Product):
-        result = np.ones(1)
-        for factor in term.factors:
-            result = np.multiply.outer(result, _by_place(factor, atom, part)).reshape(-1)
+        result, at = np.ones(1), 0
+        while at < len(term.factors):
+            several = len(group) > 1 and term.factors[at : at + len(group)] == tuple(group)
+            here = part if several else by_place(term.factors[at], group, part)
+            result = np.multiply.outer(result, here).reshape(-1)
+            at += len(group) if several else 1
         return result
-    return np.concatenate([_by_place(t, atom, part) for t in term.parts])
+    return np.concatenate([by_place(t, group, part) for t in term.parts])

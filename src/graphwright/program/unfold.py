@@ -74,20 +74,20 @@ def unfold(e: Transaction, node: NodeId, name: str, units: int | None) -> NodeId
         cut = _share(p.spec(value), dim, n, unit)
         at = value, cut["start"]  # a key head serves several query heads
         if at not in cuts:
-            cuts[at] = _put(e, "slice", [value], cut, f"{path}.{unit}.part")
+            cuts[at] = put(e, "slice", [value], cut, f"{path}.{unit}.part")
         return cuts[at]
 
     results = []
     for unit in range(n):
         ins = [part(value, _dim(axis, i), unit) for i, value in enumerate(reads) if i != axis.bias]
-        made = _put(e, op, ins, attrs, f"{path}.{unit}")
+        made = put(e, op, ins, attrs, f"{path}.{unit}")
         if axis.result is not None:
-            made = _put(e, "pad_slice", [made], _place(out, axis, n, unit), f"{path}.{unit}.placed")
+            made = put(e, "pad_slice", [made], _place(out, axis, n, unit), f"{path}.{unit}.placed")
         results.append(made)
     bias = [] if axis.bias is None else reads[axis.bias :]
-    total = _put(e, "junction", results, {}, f"{path}.sum" if bias else path)
+    total = put(e, "junction", results, {}, f"{path}.sum" if bias else path)
     if bias:
-        total = _put(e, "add", [total, *bias], {}, path)
+        total = put(e, "add", [total, *bias], {}, path)
     stand_in(e, {Value(node): total})
     e.remove(node)
     return total.node
@@ -102,7 +102,7 @@ def fold(e: Transaction, node: NodeId) -> NodeId:
                 raise UsageError("a unit is read elsewhere too", where=p.path(going), got=p.path(min(beyond)))
         parts = [v.node for u in gone for v in p.operands(u) if p.op(v.node) == "slice"]
         e.rename(node, p.free_name(f"{path}.unfolded"))
-        whole = _put(e, op, reads, attrs, path)
+        whole = put(e, op, reads, attrs, path)
         stand_in(e, {Value(node): whole})
         e.remove(gone)
         e.remove([n for n in dict.fromkeys(parts) if not p.consumers(n)])
@@ -204,7 +204,7 @@ def _divide(sizes: Sequence[int | str], units: int) -> bool:
     return whole and all(size % units == 0 or units % size == 0 for size in known)
 
 
-def _put(e: Transaction, op: str, reads: Sequence[Value], attrs: Mapping[str, Any], name: str) -> Value:
+def put(e: Transaction, op: str, reads: Sequence[Value], attrs: Mapping[str, Any], name: str) -> Value:
     """A new node whose operands have their specs already."""
     p, row = e.program, get(op)
     full, label = row.complete(attrs, name), p.free_name(name)

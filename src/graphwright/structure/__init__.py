@@ -1,1 +1,76 @@
-"""Structure that is trained like a weight: gates, relaxations, losses, policies, the joint optimizer, search."""
+"""Structure that is trained like a weight: gates, relaxations, losses, policies and the joint optimizer."""
+
+from __future__ import annotations
+
+from graphwright.program import SoftGates
+from graphwright.structure.additions import additions, gains
+from graphwright.structure.elements import Element
+from graphwright.structure.errors import (
+    BudgetUnreachable,
+    ClippedStart,
+    Diverged,
+    GatesCannotClose,
+    NoTaskTerm,
+    NotScalar,
+    WouldDisconnect,
+)
+from graphwright.structure.graph import DifferentiableGraph
+from graphwright.structure.losses import (
+    Penalty,
+    Terms,
+    attention_entropy,
+    budget,
+    cost,
+    density,
+    distill,
+    edge_entropy,
+    expected_l0,
+    gate_entropy,
+    reachability,
+    smoothness,
+    sparsity,
+)
+from graphwright.structure.optimizer import JointOptimizer
+from graphwright.structure.policy import Policy, Proposal, ThresholdPolicy, TopPolicy
+from graphwright.structure.protection import Kept
+from graphwright.structure.relaxation import init_for
+from graphwright.structure.report import Discretized, StepReport
+from graphwright.structure.schedule import Schedule
+
+__all__ = [
+    "BudgetUnreachable",
+    "ClippedStart",
+    "DifferentiableGraph",
+    "Discretized",
+    "Diverged",
+    "Element",
+    "GatesCannotClose",
+    "JointOptimizer",
+    "Kept",
+    "NoTaskTerm",
+    "NotScalar",
+    "Penalty",
+    "Policy",
+    "Proposal",
+    "Schedule",
+    "SoftGates",
+    "StepReport",
+    "Terms",
+    "ThresholdPolicy",
+    "TopPolicy",
+    "WouldDisconnect",
+    "additions",
+    "attention_entropy",
+    "budget",
+    "cost",
+    "density",
+    "distill",
+    "edge_entropy",
+    "expected_l0",
+    "gains",
+    "gate_entropy",
+    "init_for",
+    "reachability",
+    "smoothness",
+    "sparsity",
+]

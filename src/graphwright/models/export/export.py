@@ -45,6 +45,7 @@ from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
 from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
+from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 
@@ -101,6 +102,7 @@ def export(
     if check == "required" and not transformers_installed():
         raise MissingExtra("hf", "proving an export")
     _refuse_source(model, target)
+    refuse_soft(model.program, "an export")
     check_free(target, overwrite)
     ladder = Ladder(model)
     plan = ladder.plan(prefer)

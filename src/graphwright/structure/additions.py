@@ -1,0 +1,128 @@
+"""Edges that are not there, ranked by what they would gain: one backward scores all of them, nothing is inserted.
+
+An edge u -> v that carries y_u into junction v changes the loss at first order by n = Σ <dL/dy_v, y_u>; its gain is -n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, enable_grad, grad
+from graphwright.graph import NodeId
+from graphwright.program import Program, Value
+from graphwright.program.feeds import check_feeds
+from graphwright.program.interpret import tensors
+from graphwright.program.kinds import INPUT, SOURCES, WRITE
+from graphwright.structure.policy import Proposal
+
+if TYPE_CHECKING:
+    from graphwright.structure.graph import DifferentiableGraph, Task
+
+
+def absent(p: Program) -> list[tuple[Value, Value]]:
+    """(source, junction) of the same spec without an edge between them, where one would close no cycle.
+
+    Sources are inputs and what ops compute, products with gates left out.
+    """
+    order = {node: i for i, node in enumerate(p.order())}
+    there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
+    sites = {site: p.operands(site)[0] for gate in p.gates().values() for site in gate.sites}
+    there |= {(sites[v.node], j) for v, j in there if v.node in sites}
+    sources = [Value(n) for n in p.nodes() if p.op(n) not in SOURCES - {INPUT} and p.op(n) not in (WRITE, "gate")
+               and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
+    found = []
+    for junction in p.junctions():
+        after = _behind(p, junction)
+        for value in sources:
+            fits = p.spec(value) == p.spec(junction) and value.node not in after
+            if fits and (value, junction) not in there:
+                found.append((value, Value(junction)))
+    return sorted(found, key=lambda pair: (order[pair[1].node], order[pair[0].node]))
+
+
+def _behind(p: Program, node: NodeId) -> set[NodeId]:
+    """A node and all that depends on it."""
+    stack, seen = [node], {node}
+    while stack:
+        for after in p.graph.successors(stack.pop()):
+            if after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return seen
+
+
+def gains(
+    view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, newton: bool = False
+) -> list[tuple[str, float]]:
+    """(edge, gain) of all absent edges, the largest first; in units of the loss.
+
+    Args:
+        newton: n²/(2d) for n < 0 with d the squared change of the loss's gradient step: second order along the gate.
+    """
+    p = view.program
+    pairs = absent(p)
+    if not pairs:
+        return []
+    feeds = {n: v if isinstance(v, Tensor) else Tensor(from_numpy(np.asarray(v))) for n, v in batch.items()}
+    junctions = list(dict.fromkeys(j for _, j in pairs))
+    sources = list(dict.fromkeys(s for s, _ in pairs))
+    probed, dims = p.fork(), check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
+    with probed.edit("a zero into every junction: the gradient by it is that by the sum") as e:
+        zeros = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
+        for j, zero in zeros.items():
+            e.connect(zero, j.node)
+    leaves = {
+        j: Tensor(from_numpy(np.zeros(p.spec(j).bind(dims).sizes, p.spec(j).dtype.numpy)), True) for j in junctions
+    }
+    with enable_grad():
+        given = {n: feeds[n] for n in p.input_names()} | {probed.path(zeros[j]): leaves[j] for j in junctions}
+        checked, dims = check_feeds(probed, given)
+        values = tensors(probed, checked, dims, [*probed.outputs(), *sources])
+        outputs = {n: values[v] for n, v in zip(probed.output_names(), probed.outputs(), strict=True)}
+        loss = outputs[task] if isinstance(task, str) else task(outputs, {**feeds, **checked})
+        slopes = grad(loss, [leaves[j] for j in junctions], allow_unused=True)
+    by = {j: None if g is None else g.numpy("float64") for j, g in zip(junctions, slopes, strict=True)}
+    carried = {s: values[s].numpy("float64") for s in sources}
+    found = []
+    for source, junction in pairs:
+        slope = by[junction]
+        if slope is not None:
+            n = float((slope * carried[source]).sum())
+            gain = -n
+            if newton:
+                d = _curvature(view, task, feeds, source, junction, n)
+                gain = n * n / (2 * d) if n < 0 and d > 0 else min(-n, 0.0)
+            found.append((f"{p.path(source)} -> {p.path(junction)}", gain))
+    return sorted(found, key=lambda row: (-row[1], row[0]))
+
+
+def _curvature(
+    view: DifferentiableGraph, task: Task, feeds: Mapping[str, Tensor], source: Value, junction: Value, n: float
+) -> float:
+    """d²L along the gate of an absent edge, by a central difference of the loss at a step that scales with it."""
+    p, h = view.program, 1e-2
+    run = p.run({n: feeds[n].numpy() for n in p.input_names()})
+    at, add = run.value(junction).to_numpy(), run.value(source).to_numpy()
+    sides = []
+    for sign in (-1.0, 0.0, 1.0):
+        moved = (at + sign * h * add).astype(at.dtype)
+        outs = p.run({n: feeds[n].numpy() for n in p.input_names()}, patch={junction: moved}, keep="outputs")
+        outputs = {name: Tensor(outs[name]) for name in p.output_names()}
+        loss = outputs[task] if isinstance(task, str) else task(outputs, dict(feeds))
+        sides.append(loss.item())
+    return (sides[0] - 2 * sides[1] + sides[2]) / h**2
+
+
+def additions(
+    view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, least: float = 0.0, newton: bool = False
+) -> list[Proposal]:
+    """Absent edges that would gain more than `least`, the best first: a ranking, to be tried before it is believed."""
+    return [
+        Proposal("add", name, 0.0, f"gains {gain:.3g}", None, -gain)
+        for name, gain in gains(view, task, batch, newton=newton)
+        if gain > max(least, 0.0)
+    ]

@@ -1,0 +1,326 @@
+"""DifferentiableGraph: a view of the gates of a program. It holds no graph and no logits of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, enable_grad, grad
+from graphwright.errors import UsageError
+from graphwright.ops.gate import MODES
+from graphwright.program import Program
+from graphwright.program.feeds import check_feeds
+from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
+from graphwright.program.interpret import tensors
+from graphwright.program.program import Value
+from graphwright.structure import harden
+from graphwright.structure.additions import additions
+from graphwright.structure.elements import Element, elements
+from graphwright.structure.errors import NotScalar
+from graphwright.structure.losses import Terms, captures
+from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
+from graphwright.structure.protection import protect
+from graphwright.structure.report import Discretized, counted
+from graphwright.structure.schedule import Schedule
+
+Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]
+"""A scalar output by name, or a function of (outputs, batch)."""
+
+
+class DifferentiableGraph:
+    """The gates of a program as a structure that is trained.
+
+    Args:
+        program: the gates are its own, so that every edit, by whomever, is seen here at once.
+        seed: of the noise of gates in training.
+        schedule: of the temperature, for all groups or by name of the group; without one they stay as they are.
+
+    Attributes:
+        step: training steps made: the second part of the noise's key.
+    """
+
+    def __init__(
+        self, program: Program, seed: int = 0, schedule: Schedule | Mapping[str, Schedule] | None = None
+    ) -> None:
+        self.program, self.seed, self.schedule = program, seed, schedule
+        self.step = 0
+        if program.gates():
+            self._set_run("eval")
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    def elements(self) -> list[Element]:
+        """What can be opened or cut, in order of the logits."""
+        return elements(self.program)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row per element, as JSON can have it."""
+        return [e.to_json() for e in self.elements()]
+
+    def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
+        """Name -> probability that the element is open: at temperature 1 that by which it is decided, or at `"T"` now.
+
+        Raises: ValueError for another temperature.
+        """
+        if at not in (1.0, "T"):
+            raise ValueError(f'at is {at!r}: expected 1.0 or "T"')
+        return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
+
+    def matrix(self) -> dict[tuple[str, str], list[float]]:
+        """(source, target) -> probabilities of the gated edges between them, a parallel edge an entry of its own."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for e in self.elements():
+            if e.over == "edges":
+                source, target = e.gate.owner.split(" -> ")
+                found.setdefault((source, target), []).append(e.p)
+        return found
+
+    def adjacency(self, threshold: float = 0.5) -> dict[tuple[str, str], int]:
+        """(source, target) -> how many gated edges between them are open."""
+        return {ends: sum(p >= threshold for p in ps) for ends, ps in self.matrix().items()}
+
+    def overlay(self) -> dict[str, float]:
+        """Path of each gate's node -> mean probability, for `to_svg(overlay=...)`."""
+        found: dict[str, list[float]] = {}
+        for e in self.elements():
+            for site in e.gate.sites:
+                found.setdefault(self.program.path(site), []).append(e.p)
+        return {path: float(np.mean(ps)) for path, ps in found.items()}
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """Group -> temperature."""
+        p = self.program
+        if not p.gates():
+            return {}
+        return dict(zip(p.attrs(p.node(NODE))["groups"], map(float, p.weights[TEMPERATURE].numpy()), strict=True))
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def _set_run(self, mode: str) -> None:
+        run = np.array([self.seed, self.step, MODES.index(mode)], np.int64)
+        self.program.weights[RUN].assign(Tensor(from_numpy(run)))
+
+    @contextmanager
+    def using(self, mode: str) -> Iterator[None]:
+        """Every run of the program inside takes gates in this mode: `train`, `eval`, `soft`, `hard` or `open`."""
+        if mode not in MODES:
+            raise UsageError("no such mode of gates", expected=", ".join(MODES), got=mode)
+        if not self.program.gates():
+            yield
+            return
+        before = self.program.weights[RUN].data.to_numpy().copy()
+        self._set_run(mode)
+        try:
+            yield
+        finally:
+            if RUN in self.program.weights:
+                self.program.weights[RUN].assign(Tensor(from_numpy(before)))
+
+    def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
+        """The outputs of the program with its gates in a mode, on tensors."""
+        with self.using(gates):
+            found = self.program(**{**(feeds or {}), **named})
+        return found if isinstance(found, dict) else {self.program.output_names()[0]: found}
+
+    def anneal(self, step: int | None = None) -> dict[str, float]:
+        """Set the temperatures of a step by the schedule, the present one by default; logits stay as they are."""
+        step = self.step if step is None else step
+        if self.schedule is not None and self.program.gates():
+            now = self.temperatures
+            for group in now:
+                mine = self.schedule if isinstance(self.schedule, Schedule) else self.schedule.get(group)
+                if mine is not None and (group != "hard_concrete" or not isinstance(self.schedule, Schedule)):
+                    now[group] = mine.at(step)
+            held = self.program.weights[TEMPERATURE]
+            fresh = np.array(list(now.values()), held.dtype.numpy)
+            if not np.array_equal(fresh, held.data.to_numpy()):
+                held.assign(Tensor(from_numpy(fresh)))
+        return self.temperatures
+
+    def evaluate(
+        self, feeds: Mapping[str, Any], task: Task | None, penalties: Sequence[Any] = (), step: Any = None
+    ) -> tuple[Tensor, list[Tensor], Terms]:
+        """The task's loss (0 without one), each penalty, and what they looked at; in the present mode, on tensors.
+
+        Raises: NotScalar.
+        """
+        p = self.program
+        mine = {n: feeds[n] for n in p.input_names() if n in feeds}
+        checked, dims = check_feeds(p, mine)
+        roots = list(dict.fromkeys([*p.outputs(), *(Value(p.node(n)) for c in penalties for n in captures(c))]))
+        values = tensors(p, checked, dims, roots)
+        number = _number(self.step) if step is None else step
+        terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
+        outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+        found = [_scalar(penalty(terms), penalty) for penalty in penalties]
+        if task is None:
+            loss = found[0] * 0.0 if found else _number(0)
+        else:
+            loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
+        return loss, found, terms
+
+    def gradients(
+        self, task: Task, feeds: Mapping[str, Any], penalties: Sequence[Any] = (), gates: str = "train"
+    ) -> np.ndarray:
+        """d(task + penalties) / d logits, float [N]; no step is made."""
+        if not self.program.gates():
+            return np.zeros(0)
+        with self.using(gates), enable_grad():
+            loss, extra, _ = self.evaluate({n: _tensor(v) for n, v in feeds.items()}, task, penalties)
+            for term in extra:
+                loss = loss + term.to(loss.dtype)
+            (found,) = grad(loss, [self.program.weights[LOGITS]], allow_unused=True)
+        return np.zeros(len(self.program.gates().logits())) if found is None else found.numpy().copy()
+
+    def update(self, grads: np.ndarray, lr: float = 0.01) -> None:
+        """Plain descent on the logits, for teaching and tests."""
+        held = self.program.weights[LOGITS]
+        held.assign(Tensor(from_numpy((held.data.to_numpy() - lr * np.asarray(grads)).astype(held.dtype.numpy))))
+
+    # -- losses by name ----------------------------------------------------------------------------------------------
+    def penalty(self, penalty: Any) -> Tensor:
+        """A penalty's value for the present logits, differentiable by them; it sees no values of nodes."""
+        return penalty(Terms(self.program, self.elements(), {}, {}, _number(self.step)))
+
+    def sparsity_loss(self, lam: float = 1.0) -> Tensor:
+        """`sparsity(lam)` now."""
+        from graphwright.structure.losses import sparsity
+
+        return self.penalty(sparsity(lam))
+
+    def entropy_loss(self, weight: float = 1.0) -> Tensor:
+        """`gate_entropy(weight)` now."""
+        from graphwright.structure.losses import gate_entropy
+
+        return self.penalty(gate_entropy(weight))
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+    def propose(
+        self,
+        policy: Proposes | None = None,
+        *,
+        task: Task | None = None,
+        batch: Mapping[str, Any] | None = None,
+        add_gain: float | None = None,
+        newton: bool = False,
+    ) -> list[Proposal]:
+        """What a policy would cut and, with `add_gain`, which absent edges would help; nothing is changed.
+
+        Args:
+            task, batch: gradients are given beside, and needed for additions.
+            add_gain: least gain of an absent edge, in units of the loss; see `additions`.
+            newton: gains to second order.
+        """
+        found = list((policy or Policy(patience=1)).propose(self))
+        if task is not None and batch is not None:
+            slopes = self.gradients(task, batch, gates="eval")
+            found = [
+                Proposal(q.action, q.name, q.p, q.reason, q.element, float(slopes[q.element.place]))
+                if q.element is not None
+                else q
+                for q in found
+            ]
+            if add_gain is not None:
+                found += additions(self, task, batch, least=add_gain, newton=newton)
+        return found
+
+    def apply(self, proposals: Sequence[Proposal], why: str = "a policy of gates") -> list[str]:
+        """Make proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns what was cut."""
+        cuts = [q.element for q in proposals if q.action == "cut" and q.element is not None]
+        adds = [q.name.split(" -> ") for q in proposals if q.action == "add"]
+        if not cuts and not adds:
+            return []
+        with self.program.edit(why, author="gate") as e:
+            done = harden.cut(e, cuts) if cuts else []
+            for source, target in adds:
+                e.gate(e.connect(source, target), "sigmoid")
+        return done
+
+    def discretize(
+        self,
+        by: float | Proposes = 0.5,
+        *,
+        to: str = "auto",
+        probe: Mapping[str, Any] | None = None,
+        task: Task | None = None,
+        copy: bool = False,
+        protection: str = "keep",
+    ) -> Discretized:
+        """Cut what is closed and take the gates out, as one edit.
+
+        Args:
+            by: a threshold of the decision probability, or a policy.
+            to: what open gates become: `one`, `fold` (into the weights beside them; a frozen scale where there are
+                none), or `auto`: 1 for hard and concrete kinds, folded for `sigmoid` and `scale`.
+            probe: inputs (and what the task needs) on which the loss before and after is compared.
+            task: as of a `JointOptimizer`; by default the first scalar output.
+            copy: leave the program as it is and harden a fork of it.
+            protection: `keep` puts back what must stay; `strict` raises instead.
+        Raises: WouldDisconnect, BudgetUnreachable; then nothing has changed.
+        """
+        if to not in ("auto", "one", "fold"):
+            raise UsageError("open gates become 1 or are folded", expected="auto, one, fold", got=to)
+        view = DifferentiableGraph(self.program.fork(), self.seed, self.schedule) if copy else self
+        p = view.program
+        policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
+        among = view.elements()
+        proposed = [q.element for q in policy.propose(view) if q.action == "cut" and q.element is not None]
+        mine = {"min_in": getattr(policy, "min_in", 1), "keep": getattr(policy, "protect", ())}
+        cuts, kept = protect(p, proposed, among, **mine, strict=protection == "strict")
+        before, shape = view._probe(probe, task), counted(p)
+        values = view._values()
+        with p.edit("harden gates", author="gate") as e:
+            done = harden.cut(e, cuts)
+            harden.settle(e, list(p.gates().values()), to, view._values(among, values))
+        after = view._probe(probe, task)
+        return Discretized(p, among, done, kept, shape, counted(p), before, after, p.journal[-1])
+
+    def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
+        """What each gate gives in evaluation, by place; with `before`, the values from before some units were cut."""
+        if values is None:
+            p = self.program
+            if not p.gates():
+                return np.zeros(0)
+            with self.using("eval"):
+                found = [v.numpy() for _, v in _parts(p)]
+            return np.concatenate(found).astype(np.float64)
+        known = {e.key: values[e.place] for e in before}
+        found = np.zeros(len(self.program.gates().logits()))
+        for e in self.elements():
+            found[e.place] = known[e.key]
+        return found
+
+    def _probe(self, probe: Mapping[str, Any] | None, task: Task | None) -> float | None:
+        if probe is None:
+            return None
+        p = self.program
+        scalars = [n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape]
+        task = task or next(iter(scalars), None)
+        if task is None:
+            raise NotScalar("no output is one number", where=p.name, fix="discretize(..., task=...)")
+        with self.using("eval"):
+            loss, _, _ = self.evaluate({n: _tensor(v) for n, v in probe.items()}, task)
+        return loss.item()
+
+
+def _parts(p: Program) -> list[tuple[Value, Tensor]]:
+    node = p.node(NODE)
+    found = tensors(p, {}, {}, [Value(node)])
+    return [(Value(node, port), found[Value(node, port)]) for port in range(len(p.specs(node)))]
+
+
+def _number(value: float) -> Tensor:
+    return Tensor(from_numpy(np.asarray(value, np.float64)))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor(from_numpy(np.asarray(value)))
+
+
+def _scalar(value: Tensor, what: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != ():
+        raise NotScalar("a loss is one number", where=str(what)[:60], got=getattr(value, "spec", type(value).__name__))
+    return value

@@ -1,0 +1,195 @@
+"""Soft gates become ordinary edits: what is closed is cut, what is open stays at 1 or goes into a weight.
+
+Coarse before fine: layers and nodes, then edges and options, then units, then what nothing needs any more. The caller
+opens the edit, so that all of it is one entry of the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.graph import NodeId
+from graphwright.ops import get
+from graphwright.program import Program, Value
+from graphwright.program.gates import Gate, axis_of, of_site
+from graphwright.program.gating import release
+from graphwright.program.kinds import INPUT, KINDS
+from graphwright.program.reshaping import by_place
+from graphwright.program.solve_axes import origin
+from graphwright.program.units import Units
+from graphwright.structure.elements import Element, sites_of
+
+if TYPE_CHECKING:
+    from graphwright.program.transaction import Transaction
+
+ORDER = ("layers", "nodes", "edges", "choice", "units")
+ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
+"""Kinds whose open gate becomes 1; that of the others is folded."""
+
+
+def cut(e: Transaction, elements: Sequence[Element]) -> list[str]:
+    """Cut elements that are closed, coarse ones first; returns the names of those that were cut by themselves."""
+    p, done = e.program, []
+    for over in ORDER:
+        mine = [x for x in elements if x.over == over]
+        done += _cut_units(e, mine) if over == "units" else []
+        for x in mine if over != "units" else ():
+            sites = sites_of(p, x)
+            if sites:  # else it went with something coarser
+                if over == "choice":
+                    e.set_gate(p.gates().at(x.gate.port).handle, "closed", [x.index])
+                for site in sites:
+                    _close(e, site)
+                done.append(x.name)
+        remove_dead(e)
+    return done
+
+
+def _close(e: Transaction, site: NodeId) -> None:
+    """What a site multiplies is zero from here on."""
+    p = e.program
+    for edge in p.out_edges(site):
+        reader = p.graph.target(edge)
+        if p.is_junction(reader):
+            e.cut(edge)
+        elif get(p.op(reader)).traits.sums:
+            other = next(v for v in p.operands(reader) if v.node != site)
+            _lead(e, reader, other)
+            e.remove(reader)
+        else:
+            zero = e.insert(edge, "junction", name=p.free_name(f"{p.path(site)}.closed"))
+            e.cut(p.in_edges(zero)[0])
+    if site in p.graph:
+        if Value(site) in p.outputs():
+            zero = e.add("junction", site, name=p.free_name(f"{p.path(site)}.closed"))
+            _lead(e, site, Value(zero))
+            e.cut(p.in_edges(zero)[0])
+        if site in p.graph:
+            release(e, site)
+
+
+def _lead(e: Transaction, node: NodeId, other: Value) -> None:
+    """Let what read a node read another value."""
+    p = e.program
+    for edge in p.out_edges(node):
+        if p.graph.target(edge) != other.node:
+            e.rewire(edge, other)
+    if Value(node) in p.outputs():
+        e.set_outputs(**{n: other if v == Value(node) else v
+                         for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
+
+
+def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
+    p, done = e.program, []
+    gates: dict[NodeId, list[Element]] = {}
+    for x in elements:
+        gates.setdefault(x.gate.handle, []).append(x)
+    for mine in gates.values():
+        gate = mine[0].gate
+        if any(site not in p.graph for site in gate.sites):
+            continue
+        axis = axis_of(p, gate)
+        ids = tuple(sorted(x.index for x in mine))
+        e.cut_units(Units(p, {axis.name: ids}, {axis.name: axis.size}), ragged=axis.kind == "heads")
+        done += [x.name for x in mine]
+    return done
+
+
+def remove_dead(e: Transaction) -> list[str]:
+    """Remove what no output needs any more, but for inputs; gates that stood there are given back."""
+    p = e.program
+    needed = p.reachable([*p.outputs(), *p.writes()])
+    names = []
+    for node in sorted((n for n in p.nodes() if n not in needed), key=p.order_labels.key, reverse=True):
+        if node in p.graph and p.op(node) != INPUT and node not in _gates(p):
+            names.append(p.path(node))
+            if of_site(p, node) is not None:
+                release(e, node)
+            else:
+                e.remove(node)
+    return names
+
+
+def _gates(p: Program) -> set[NodeId]:
+    """The nodes of the gates themselves: they go with the last gate."""
+    return {n for gate in p.of_kind("gate") for n in (gate, *p.producers(gate))}
+
+
+# -- what stays --------------------------------------------------------------------------------------------------------
+def settle(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndarray) -> None:
+    """Take out the gates that stay: as 1, or with their values in the weights next to them.
+
+    Args:
+        to: `auto` (by kind), `one` or `fold`.
+        values: what each gate gives in evaluation, float64 by place.
+    """
+    for gate in gates:
+        one = to == "one" or (to == "auto" and gate.kind in ONE)
+        if one or _fold(e, gate, values[gate.places]):
+            e.ungate(gate.handle)
+        else:
+            e.set_gate(gate.handle, "frozen")
+
+
+def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
+    """Multiply the weights beside a gate by its values; False, and nothing is changed, if there are none."""
+    if (values == 1).all():
+        return True
+    p = e.program
+    if gate.over == "units":
+        return _fold_units(e, gate, values)
+    if gate.over == "choice":
+        return False
+    makers = [_maker(p, p.operands(site)[0], {site}) for site in gate.sites]
+    if any(not keys for keys in makers):
+        return False
+    for keys in makers:
+        for key in keys:
+            e.set_weight(key, lambda w: w * values[0])
+    return True
+
+
+def _maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
+    """Keys of the weight and bias of the linear that makes a value for one reader; none if there is no such."""
+    node = value.node
+    while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):
+        if set(p.consumers(node)) != readers:
+            return []
+        readers, node = {node}, p.operands(node)[0].node
+    if p.op(node) not in ("linear", "conv") or set(p.consumers(node)) != readers or Value(node) in p.outputs():
+        return []
+    weights = [origin(p, v) for v in p.operands(node)[1:]]
+    return [p.key(w) for w in weights if w is not None] if all(_alone(p, w) for w in weights) else []
+
+
+def _alone(p: Program, weight: NodeId | None) -> bool:
+    """Whether a param is read once, behind casts of it."""
+    while weight is not None and p.graph.out_degree(weight) == 1:
+        reader = p.consumers(weight)[0]
+        if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
+            return True
+        weight = reader
+    return False
+
+
+def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
+    """Into the columns of the weights that sum over the units, if nothing else reads those."""
+    p, group = e.program, axis_of(e.program, gate)
+    axes = group.axes
+    found: dict[str, np.ndarray] = {}
+    sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.said[atom].summed)
+    for node, ends in sums:
+        weights = [(origin(p, p.operands(node)[port]), dim) for port, dim in ends]
+        mine = [(w, dim) for w, dim in weights if w is not None and axes.summed.get((w, dim, group.atoms[0]))]
+        if not mine:
+            return False
+        weight, dim = mine[0]
+        factor = by_place(axes.weights[p.key(weight)][dim], group.atoms, values)
+        shape = [-1 if d == dim else 1 for d in range(len(axes.weights[p.key(weight)]))]
+        found[p.key(weight)] = found.get(p.key(weight), np.ones(1)) * factor.reshape(shape)
+    for key, factor in found.items():
+        e.set_weight(key, lambda w, factor=factor: w * factor)
+    return True

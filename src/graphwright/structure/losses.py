@@ -1,0 +1,407 @@
+"""What open gates cost: penalties on probabilities, added to the task's loss. All of them are ordinary tensor code.
+
+A penalty is any function of `Terms`; those here are frozen values, so that a report can name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, Variable, no_grad
+from graphwright.errors import UsageError
+from graphwright.ops import call
+from graphwright.program import Program, Value
+from graphwright.structure.elements import Element
+from graphwright.structure.pricing import above, prices
+from graphwright.structure.probability import probabilities
+
+TINY = 1e-12
+
+
+@dataclass(eq=False)
+class Terms:
+    """What a penalty may look at, inside a step.
+
+    Attributes:
+        program: whose gates.
+        elements: what can be opened, in order.
+        values: results of the program's nodes in this step: all of its outputs, and those that penalties capture.
+        feeds: the inputs by name.
+        step: number of the step, 0-d float.
+    """
+
+    program: Program
+    elements: list[Element]
+    values: Mapping[Value, Tensor]
+    feeds: Mapping[str, Tensor]
+    step: Tensor
+
+    @cached_property
+    def open(self) -> Tensor:
+        """Probability that each element is open, floating [n]."""
+        return probabilities(self.program, self.elements)
+
+    def constant(self, values: Any) -> Tensor:
+        """Numbers as a tensor of the dtype of `open`."""
+        return Tensor(from_numpy(np.asarray(values, self.open.dtype.numpy)))
+
+    @property
+    def cost(self) -> np.ndarray:
+        """What each element costs, float64 [n]."""
+        return np.array([e.cost for e in self.elements], np.float64)
+
+    def value(self, name: str) -> Tensor:
+        """The result of a captured node, or an output of the program, by name."""
+        p = self.program
+        outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+        return self.values[outputs[name] if name in outputs else p.value(name)]
+
+
+class Penalty(Protocol):
+    """A term of the objective. `captures` names nodes that it reads; `carried` is state, next `climb`."""
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """One number."""
+        ...
+
+
+def captures(penalty: Any) -> tuple[str, ...]:
+    """Names of the nodes that a penalty looks at."""
+    return tuple(getattr(penalty, "captures", ()))
+
+
+def carried(penalty: Any) -> dict[str, Variable]:
+    """Variables that a penalty keeps from step to step."""
+    return getattr(penalty, "carried", {})
+
+
+def label(penalty: Any) -> str:
+    """What a report calls a penalty."""
+    return getattr(penalty, "name", None) or getattr(penalty, "__name__", type(penalty).__name__.lower())
+
+
+def _needs(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
+@dataclass(frozen=True)
+class sparsity:
+    """λ Σ c·P / Σ c: a price. A gate closes if its removal costs the task less than λ·c/Σc."""
+
+    lam: float
+    weighted: bool = True
+    name: str = "sparsity"
+
+    def __post_init__(self) -> None:
+        _needs(self.lam >= 0, f"lam is {self.lam}: expected 0 or more")
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        c = terms.cost if self.weighted else np.ones(len(terms.elements))
+        return (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
+
+
+def expected_l0(lam: float) -> sparsity:
+    """λ times the mean open probability, each element counted as one (Louizos et al. 2018)."""
+    return sparsity(lam, weighted=False, name="expected_l0")
+
+
+@dataclass(frozen=True)
+class density:
+    """weight · (mean P - ρ)²."""
+
+    rho: float
+    weight: float = 10.0
+    name: str = "density"
+
+    def __post_init__(self) -> None:
+        _needs(0 <= self.rho <= 1, f"rho is {self.rho}: expected 0 to 1")
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        gap = terms.open.mean() - self.rho
+        return gap * gap * self.weight
+
+
+@dataclass(frozen=True)
+class budget:
+    """λ₁·d + 10·d², d = E[cost]/total - target: λ₁ climbs by 0.5·d a step and stays >= 0.
+
+    Attributes:
+        target: share that may stay open, in [0, 1], or a number of elements above 1.
+        of: `count`, or what `cost` takes.
+        steps: of the run; the target falls from 1 to its value over their first 30 %.
+    """
+
+    target: float
+    of: str = "count"
+    steps: int = 0
+    rate: float = 0.5
+    name: str = "budget"
+    carried: dict[str, Variable] = field(default_factory=lambda: {
+        "budget.multiplier": Variable(np.zeros((), np.float64), name="budget.multiplier")})  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _needs(self.target >= 0, f"the target is {self.target}: expected 0 or more")
+
+    def gap(self, terms: Terms) -> Tensor:
+        """E[cost] / total, less the target at this step."""
+        if self.of == "count":
+            share = terms.open.mean()
+        else:
+            whole = float(prices(terms.program, terms.elements, self.of).sum())
+            share = _expected(terms, terms.open, self.of) / whole
+        target = self.target / len(terms.elements) if self.target > 1 else self.target
+        if not self.steps:
+            return share - target
+        fallen = call("minimum", terms.step / (0.3 * self.steps), 1.0)
+        return share - (1.0 - fallen * (1.0 - target)).to(share.dtype)
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class; the multiplier takes its step when the optimizer does."""
+        gap = self.gap(terms)
+        return self.multiplier.to(gap.dtype) * gap + gap * gap * 10.0
+
+    @property
+    def multiplier(self) -> Variable:
+        """λ₁."""
+        return self.carried["budget.multiplier"]
+
+    def climb(self, terms: Terms) -> Tensor:
+        """The multiplier after this step: the gap is the slope of the penalty by it."""
+        with no_grad():
+            return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
+
+
+def _expected(terms: Terms, p: Tensor, of: str) -> Tensor:
+    """Σ own price times the probabilities of an element and of all gates above it."""
+    own = prices(terms.program, terms.elements, of)
+    parents = above(terms.program, terms.elements)
+    whole = p
+    for depth in range(max((len(chain) for chain in parents), default=0)):
+        rows = np.array([chain[depth] if depth < len(chain) else -1 for chain in parents])
+        factor = call("index", p, Tensor(from_numpy(np.maximum(rows, 0))), axis=0)
+        there = Tensor(from_numpy(rows >= 0))
+        whole = whole * call("where", there, factor, terms.constant(np.ones(len(rows))))
+    return (whole * terms.constant(own)).sum()
+
+
+@dataclass(frozen=True)
+class cost:
+    """λ · E[cost] under nesting: a head inside a gated layer costs P_layer · P_head · c.
+
+    Attributes:
+        of: `params`, `bytes`, or `table` for the numbers that the gates were given.
+        relative: divide by the cost of everything open.
+    """
+
+    lam: float = 1.0
+    of: str = "params"
+    relative: bool = True
+    name: str = "cost"
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        total = prices(terms.program, terms.elements, self.of).sum() if self.relative else 1.0
+        return _expected(terms, terms.open, self.of) * (self.lam / max(total, TINY))
+
+
+@dataclass(frozen=True)
+class gate_entropy:
+    """weight · mean of -P ln P - (1-P) ln(1-P): pushes gates to 0 or 1."""
+
+    weight: float = 1.0
+    name: str = "gate_entropy"
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        p = terms.open
+        return -(_xlogx(p) + _xlogx(1.0 - p)).mean() * self.weight
+
+
+def _xlogx(p: Tensor) -> Tensor:
+    """P ln p, 0 at 0."""
+    return p * call("maximum", p, TINY).log()
+
+
+@dataclass(frozen=True)
+class edge_entropy:
+    """weight · mean over targets of -Σ π ln π, π = P/ΣP over the gated edges into one target."""
+
+    weight: float = 1.0
+    name: str = "edge_entropy"
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        rows, count = _ends(terms)[1]
+        if not count:
+            raise UsageError("no edge has a gate", where=terms.program.name)
+        there = np.flatnonzero(rows >= 0)
+        p = terms.open[there]
+        sums = _by_row(p, rows[there], count)
+        pi = p / call("maximum", call("index", sums, Tensor(from_numpy(rows[there])), axis=0), TINY)
+        return -_xlogx(pi).sum() * (self.weight / count)
+
+
+def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
+    """Per element the number of its source and of its target among gated edges, -1 for what is no edge; the counts."""
+    p, graph = terms.program, terms.program.graph
+    ends: list[tuple[dict[Any, int], list[int]]] = [({}, []), ({}, [])]
+    for e in terms.elements:
+        site = e.gate.sites[0] if e.over == "edges" else None
+        nodes = (None, None) if site is None else (p.operands(site)[0], graph.target(p.out_edges(site)[0]))
+        for (numbers, row), node in zip(ends, nodes, strict=True):
+            row.append(-1 if node is None else numbers.setdefault(node, len(numbers)))
+    (sources, by_source), (targets, by_target) = ends
+    return (np.array(by_source), len(sources)), (np.array(by_target), len(targets))
+
+
+def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
+    """Sums of entries by row number."""
+    zero = Tensor(from_numpy(np.zeros(count, p.dtype.numpy)))
+    return call("scatter_add", zero, Tensor(from_numpy(rows)), p, axis=0)
+
+
+@dataclass(frozen=True)
+class smoothness:
+    """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
+
+    Per node: deg·Σp² - (Σp)².
+    """
+
+    mu: float
+    name: str = "smoothness"
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        total = terms.open.sum() * 0.0
+        for rows, count in _ends(terms):
+            there = np.flatnonzero(rows >= 0)
+            if len(there):
+                p, mine = terms.open[there], rows[there]
+                degree = terms.constant(np.bincount(mine, minlength=count))
+                sums, squares = _by_row(p, mine, count), _by_row(p * p, mine, count)
+                total = total + (degree * squares - sums * sums).sum()
+        return total * self.mu
+
+
+@dataclass(frozen=True)
+class attention_entropy:
+    """weight · mean over batch, heads and queries with a key of -Σ a ln a, of softmax nodes by name.
+
+    A row that sees no key counts as no row; keys with weight 0 add nothing.
+    """
+
+    nodes: tuple[str, ...]
+    weight: float = 1.0
+    name: str = "attention_entropy"
+
+    @property
+    def captures(self) -> tuple[str, ...]:
+        """The nodes."""
+        return self.nodes
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        total = terms.open.sum() * 0.0
+        for node in self.nodes:
+            a = terms.value(node)
+            rows = (a.sum(axis=-1) > 0.0).to(a.dtype)
+            seen = call("maximum", rows.sum(), 1.0)
+            total = total - (_xlogx(a).sum(axis=-1) * rows).sum() / seen
+        return total * (self.weight / len(self.nodes))
+
+
+@dataclass(frozen=True)
+class reachability:
+    """-weight · Σ over outputs of ln r, r the probability that some path of open edges comes from an input.
+
+    r of an input is 1; r_v = 1 - Π (1 - P_e·r_u) at a junction; other ops pass on the least of what they read.
+    """
+
+    weight: float = 1.0
+    name: str = "reachability"
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        p, gate = terms.program, {e.gate.sites[0]: i for i, e in enumerate(terms.elements) if e.over == "edges"}
+        one = terms.constant(1.0)
+        reach: dict[Any, Tensor | None] = {}
+        needed = p.reachable(p.outputs())
+        for node in (n for n in p.order() if n in needed):
+            reads = [reach[v.node] for v in p.operands(node)]
+            live = [r for r in reads if r is not None]
+            if p.op(node) == "input":
+                reach[node] = one
+            elif p.is_junction(node):
+                missed = one
+                for r in live:
+                    missed = missed * (1.0 - r)
+                reach[node] = 1.0 - missed
+            elif not live:
+                reach[node] = None
+            else:
+                least = live[0]
+                for r in live[1:]:
+                    least = call("minimum", least, r)
+                reach[node] = least * terms.open[gate[node]] if node in gate else least
+        found = [r for v in p.outputs() if (r := reach[v.node]) is not None]
+        total = terms.constant(0.0)
+        for r in found:
+            total = total - call("maximum", r, TINY).log()
+        return total * self.weight
+
+
+@dataclass(frozen=True)
+class distill:
+    """KL(teacher || student)·τ² over the last axis of an output, mean over the other ones; optionally hidden states.
+
+    Attributes:
+        teacher: a program with the inputs that the student has; run beside it, without gradient.
+        tau: temperature of both.
+        hidden: weight of the mean squared difference of the nodes `match`.
+        output: name of the logits; the first output by default.
+    """
+
+    teacher: Program
+    tau: float = 1.0
+    hidden: float = 0.0
+    match: tuple[str, ...] = ()
+    output: str | None = None
+    name: str = "distill"
+    is_task = True
+
+    @property
+    def captures(self) -> tuple[str, ...]:
+        """The hidden states."""
+        return self.match
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """See the class."""
+        from graphwright.program.feeds import check_feeds
+        from graphwright.program.interpret import tensors
+
+        p, teacher = terms.program, self.teacher
+        name = self.output or p.output_names()[0]
+        wanted = dict(zip(teacher.output_names(), teacher.outputs(), strict=True))[name]
+        inner = [teacher.value(n) for n in self.match]
+        with no_grad():
+            checked, dims = check_feeds(teacher, {n: terms.feeds[n] for n in teacher.input_names()})
+            theirs = tensors(teacher, checked, dims, [wanted, *inner])
+        target = call("log_softmax", theirs[wanted].detach() / self.tau, axis=-1)
+        ours = call("log_softmax", terms.value(name) / self.tau, axis=-1)
+        total = (target.exp() * (target - ours)).sum(axis=-1).mean() * self.tau**2
+        for node, value in zip(self.match, inner, strict=True):
+            gap = terms.value(node) - theirs[value].detach()
+            total = total + (gap * gap).mean() * self.hidden
+        return total
+
+
+Callback = Callable[[Terms], Tensor]

@@ -1,0 +1,278 @@
+"""JointOptimizer: weights and gates in one step, which is one plan; edits come between steps and state follows them.
+
+Order of a step: draw noise, forward, backward by weights and logits at once, clip, Adam on both, clip logits, lower the
+temperature, and every K steps let the policy edit. Moments of weights belong to the parameter (`optim`), those of
+logits to the element of a gate, by a handle that no other gate ever gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from warnings import warn
+
+import numpy as np
+
+from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad
+from graphwright.errors import UsageError
+from graphwright.ops import call
+from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
+from graphwright.optim.checkpoint import SavedState
+from graphwright.plan import compile
+from graphwright.program.gates import COST, FREE, LOGITS, STATE
+from graphwright.structure.elements import numbers
+from graphwright.structure.errors import Diverged, GatesCannotClose, NoTaskTerm, NotScalar
+from graphwright.structure.losses import carried, label
+from graphwright.structure.moments import LogitMoments
+from graphwright.structure.policy import Policy, Proposes
+from graphwright.structure.report import StepReport
+
+if TYPE_CHECKING:
+    from graphwright.structure.graph import DifferentiableGraph, Task
+
+MODES = ("joint", "bilevel", "alternate", "gates", "params")
+BATCH = Mapping[str, Any]
+_PATIENCE = 5
+"""Steps in a row that may be skipped."""
+
+
+class _Weights:
+    """The trained parameters of a program but its logits, as they are now."""
+
+    def __init__(self, view: DifferentiableGraph) -> None:
+        self.view = view
+
+    def parameters(self) -> list[Parameter]:
+        """Without the logits, whose steps are the optimizer's own."""
+        p = self.view.program
+        return [v for v in p.parameters() if LOGITS not in p.weights or v is not p.weights[LOGITS]]
+
+
+class JointOptimizer:
+    """Trains the weights and the gates of a program together.
+
+    Args:
+        view: whose gates; its seed, step and schedule are those of the run.
+        task: a scalar output by name, or a function of (outputs, batch) that gives one.
+        penalties: functions of `Terms`, added to the task's loss.
+        params: learning rate of Adam on the weights, or a function of what has `parameters()` to an optimizer.
+        gates: learning rate of Adam on the logits; or by what is gated: {"edges": 0.02, "units": 0.01}, 0 for others.
+        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid` (first order); `alternate`: `turns` of each;
+            `gates` or `params` alone.
+        turns: of `alternate`: steps on weights, then steps on gates.
+        warmup: steps on weights alone at first.
+        policy: what goes online; by default `Policy()`.
+        prune_every: steps between two checks of the policy; 0 for none.
+        clip: common norm of the gradients of the weights, at most.
+        steps: of the run, if it is known: warns where gates can't close in so many.
+        logit_limit: logits stay within plus and minus this.
+        executor: of the plan, see `gw.compile`.
+    """
+
+    def __init__(
+        self,
+        view: DifferentiableGraph,
+        task: Task | None,
+        penalties: Sequence[Any] = (),
+        *,
+        params: float | Callable[[Any], Optimizer] = 1e-3,
+        gates: float | Mapping[str, float] = 0.02,
+        mode: str = "joint",
+        turns: tuple[int, int] = (1, 1),
+        warmup: int = 0,
+        policy: Proposes | None = None,
+        prune_every: int = 0,
+        clip: float | None = None,
+        steps: int = 0,
+        logit_limit: float = 10.0,
+        executor: str = "auto",
+    ) -> None:
+        if mode not in MODES:
+            raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
+        self.view, self.task, self.penalties = view, task, tuple(penalties)
+        self.mode, self.turns, self.warmup, self.clip = mode, turns, warmup, clip
+        self.policy: Proposes = Policy() if policy is None else policy
+        self.prune_every, self.logit_limit, self.executor = prune_every, logit_limit, executor
+        weights = _Weights(view)
+        self.weights: Optimizer | None = None
+        if weights.parameters() and mode != "gates":
+            self.weights = params(weights) if callable(params) else Adam(weights, params)
+        self.logits = LogitMoments(view.program, gates)
+        self.skipped = self._in_a_row = 0
+        self._steps: dict[tuple[bool, bool, tuple[str, ...]], Any] = {}
+        self._names = _unique([label(p) for p in self.penalties])
+        self._check(steps)
+
+    def _check(self, steps: int) -> None:
+        p = self.view.program
+        if self.task is None and not any(getattr(t, "is_task", False) for t in self.penalties):
+            warn("the objective has no task: its optimum is to cut everything", NoTaskTerm, 3)
+        if isinstance(self.task, str):
+            outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+            if self.task not in outputs:
+                raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=self.task)
+            if p.spec(outputs[self.task]).shape != ():
+                raise NotScalar("a loss is one number", where=self.task, got=p.spec(outputs[self.task]))
+        rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
+        start = [abs(e.z) for e in self.view.elements() if e.state == "soft"]
+        if steps and rate and start and steps * rate < 2 * max(start):
+            warn(
+                f"{steps} steps at {rate} move a logit by {steps * rate:.3g} at most: gates that begin at "
+                f"{max(start):.3g} need steps · lr of {2 * max(start):.3g} to close",
+                GatesCannotClose,
+                3,
+            )
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return self.view.step
+
+    def _phases(self) -> list[tuple[str, bool, bool]]:
+        """(whose batch, train weights, train gates) in order."""
+        if self.steps < self.warmup or self.mode == "params":
+            return [("batch", True, False)]
+        if self.mode == "bilevel":
+            return [("batch", True, False), ("valid", False, True)]
+        if self.mode == "alternate":
+            turn = (self.steps - self.warmup) % sum(self.turns) < self.turns[0]
+            return [("batch", turn, not turn)]
+        return [("batch", self.mode == "joint", True)]
+
+    def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
+        """One step: arrays by name, the inputs of the program and whatever else the task reads.
+
+        Raises: Diverged after five steps in a row whose loss or gradients are not finite; UsageError without `valid`
+            in bilevel mode. An exception of the policy leaves program and optimizer as before its check.
+        """
+        view, given = self.view, {"batch": batch, "valid": valid}
+        phases = self._phases()
+        if any(given[which] is None for which, _, _ in phases):
+            raise UsageError("gates are trained on data that weights are not", expected="step(batch, valid)")
+        view.anneal()
+        self.logits.sync()
+        warm, found = view.temperatures, []
+        with view.using("train"):
+            for which, by_weights, by_gates in phases:
+                arrays = given[which]
+                assert arrays is not None
+                found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
+        first = found[0]
+        if any(n[-1] for n in found):
+            return self._skip(first, warm)
+        self._in_a_row = 0
+        number, edits = view.step, ()
+        view.step += 1
+        if self.prune_every and view.step > self.warmup and view.step % self.prune_every == 0:
+            edits = tuple(view.apply(self.policy.propose(view)))
+        return self._report(number, first, warm, edits, False)
+
+    def _skip(self, found: list[float], warm: Mapping[str, float]) -> StepReport:
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= _PATIENCE:
+            raise Diverged(
+                f"{_PATIENCE} steps in a row were not finite", where=f"step {self.view.step}", got=found[0],
+                fix="a smaller learning rate, or clip=1.0",
+            )  # fmt: skip
+        return self._report(self.view.step, found, warm, (), True)
+
+    def _report(
+        self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
+    ) -> StepReport:
+        parts = dict(zip(self._names, found[2:-1], strict=True))
+        is_open, expected = self._open()
+        return StepReport(step, found[0], found[1], parts, dict(warm), is_open, expected, edits, skipped)
+
+    def _open(self) -> tuple[int, float]:
+        """How many elements are rather open than closed, and the expected share of the cost."""
+        if not self.view.program.gates():
+            return 0, 0.0
+        table, _, by, now, _ = numbers(self.view.program)
+        cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
+        return int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
+
+    def _run(self, batch: BATCH, by_weights: bool, by_gates: bool) -> list[float]:
+        names = tuple(batch)
+        key = (by_weights, by_gates, names)
+        if key not in self._steps:
+            fn = self._traced(names, by_weights, by_gates)
+            self._steps[key] = compile(fn, executor=self.executor)
+        out = self._steps[key](*(batch[n] for n in names))
+        return [float(x) for x in out.numpy()]
+
+    def _traced(self, names: Sequence[str], by_weights: bool, by_gates: bool) -> Callable[..., Tensor]:
+        """The whole step as a function of tensors; it is taken down again after an edit."""
+
+        def step(*values: Tensor) -> Tensor:
+            view, p = self.view, self.view.program
+            feeds = dict(zip(names, values, strict=True))
+            task, extra, terms = view.evaluate(feeds, self.task, self.penalties, self.logits.count)
+            loss = task
+            for term in extra:
+                loss = loss + term.to(loss.dtype)
+            trained = self.weights.parameters() if self.weights is not None and by_weights else ()
+            wanted: list[Parameter] = [v for v in trained if v.requires_grad]
+            held = [p.weights[LOGITS]] if by_gates and self.logits.there else []
+            with no_grad():
+                slopes = grad(loss, [*wanted, *held], allow_unused=True)
+                bad = self._not_finite(loss, slopes)
+                for parameter, slope in zip(wanted, slopes, strict=False):
+                    parameter.grad = slope
+                if wanted and self.weights is not None:
+                    if self.clip is not None:
+                        clip_grad_norm_(wanted, self.clip)
+                    self.weights.step(found_inf=bad)
+                if held and slopes[-1] is not None:
+                    self.logits.step(slopes[-1], bad, self.logit_limit)
+                if by_gates:
+                    for penalty in self.penalties:
+                        for variable in carried(penalty).values():
+                            variable.assign(call("where", bad > 0.0, variable, penalty.climb(terms)))
+                self.logits.count.assign(self.logits.count + (1.0 - bad).to("float64"))
+            told = [loss, task, *extra, bad]
+            return call("concat", *(n.detach().to("float64").reshape(1) for n in told), axis=0)
+
+        return step
+
+    @staticmethod
+    def _not_finite(loss: Tensor, slopes: Iterable[Tensor | None]) -> Tensor:
+        """1 if the loss or a gradient has an infinity or NaN, 0-d float32."""
+        total = call("abs", loss * 0.0).to("float32")
+        for slope in slopes:
+            if slope is not None:
+                total = total + (slope * 0.0).sum().to("float32")
+        return 1.0 - call("eq", total, 0.0).to("float32")
+
+    # -- what a resumed run needs --------------------------------------------------------------------------------------
+    def variables(self) -> dict[str, Variable]:
+        """Moments of weights and logits, multipliers and the count of steps, by name."""
+        self.logits.sync()
+        held = dict(self.weights.variables()) if self.weights is not None else {}
+        for name, penalty in zip(self._names, self.penalties, strict=True):
+            held |= {f"joint.{name}.{key}": v for key, v in carried(penalty).items()}
+        return {**held, **self.logits.variables()}
+
+    def save(self, directory: Any) -> None:
+        """Write weights, logits, moments and counts, atomically; see `optim.save_state`."""
+        counts = [[*key, n] for key, n in getattr(self.policy, "counts", {}).items()]
+        save_state(directory, self.view.program, self, step=self.view.step, facts={"counts": counts})
+
+    def load(self, directory: Any) -> None:
+        """Continue a saved run on a program of the same structure, to the bit. Raises: StateError, CheckpointError."""
+        saved = SavedState.read(directory)
+        saved.restore(self.view.program, self)
+        self.view.step = saved.step
+        if isinstance(self.policy, Policy):
+            self.policy.counts = {(a, b, c): n for a, b, c, n in saved.facts["counts"]}
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        n, label_ = 1, name
+        while label_ in found:
+            n, label_ = n + 1, f"{name}_{n + 1}"
+        found.append(label_)
+    return found

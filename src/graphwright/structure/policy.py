@@ -1,0 +1,156 @@
+"""Which elements go: online by bands and patience, at the end by a threshold or a target. A policy proposes, no more.
+
+A policy of one's own implements `propose(view)` and returns proposals; the view is a `DifferentiableGraph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from graphwright.structure.elements import Element, Key
+from graphwright.structure.errors import BudgetUnreachable
+from graphwright.structure.pricing import above, prices
+from graphwright.structure.protection import Kept, protect
+
+if TYPE_CHECKING:
+    from graphwright.structure.graph import DifferentiableGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One edit that a policy would make.
+
+    Attributes:
+        action: `cut` or `add`.
+        name: of the element, or of the edge to add: `source -> junction`.
+        element: what goes; None for an addition.
+        p: decision probability before.
+        gradient: of the loss by the logit, or by a gate on an absent edge; None if it was not asked for.
+        reason: why.
+    """
+
+    action: str
+    name: str
+    p: float
+    reason: str
+    element: Element | None = None
+    gradient: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the element."""
+        return {n: getattr(self, n) for n in ("action", "name", "p", "reason", "gradient")}
+
+
+class Proposes(Protocol):
+    """Anything that says what is to go."""
+
+    def propose(self, view: DifferentiableGraph) -> list[Proposal]:
+        """Edits; nothing is changed."""
+        ...
+
+
+@dataclass(slots=True)
+class Policy:
+    """Online: an element goes after `patience` checks below `remove_below`; one above `keep_above` begins anew.
+
+    Attributes:
+        max_fraction: of all elements, that may go in one check, at least one.
+        min_in: see `protect`.
+        protect: names that stay; see `protect`.
+        counts: checks below, by element; kept from call to call.
+    """
+
+    keep_above: float = 0.5
+    remove_below: float = 0.1
+    patience: int = 3
+    min_in: int = 1
+    protect: Collection[str] = ()
+    max_fraction: float = 0.2
+    counts: dict[Key, int] = field(default_factory=dict)
+
+    def propose(self, view: DifferentiableGraph) -> list[Proposal]:
+        """Counts one check; the lowest first."""
+        among = view.elements()
+        alive = {e.key for e in among}
+        self.counts = {k: n for k, n in self.counts.items() if k in alive}
+        for e in among:
+            if e.state != "soft":
+                continue
+            if e.p < self.remove_below:
+                self.counts[e.key] = self.counts.get(e.key, 0) + 1
+            elif e.p > self.keep_above:
+                self.counts.pop(e.key, None)
+        due = [e for e in among if self.counts.get(e.key, 0) >= self.patience]
+        due = sorted(due, key=lambda e: (e.p, e.place))[: max(1, int(self.max_fraction * len(among)))]
+        cuts, _ = protect(view.program, due, among, min_in=self.min_in, keep=self.protect)
+        why = f"below {self.remove_below} in {self.patience} checks"
+        return [Proposal("cut", e.name, e.p, why, e) for e in cuts]
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdPolicy:
+    """At the end: everything below a probability goes."""
+
+    threshold: float = 0.5
+    min_in: int = 1
+    protect: Collection[str] = ()
+
+    def propose(self, view: DifferentiableGraph) -> list[Proposal]:
+        """In order of their logits; of a choice all options but the most probable one."""
+        among = view.elements()
+        best: dict[int, Element] = {}
+        for e in among:
+            if e.over == "choice" and (id(e.gate) not in best or e.p > best[id(e.gate)].p):
+                best[id(e.gate)] = e
+        low = [e for e in among if (e.p < self.threshold if e.over != "choice" else best[id(e.gate)] is not e)]
+        return [Proposal("cut", e.name, e.p, f"below {self.threshold}", e) for e in low]
+
+
+@dataclass(frozen=True, slots=True)
+class TopPolicy:
+    """At the end: the lowest go until the target is met, in elements or in cost; what protection keeps is passed over.
+
+    Attributes:
+        target: elements that stay if above 1, else their share.
+        of: `count`, `params`, `bytes` or `table`.
+    """
+
+    target: float
+    of: str = "count"
+    min_in: int = 1
+    protect: Collection[str] = ()
+
+    def propose(self, view: DifferentiableGraph) -> list[Proposal]:
+        """Raises: BudgetUnreachable if protection keeps more than the target."""
+        among = view.elements()
+        price = np.ones(len(among)) if self.of == "count" else prices(view.program, among, self.of)
+        parents = above(view.program, among)
+        total = float(price.sum())
+        target = self.target if self.target > 1 else self.target * total
+        cuts: list[Element] = []
+        for e in sorted(among, key=lambda e: (e.p, e.z, e.place)):
+            if _left(among, parents, price, cuts, self.of) <= target:
+                break
+            allowed, _ = protect(view.program, [*cuts, e], among, min_in=self.min_in, keep=self.protect)
+            if len(allowed) == len(cuts) + 1:
+                cuts.append(e)
+        left = _left(among, parents, price, cuts, self.of)
+        if left > target and len(cuts) < len(among):
+            raise BudgetUnreachable("protection keeps more than the target", expected=target, got=left)
+        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {self.of}", e) for e in cuts]
+
+
+def _left(
+    among: list[Element], parents: list[tuple[int, ...]], price: np.ndarray, cuts: list[Element], of: str
+) -> float:
+    gone = {e.name for e in cuts}
+    there = [e.name not in gone and (of == "count" or not any(among[j].name in gone for j in chain))
+             for e, chain in zip(among, parents, strict=True)]  # fmt: skip
+    return float(price[there].sum())
+
+
+__all__ = ["Kept", "Policy", "Proposal", "Proposes", "ThresholdPolicy", "TopPolicy"]

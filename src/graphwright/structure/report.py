@@ -1,0 +1,143 @@
+"""What a step and a hardening did, as values that print and go to JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphwright.ops import get
+from graphwright.program import Entry, Program
+from graphwright.program.gates import RESERVED
+from graphwright.program.kinds import KINDS
+from graphwright.structure.elements import Element
+from graphwright.structure.protection import Kept
+
+if TYPE_CHECKING:
+    from graphwright.array import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of training.
+
+    Attributes:
+        step: its number, from 0.
+        loss: task and penalties together.
+        task: the task's loss.
+        penalties: value by name.
+        temperature: by group, in this step.
+        open: elements whose decision probability is at least 1/2, after it.
+        expected_cost: Σ cost · probability over Σ cost, after it.
+        edits: names of elements that the policy cut.
+        skipped: whether loss or gradients were not finite, so that nothing changed.
+    """
+
+    step: int
+    loss: float
+    task: float
+    penalties: Mapping[str, float]
+    temperature: Mapping[str, float]
+    open: int
+    expected_cost: float
+    edits: tuple[str, ...] = ()
+    skipped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How large a program is: parameters, floating-point operations with named sizes at 1, gated edges and elements."""
+
+    params: int
+    flops: int
+
+
+def counted(p: Program) -> Counted:
+    """Parameters that are not gates, and operations of one run with named sizes at 1."""
+    params = sum(p.spec(n).size for n in p.params() if p.key(n) not in RESERVED)
+    flops = 0
+    for node in p.nodes():
+        op = p.op(node)
+        if op in KINDS or op == "gate" or not p.operands(node):
+            continue
+        ins, outs = [_ones(p.spec(v)) for v in p.operands(node)], [_ones(s) for s in p.specs(node)]
+        flops += get(op).cost(ins, outs, p.attrs(node)).flops
+    return Counted(params, flops)
+
+
+def _ones(spec: Spec) -> Spec:
+    return spec.bind({d: 1 for d in spec.shape if isinstance(d, str)})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Discretized:
+    """What hardening did.
+
+    Attributes:
+        program: the hardened one.
+        elements: as they were before.
+        cut: names of the elements that were cut; those that went with something coarser are not among them.
+        kept_back: what was to go and stays, with the reason.
+        before, after: sizes.
+        loss_before: with gates in evaluation; None without a probe.
+        loss_after: of the hardened program, before any further step.
+        entry: of the journal.
+    """
+
+    program: Program = field(repr=False)
+    elements: list[Element]
+    cut: list[str]
+    kept_back: list[Kept]
+    before: Counted
+    after: Counted
+    loss_before: float | None
+    loss_after: float | None
+    entry: Entry
+
+    @property
+    def gap(self) -> float | None:
+        """Hardening gap: loss after less loss before."""
+        return None if self.loss_before is None or self.loss_after is None else self.loss_after - self.loss_before
+
+    @property
+    def num_pruned_edges(self) -> int:
+        """Edges and options among what was cut."""
+        gone = set(self.cut)
+        return sum(e.name in gone and e.over in ("edges", "choice") for e in self.elements)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """What was gated -> how many elements there were, and how many stay."""
+        gone, found = set(self.cut), {}
+        for e in self.elements:
+            there, stay = found.get(e.over, (0, 0))
+            found[e.over] = there + 1, stay + (e.name not in gone)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and names."""
+        return {
+            "cut": self.cut,
+            "kept_back": [asdict(k) for k in self.kept_back],
+            "counts": {over: {"before": a, "after": b} for over, (a, b) in self.counts().items()},
+            "num_pruned_edges": self.num_pruned_edges,
+            "params": [self.before.params, self.after.params],
+            "flops": [self.before.flops, self.after.flops],
+            "loss": [self.loss_before, self.loss_after],
+            "gap": self.gap,
+            "entry": self.entry.seq,
+        }
+
+    def __str__(self) -> str:
+        rows = [f"{over:<8} {a} -> {b}  ({100 * (a - b) / a:.0f} % cut)" for over, (a, b) in self.counts().items()]
+        rows.append(f"params   {self.before.params} -> {self.after.params}")
+        rows.append(f"flops    {self.before.flops} -> {self.after.flops}")
+        if self.gap is not None:
+            rows.append(f"loss     {self.loss_before:.6g} -> {self.loss_after:.6g}  (hardening gap {self.gap:+.3g})")
+        rows += [f"kept     {k.name}: {k.reason}" for k in self.kept_back]
+        return "\n".join(rows)
+
+    __repr__ = __str__
