@@ -259,3 +259,39 @@ def test_environments_of_gymnasium_are_tasks(monkeypatch):
     result = ev.Evolution(task, None, ev.NEAT(population=20), seed=0).run(20)
     assert result.solved
     assert result.test() >= 50.0
+
+
+def test_readings_of_a_sine_and_the_pauses_between_them():
+    task = ev.tasks.irregular_sine(50, seed=3)
+    x, y = task.train.x, task.train.y
+    assert x.shape[1:] == (20, 2)
+    assert x[..., 1].min() >= 0.05
+    assert x[..., 1].max() <= 1.55
+    np.testing.assert_array_equal(x[:, 1:, 0], y[:, :-1, 0])  # what was to be told is read next
+    # sin(t + p) = sin t cos p + cos t sin p: from two readings the next follows
+    for value, gap, told in zip(x[:, :, 0], x[:, :, 1], y[:, :, 0], strict=True):
+        t = np.r_[0, gap.cumsum()]
+        a, b = np.linalg.solve([[np.sin(t[0]), np.cos(t[0])], [np.sin(t[1]), np.cos(t[1])]], value[:2].astype("f8"))
+        np.testing.assert_allclose(told, a * np.sin(t[1:]) + b * np.cos(t[1:]), atol=2e-3)
+    assert (task.train.counts[:, :4] == 0).all()
+    assert (task.train.counts[:, 4:] == 1).all()
+
+
+def test_parity_of_bits_that_come_as_runs():
+    task = ev.tasks.event_xor(8, 200, seed=1)
+    part = task.train
+    for x, y, last in zip(part.x, part.y, part.last, strict=True):
+        bits = np.repeat(x[: last + 1, 0], x[: last + 1, 1].astype(int))
+        assert len(bits) == 8
+        assert (np.diff(x[: last + 1, 0]) != 0).all()  # runs are whole
+        assert (x[last + 1 :] == 0).all()
+        assert y[last, 0] == bits.sum() % 2
+    with pytest.raises(TaskError, match="64"):
+        ev.tasks.event_xor(65)
+
+
+def test_steps_that_do_not_count():
+    x, y = np.zeros((6, 3, 1)), np.zeros((6, 3, 1))
+    assert (ev.Task(x, y, "mse", split="same", skip=2).train.counts == [0, 0, 1]).all()
+    with pytest.raises(TaskError, match="skip below 2"):
+        ev.Task(x, y, "mse", split="same", lengths=[2] * 6, skip=2)

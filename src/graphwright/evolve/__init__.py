@@ -7,43 +7,52 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import blocks, mutations, pareto, pictures, program, tasks
-from graphwright.evolve.blocks import BlockEvolution, BlockResult, BlockSettings, Member
+from graphwright.evolve import mutations, pareto, pictures, program, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
     IdxError,
     LimitTooSmall,
+    NoGradientPath,
     NoisyFitness,
     ResumeMismatch,
     TaskError,
 )
-from graphwright.evolve.evolution import Evolution, scalar
+from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.genomes import Genome, Link, Node
+from graphwright.evolve.layers.member import Member
+from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.result import LayerResult
+from graphwright.evolve.layers.settings import Layers, Pareto
 from graphwright.evolve.lineage import Birth, Key, Lineage
-from graphwright.evolve.result import Individual, Result, Status
+from graphwright.evolve.mutations import mutation
+from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.saving import load_best, resume
 from graphwright.evolve.settings import NEAT, Hybrid, Train
-from graphwright.evolve.tasks import Task
+from graphwright.evolve.status import Status
+from graphwright.evolve.tasks import Head, Task
 
 __all__ = [
     "NEAT",
     "Birth",
-    "BlockEvolution",
-    "BlockResult",
-    "BlockSettings",
     "EvaluationFailed",
     "Evolution",
     "Genome",
+    "Head",
     "Hybrid",
     "IdxError",
     "Individual",
     "Key",
+    "LayerResult",
+    "Layers",
     "LimitTooSmall",
     "Lineage",
     "Link",
     "Member",
+    "NoGradientPath",
     "Node",
     "NoisyFitness",
+    "Pareto",
+    "Recipe",
     "Result",
     "ResumeMismatch",
     "Status",
@@ -52,6 +61,7 @@ __all__ = [
     "Train",
     "blocks",
     "load_best",
+    "mutation",
     "mutations",
     "pareto",
     "pictures",

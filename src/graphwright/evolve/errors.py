@@ -27,3 +27,7 @@ class IdxError(UsageError):
 
 class NoisyFitness(UserWarning):
     """One genome got two fitnesses."""
+
+
+class NoGradientPath(UserWarning):
+    """Weights that gradients can't reach: every way from them leads through a step or a sign."""

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
+from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
-    from graphwright.evolve.evolution import Evolution
+    from graphwright.evolve.neurons import NeuronEvolution
     from graphwright.program import Program
-
-
-class Status(StrEnum):
-    """Why a run ended. Missing the target is no error."""
-
-    TARGET_REACHED = "TargetReached"
-    MAX_GENERATIONS = "MaxGenerations"
-    MAX_EVALUATIONS = "MaxEvaluations"
-    MAX_TIME = "MaxTime"
-    CALLBACK_STOPPED = "CallbackStopped"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Individual:
     """A genome of a run, how it came to be, and what it scored."""
 
-    evolution: Evolution
+    evolution: NeuronEvolution
     birth: Birth
     genome: Genome
 
@@ -62,12 +52,18 @@ class Individual:
 
         return float(run.task.score(replace(population, generation=self.key.generation)).fitness[0])
 
-    def predict(self, x: Any) -> np.ndarray:
-        """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs]."""
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
+
+        Args:
+            head: those of one head; of all by default.
+        """
         from graphwright.array.population.runner import Cases
 
         run = self.evolution
         answers = run.population(run.lineage.columns(self.key)).answers(Cases.of(np.asarray(x)))[0]
+        if head is not None:
+            answers = answers[..., run.task.head(head).outputs]
         return answers if np.ndim(x) == 3 else answers[:, 0]
 
 
@@ -78,7 +74,7 @@ class Result:
         status: why it ended; evolution: the run, which can go on.
     """
 
-    def __init__(self, evolution: Evolution, status: Status) -> None:
+    def __init__(self, evolution: NeuronEvolution, status: Status) -> None:
         self.evolution, self.status = evolution, status
         self._test: float | None = None
 

@@ -5,7 +5,7 @@ Results do not depend on the number of threads: genomes are independent, and eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -148,18 +148,30 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a population is trained on: cases, targets float32 [T, outputs, padded], what each case and step counts."""
+    """What a population is trained on.
+
+    Attributes:
+        cases: the inputs; target: float32 [T, outputs, padded]; share: what each case and step counts.
+        heads: int64 [H, 3]: loss, first output, one behind the last; worth: float64 [H], what a head counts.
+    """
 
     cases: Cases
     target: np.ndarray
     share: np.ndarray
-    loss: str
+    heads: np.ndarray
+    worth: np.ndarray
 
     @staticmethod
-    def of(x: np.ndarray, target: np.ndarray, loss: str, counts: np.ndarray | None = None) -> Lesson:
+    def of(
+        x: np.ndarray,
+        target: np.ndarray,
+        loss: str | Sequence[tuple[str, int, int, float]],
+        counts: np.ndarray | None = None,
+    ) -> Lesson:
         """Inputs [N, inputs] or [N, T, inputs]; targets [N, outputs] or [N, T, outputs], one-hot for cross entropy.
 
         Args:
+            loss: of all outputs; or of several heads: loss, first output, one behind the last, weight.
             counts: [N, T]; 0 leaves a step of a case out.
         """
         cases = Cases.of(x, tile=_padded(len(x)))
@@ -171,7 +183,9 @@ class Lesson:
         share = _aligned((cases.steps, width))
         share[:, : cases.count] = 1.0 if counts is None else np.asarray(counts, np.float32).T
         share /= share.sum()
-        return Lesson(cases, wanted, share, loss)
+        heads = [(loss, 0, values.shape[2], 1.0)] if isinstance(loss, str) else list(loss)
+        table = np.array([(LOSSES.index(kind), start, stop) for kind, start, stop, _ in heads], np.int64)
+        return Lesson(cases, wanted, share, table, np.array([head[3] for head in heads]))
 
 
 def fit(
@@ -199,7 +213,7 @@ def fit(
     def call(thread: int, low: int, high: int) -> None:
         run(
             table, genes, lesson.cases.blocks.ctypes.data, lesson.cases.inputs, steps, width,
-            lesson.target.ctypes.data, lesson.share.ctypes.data, out, LOSSES.index(lesson.loss),
+            lesson.target.ctypes.data, lesson.share.ctypes.data, out, lesson.heads, lesson.worth,
             np.asarray(epochs, np.int64), np.asarray(lr, np.float64), float(clip), memory[thread].ctypes.data, most,
             losses, low, high,
         )  # fmt: skip

@@ -42,7 +42,8 @@ def _build(stamp: int) -> Any:
         target: int,
         share: int,
         outputs: int,
-        loss_kind: int,
+        heads: np.ndarray,
+        worth: np.ndarray,
         epochs: np.ndarray,
         lr: np.ndarray,
         clip: float,
@@ -56,6 +57,7 @@ def _build(stamp: int) -> Any:
 
         Args:
             x: address of float32 [steps, inputs + 1, padded].
+            heads: int64 [H, 3]: kind of the loss, first output, one behind the last; worth: float64 [H], their weights.
             target: address of float32 [steps, outputs, padded]; one-hot for cross entropy.
             share: address of float32 [steps, padded]: what each case counts; sums to 1, 0 where padded.
             clip: bound on a genome's gradient norm; 0 for none.
@@ -66,7 +68,6 @@ def _build(stamp: int) -> Any:
         step_bytes = row_bytes * most_rows
         sums, values, slopes = memory, memory + steps * step_bytes, memory + 2 * steps * step_bytes
         zero, one = np.float32(0.0), np.float32(1.0)
-        part_of = np.float32(1.0 / outputs)
         gradient = np.empty(len(genes.weight), np.float32)
         for g in range(low, high):
             base, count = table.row_off[g], table.row_off[g + 1] - table.row_off[g]
@@ -96,45 +97,48 @@ def _build(stamp: int) -> Any:
                             v.store(slopes + place, v.splat(zero))
                 # loss, and its gradient in the outputs
                 loss = 0.0
-                for t in range(steps):
-                    for n in range(0, row_bytes, 4 * LANES):
-                        weight = v.load(share + t * row_bytes + n)
-                        lost = v.splat(zero)
-                        if loss_kind == CROSS_ENTROPY:
-                            top = v.load(values + t * step_bytes + np.int64(table.outputs[g, 0]) * row_bytes + n)
-                            for o in range(1, outputs):
-                                at = values + t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
-                                top = v.maximum(top, v.load(at))
-                            mass = v.splat(zero)
-                            for o in range(outputs):
-                                at = values + t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
-                                mass = v.add(mass, exp(v.sub(v.load(at), top)))
-                            rest = v.add(log(mass), top)
-                            for o in range(outputs):
-                                place = t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
-                                wanted = v.load(target + (t * outputs + o) * row_bytes + n)
-                                score = v.sub(v.load(values + place), rest)
-                                lost = v.sub(lost, v.mul(wanted, score))
-                                delta = v.mul(v.sub(exp(score), wanted), weight)
-                                v.store(slopes + place, v.add(v.load(slopes + place), delta))
-                        else:
-                            for o in range(outputs):
-                                place = t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
-                                wanted = v.load(target + (t * outputs + o) * row_bytes + n)
-                                score = v.load(values + place)
-                                if loss_kind == MSE:
-                                    gap = v.sub(score, wanted)
-                                    lost = v.add(lost, v.mul(gap, gap))
-                                    delta = v.add(gap, gap)
-                                else:
-                                    soft = log(v.add(v.splat(one), exp(v.neg(v.absolute(score)))))
-                                    hard = v.sub(v.maximum(score, v.splat(zero)), v.mul(score, wanted))
-                                    lost = v.add(lost, v.add(hard, soft))
-                                    delta = v.sub(sigmoid(score), wanted)
-                                delta = v.mul(v.mul(delta, v.splat(part_of)), weight)
-                                v.store(slopes + place, v.add(v.load(slopes + place), delta))
-                            lost = v.mul(lost, v.splat(part_of))
-                        loss += np.float64(v.total(v.mul(lost, weight)))
+                for h in range(len(heads)):
+                    loss_kind, o0, o1 = heads[h, 0], heads[h, 1], heads[h, 2]
+                    part_of = v.splat(np.float32(1.0 if loss_kind == CROSS_ENTROPY else 1.0 / (o1 - o0)))
+                    counts = v.splat(np.float32(worth[h]))
+                    for t in range(steps):
+                        for n in range(0, row_bytes, 4 * LANES):
+                            weight = v.mul(v.load(share + t * row_bytes + n), counts)
+                            lost = v.splat(zero)
+                            if loss_kind == CROSS_ENTROPY:
+                                top = v.load(values + t * step_bytes + np.int64(table.outputs[g, o0]) * row_bytes + n)
+                                for o in range(o0 + 1, o1):
+                                    at = values + t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
+                                    top = v.maximum(top, v.load(at))
+                                mass = v.splat(zero)
+                                for o in range(o0, o1):
+                                    at = values + t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
+                                    mass = v.add(mass, exp(v.sub(v.load(at), top)))
+                                rest = v.add(log(mass), top)
+                                for o in range(o0, o1):
+                                    place = t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
+                                    wanted = v.load(target + (t * outputs + o) * row_bytes + n)
+                                    score = v.sub(v.load(values + place), rest)
+                                    lost = v.sub(lost, v.mul(wanted, score))
+                                    delta = v.mul(v.sub(exp(score), wanted), weight)
+                                    v.store(slopes + place, v.add(v.load(slopes + place), delta))
+                            else:
+                                for o in range(o0, o1):
+                                    place = t * step_bytes + np.int64(table.outputs[g, o]) * row_bytes + n
+                                    wanted = v.load(target + (t * outputs + o) * row_bytes + n)
+                                    score = v.load(values + place)
+                                    if loss_kind == MSE:
+                                        gap = v.sub(score, wanted)
+                                        lost = v.add(lost, v.mul(gap, gap))
+                                        delta = v.add(gap, gap)
+                                    else:
+                                        soft = log(v.add(v.splat(one), exp(v.neg(v.absolute(score)))))
+                                        hard = v.sub(v.maximum(score, v.splat(zero)), v.mul(score, wanted))
+                                        lost = v.add(lost, v.add(hard, soft))
+                                        delta = v.sub(sigmoid(score), wanted)
+                                    delta = v.mul(v.mul(delta, part_of), weight)
+                                    v.store(slopes + place, v.add(v.load(slopes + place), delta))
+                            loss += np.float64(v.total(v.mul(v.mul(lost, part_of), weight)))
                 if epoch == 0:
                     losses[g, 0] = loss
                 losses[g, 1] = loss

@@ -7,16 +7,30 @@ from typing import Any
 
 from graphwright.evolve.errors import TaskError
 from graphwright.evolve.tasks.cartpole import CartPole, cartpole
-from graphwright.evolve.tasks.data import blobs, csv, digits, iris, mnist, parity, two_moons, xor
+from graphwright.evolve.tasks.data import (
+    blobs,
+    csv,
+    digits,
+    event_xor,
+    iris,
+    irregular_sine,
+    mnist,
+    parity,
+    two_moons,
+    xor,
+)
 from graphwright.evolve.tasks.double_pole import DoublePole, double_pole
 from graphwright.evolve.tasks.environment import Episodes
 from graphwright.evolve.tasks.gymnasium import gym
+from graphwright.evolve.tasks.heads import Head
 from graphwright.evolve.tasks.idx import read_idx
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
 TASKS: dict[str, Callable[..., Any]] = {
     "xor": xor,
     "parity": parity,
+    "event-xor": event_xor,
+    "irregular-sine": irregular_sine,
     "two-moons": two_moons,
     "iris": iris,
     "digits": digits,
@@ -38,6 +52,7 @@ __all__ = [
     "CartPole",
     "DoublePole",
     "Episodes",
+    "Head",
     "Population",
     "Scores",
     "Task",
@@ -46,8 +61,10 @@ __all__ = [
     "csv",
     "digits",
     "double_pole",
+    "event_xor",
     "gym",
     "iris",
+    "irregular_sine",
     "mnist",
     "named",
     "parity",

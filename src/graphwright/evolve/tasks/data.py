@@ -41,6 +41,37 @@ def parity(bits: int = 8, seed: int = 0) -> Task:
     return Task(x[..., None], y[..., None], "bce", split=(0.5, 0.25, 0.25), target=1.0, name="parity", seed=seed)
 
 
+def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
+    """Readings of sin(t + phase) at irregular times: predict the next one from each and the pause until then.
+
+    Inputs [N, steps, 2] are the reading and the pause, from U(0.05, 1.55); the first four steps do not count.
+    """
+    rng = np.random.default_rng(seed)
+    gap = rng.uniform(0.05, 1.55, (count, steps + 1))
+    value = np.sin(gap.cumsum(1) + rng.uniform(0, 2 * np.pi, (count, 1)))
+    x = np.stack([value[:, :-1], gap[:, 1:]], -1)
+    return Task(x, value[:, 1:, None], "mse", target=0.98, names=("value", "pause"), name="irregular-sine", seed=seed,
+                skip=4)  # fmt: skip
+
+
+def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
+    """Parity of random bits that arrive as runs: inputs [N, bits, 2] are the bit of a run and how long it lasts.
+
+    The answer counts at the last run; a net that does not see how long a run lasts cannot know it.
+    """
+    if not 1 <= bits <= 64:
+        raise TaskError("runs of 1 to 64 bits", where="bits", got=bits)
+    rng = np.random.default_rng(seed)
+    strings = rng.integers(0, 2, (count, bits))
+    begins = np.c_[np.ones(count, bool), strings[:, 1:] != strings[:, :-1]]
+    run = begins.cumsum(1) - 1
+    x = np.zeros((count, bits, 2), np.float32)
+    np.put_along_axis(x[..., 0], run, strings.astype(np.float32), 1)
+    np.add.at(x[..., 1], (np.arange(count)[:, None], run), 1.0)
+    return Task(x, strings.sum(1) % 2, "bce", target=0.95, lengths=run[:, -1] + 1, names=("bit", "length"),
+                name="event-xor", seed=seed)  # fmt: skip
+
+
 def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
     """Points of two half circles that interlock, with Gaussian noise."""
     rng = np.random.default_rng(seed)

@@ -6,17 +6,15 @@ who else is in the population: each is a sum over one contiguous row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from graphwright.evolve.errors import TaskError
+from graphwright.evolve.tasks.heads import Head, Measured, probabilities
 from graphwright.files import blake2b_128
-
-METRICS = ("accuracy", "r2")
-LOSSES = ("mse", "bce", "cross_entropy")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +91,8 @@ class Task:
 
     Args:
         inputs: [N, inputs], or [N, T, inputs] for sequences.
-        targets: [N] or [N, outputs] or [N, T, outputs]; whole numbers 0, 1, ... for cross entropy.
+        targets: [N] or [N, outputs] or [N, T, outputs]; whole numbers 0, 1, ... for cross entropy. Or several `Head`
+            by name: the loss is then their weighted sum, and the metric that of the worst.
         loss: "mse", "bce" (binary cross entropy) or "cross_entropy"; training lowers it.
         metric: "accuracy" or "r2"; targets are set in it, and it is read at the last step of a sequence.
         fitness: of one genome as a Program: fn(program) -> float. Slow, and free.
@@ -101,6 +100,7 @@ class Task:
             the loss on them.
         split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
+        skip: steps at the beginning of a sequence that do not count.
     Raises: TaskError.
     """
 
@@ -116,18 +116,31 @@ class Task:
         split: tuple[float, float, float] | Literal["same"] = (0.6, 0.2, 0.2),
         target: float | None = None,
         lengths: Any = None,
+        skip: int = 0,
         names: tuple[str, ...] = (),
         name: str = "task",
         seed: int = 0,
     ) -> None:
-        if loss not in LOSSES:
-            raise TaskError("no such loss", where=name, expected=", ".join(LOSSES), got=loss)
-        self.metric = metric or ("r2" if loss == "mse" else "accuracy")
-        if self.metric not in METRICS:
-            raise TaskError("no such metric", where=name, expected=", ".join(METRICS), got=metric)
-        x, y, classes = _arrays(inputs, targets, loss, name)
-        self.name, self.loss, self.split, self.target = name, loss, split, target
-        self.inputs, self.outputs = x.shape[2], y.shape[2]
+        several = isinstance(targets, Mapping)
+        given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
+        if not given or not all(isinstance(h, Head) for h in given.values()):
+            raise TaskError("several targets are heads by name", where=name, got=list(given))
+        heads, parts, width, x = [], [], 0, np.zeros((0, 1, 0), np.float32)
+        for key, head in given.items():
+            where = f"{name}, head {key}" if several else name
+            Measured.of(where, head, 0, 0)
+            x, y, classes = _arrays(inputs, head.targets, head.loss, where)
+            heads.append(Measured.of(where if several else name, head, width, y.shape[2]))
+            parts.append((y, classes, np.ndim(head.targets) < 3))
+            width += y.shape[2]
+        self.heads = dict(zip(given, heads, strict=True))
+        y, classes = np.concatenate([part[0] for part in parts], 2), parts[0][1]
+        for other in parts[1:]:  # stratified by all classes together
+            classes = classes * (int(other[1].max()) + 1) + other[1]
+        self.metric = "worst head" if several else heads[0].metric
+        self.name, self.split, self.target = name, split, target
+        self.loss: str = "heads" if several else loss
+        self.inputs, self.outputs = x.shape[2], width
         self.names = names or tuple(f"x{i}" for i in range(self.inputs))
         self.fitness, self.fitness_batch = fitness, fitness_batch
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
@@ -135,8 +148,12 @@ class Task:
             raise TaskError(
                 "lengths do not fit", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}", got=steps.shape
             )
-        counts = np.arange(x.shape[1]) < steps[:, None]
-        if np.ndim(targets) < 3:  # one target for a sequence: at its end
+        if not 0 <= skip < steps.min(initial=x.shape[1]):
+            raise TaskError(
+                "a step of each sequence counts", where=name, expected=f"skip below {steps.min()}", got=skip
+            )
+        counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
+        if all(part[2] for part in parts):  # one target for a sequence: at its end
             counts = np.arange(x.shape[1]) == steps[:, None] - 1
         whole = Part(x, y, counts.astype(np.float32), steps - 1)
         if split == "same":
@@ -151,11 +168,17 @@ class Task:
         """Whether cases have several steps."""
         return self.train.x.shape[1] > 1
 
+    def head(self, name: str) -> Measured:
+        """A head by its name. Raises: TaskError listing the names."""
+        if name not in self.heads:
+            raise TaskError("no such head", where=self.name, expected=", ".join(self.heads), got=name)
+        return self.heads[name]
+
     def hash(self) -> str:
         """Of everything that decides a score, but functions."""
         parts = (self.train, self.valid, self._test)
         data = b"".join(np.ascontiguousarray(a).tobytes() for p in parts for a in (p.x, p.y, p.counts, p.last))
-        facts = f"{self.name} {self.loss} {self.metric} {self.split} {self.target} {self.inputs} {self.outputs}"
+        facts = f"{self.name} {self.heads} {self.split} {self.target} {self.inputs} {self.outputs}"
         return blake2b_128(facts.encode() + data)
 
     def lesson(self) -> Any:
@@ -164,7 +187,7 @@ class Task:
 
         if "lesson" not in self._cases:
             part = self.train
-            self._cases["lesson"] = Lesson.of(part.x, part.y, self.loss, part.counts)
+            self._cases["lesson"] = Lesson.of(part.x, part.y, self._losses(), part.counts)
         return self._cases["lesson"]
 
     def score(self, population: Population) -> Scores:
@@ -199,8 +222,9 @@ class Task:
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
             shown = answers[:, np.arange(len(part.x)), part.last].astype(np.float64)
-            if population.logits and self.loss != "mse":
-                shown = probabilities(shown, self.loss)
+            for head in self.heads.values() if population.logits else ():
+                if head.loss != "mse":
+                    shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
             try:
                 fitness = np.asarray(self.fitness_batch(shown), np.float64).copy()
             except Exception as error:
@@ -213,46 +237,29 @@ class Task:
             fitness = -loss
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
+    def _losses(self) -> list[tuple[str, int, int, float]]:
+        """Of each head, as native training takes them."""
+        return [(h.loss, h.start, h.stop, h.weight) for h in self.heads.values()]
+
     def _measures(
         self, answers: np.ndarray, part: Part, logits: bool, with_loss: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
         """Loss over the steps that count (0 if nobody needs it), and the metric at the last step; each float64 [G]."""
-        y = answers.astype(np.float64)
-        return self._loss(y, part, logits) if with_loss else np.zeros(len(y)), self._metric(y, part, logits)
-
-    def _loss(self, y: np.ndarray, part: Part, logits: bool) -> np.ndarray:
-        wanted, weight = part.y.astype(np.float64), part.counts / part.counts.sum()
-        if self.loss == "mse":
-            each = ((y - wanted) ** 2).mean(-1)
-        else:
-            p = probabilities(y, self.loss) if logits else np.clip(y, 1e-7, 1 - 1e-7)
-            if self.loss == "cross_entropy":
-                p = p if logits else p / p.sum(-1, keepdims=True)
-                each = -(wanted * np.log(np.maximum(p, 1e-30))).sum(-1)
-            else:
-                p = np.clip(p, 1e-30, None), np.clip(1 - p, 1e-30, None)
-                each = -(wanted * np.log(p[0]) + (1 - wanted) * np.log(p[1])).mean(-1)
-        return np.ascontiguousarray((each * weight).reshape(len(y), -1)).sum(1)
-
-    def _metric(self, y: np.ndarray, part: Part, logits: bool) -> np.ndarray:
+        y, share = answers.astype(np.float64), part.counts / part.counts.sum()
         rows = np.arange(len(part.x))
         final, right = np.ascontiguousarray(y[:, rows, part.last]), part.y[rows, part.last].astype(np.float64)
-        if self.metric == "r2":
-            spread = ((right - right.mean(0)) ** 2).sum()
-            return 1 - np.ascontiguousarray(((final - right) ** 2).reshape(len(y), -1)).sum(1) / max(spread, 1e-30)
-        if self.loss == "cross_entropy":
-            hit = final.argmax(-1) == right.argmax(-1)
-        else:
-            hit = ((final > (0.0 if logits else 0.5)) == (right > 0.5)).all(-1)
-        return hit.mean(-1)
+        heads = self.heads.values()
+        loss = np.zeros(len(y))
+        for head in heads if with_loss else ():
+            loss += head.weight * head.cost(y, part.y, share, logits)
+        return loss, np.min([head.measure(final, right, logits) for head in heads], axis=0)
 
-
-def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
-    """Softmax over the last axis for cross entropy, else σ of each."""
-    if loss == "cross_entropy":
-        grown = np.exp(logits - logits.max(-1, keepdims=True))
-        return grown / grown.sum(-1, keepdims=True)
-    return 0.5 * (1 + np.tanh(0.5 * logits))
+    def measures(self, answers: np.ndarray, part: Part, logits: bool) -> dict[str, float]:
+        """The metric of each head, of one network's answers [N, T, outputs]."""
+        rows = np.arange(len(part.x))
+        final = np.ascontiguousarray(answers.astype(np.float64)[None, rows, part.last])
+        right = part.y[rows, part.last].astype(np.float64)
+        return {name: float(h.measure(final, right, logits)[0]) for name, h in self.heads.items()}
 
 
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
