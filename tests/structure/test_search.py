@@ -13,6 +13,7 @@ import graphwright as gw
 from graphwright import structure as st
 from graphwright.errors import UsageError
 from graphwright.structure import search as ss
+from graphwright.structure.search.candidates import Skips
 from graphwright.structure.search.methods import drawn, toggled
 from graphwright.structure.search.trial import Trials
 
@@ -205,7 +206,7 @@ def test_units_of_an_axis_are_cut_but_for_the_least():
 def test_draws_take_one_option_per_place_and_toggling_changes_one_candidate():
     rng = np.random.default_rng(0)
     names = ["a: relu", "a: sin", "b: relu", "b: sin", "x -> h2"]
-    t = Trials(chain(0), ss.skips(NAMES), dict, {}, "y", 40, 0, 0.01)
+    t = Trials(chain(0), ss.skips(NAMES), lambda rng: {}, {}, "y", 40, 0, 0.01)
     for _ in range(50):
         chosen = drawn(t, names, rng)
         assert [sum(n.startswith(f"{place}: ") for n in chosen) for place in "ab"] == [1, 1]
@@ -216,7 +217,7 @@ def test_draws_take_one_option_per_place_and_toggling_changes_one_candidate():
 
 @pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
 def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned):
-    class Some(ss.candidates.Skips):
+    class Some(Skips):
         def free(self, p, name):
             return self.names(p).index(name) < share * 15
 

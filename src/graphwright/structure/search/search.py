@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphwright.errors import UsageError
 from graphwright.program import Program
+from graphwright.program.cost import parameters
 from graphwright.program.journal import Journal
 from graphwright.structure.errors import NotScalar
 from graphwright.structure.graph import Task
@@ -112,8 +111,7 @@ def search(
     for name in dict.fromkeys((method, "random", *beside)):
         t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
         found = METHODS[name](t)
-        params = sum(int(np.prod(found.program.spec(n).shape)) for n in found.program.params())
-        rows.append(Row(name, found.loss, t.spent, found.chosen, params))
+        rows.append(Row(name, found.loss, t.spent, found.chosen, parameters(found.program)))
         if best is None:
             best = SearchResult(found.program, found.chosen, found.loss, t.curve, rows)
     assert best is not None
