@@ -1,0 +1,267 @@
+"""What a search may add or leave out: skips between blocks, ops at a place, units of axes.
+
+A candidate is known by its name. A set of candidates can be added to a program with gates, to be trained, or plainly,
+as the structure that a set of chosen names stands for; each is one edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.program import Program, Value
+
+if TYPE_CHECKING:
+    from graphwright.program.transaction import Transaction
+
+Z0 = 1.0
+"""Where the logits of candidates begin: open by 0.73, so that all of them carry a gradient."""
+
+
+Places = dict[str, tuple[NodeId, int]]
+"""Name of a candidate -> handle of its gate, and which element of it."""
+
+
+class Candidates(Protocol):
+    """Something to choose from."""
+
+    def names(self, p: Program) -> list[str]:
+        """All candidates on a program, in a fixed order. Raises: UsageError where they can't be."""
+        ...
+
+    def gate(self, p: Program) -> Places:
+        """Add all of them, gated, by one edit of author `gate`; says which element of which gate each is."""
+        ...
+
+    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
+        """Give a program without gates the structure that a set of names stands for, by one edit."""
+        ...
+
+    def free(self, p: Program, name: str) -> bool:
+        """Whether a candidate adds no parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Skips:
+    """Edges past blocks; made by `skips`.
+
+    Attributes:
+        blocks: names of values in order, the input first; min_gap: least distance of two ends.
+    """
+
+    blocks: tuple[str, ...]
+    min_gap: int = 2
+    seed: int = 0
+
+    def names(self, p: Program) -> list[str]:
+        """`source -> target` for every pair far enough apart."""
+        ends = [(a, b) for i, a in enumerate(self.blocks) for b in self.blocks[i + self.min_gap :]]
+        for name in self.blocks:
+            spec = p.spec(name)
+            if not spec.dtype.is_float or not spec.shape:
+                raise UsageError("a skip carries features", where=name, got=spec)
+        return [f"{a} -> {b}" for a, b in ends]
+
+    def gate(self, p: Program) -> Places:
+        """See `Candidates`."""
+        with p.edit("candidate skips", author="gate") as e:
+            return {n: (e.gate(self._add(e, n), "sigmoid", init=Z0, cost="one"), 0) for n in self.names(p)}
+
+    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
+        """See `Candidates`."""
+        wanted = [name for name in self.names(p) if name in chosen]
+        if wanted:
+            with p.edit(f"{len(wanted)} skips", author=author) as e:
+                for name in wanted:
+                    self._add(e, name)
+
+    def free(self, p: Program, name: str) -> bool:
+        """Whether both ends are of one width."""
+        source, target = name.split(" -> ")
+        return p.spec(source).shape[-1] == p.spec(target).shape[-1]
+
+    def _add(self, e: Transaction, name: str) -> Any:
+        """The edge of a skip; a projection where the widths differ."""
+        p = e.program
+        source, target = name.split(" -> ")
+        total = _junction(e, p.node(target))
+        value: Any = junction_of(p, p.node(source)) or p.node(source)
+        if not self.free(p, name):
+            base = f"{p.path(total)}.from_{source.replace('.', '_')}"
+            shape = (int(p.spec(target).shape[-1]), int(p.spec(source).shape[-1]))
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, self.names(p).index(name)]))
+            drawn = rng.uniform(-1, 1, shape) / np.sqrt(shape[1])
+            weight = e.param(f"{base}.weight", drawn.astype(p.spec(source).dtype.numpy))
+            value = e.add("linear", value, weight, name=base)
+        return e.connect(value, total)
+
+    def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
+        """What a skip carries, and the junction that it enters, if there is one by now."""
+        source, target = (p.node(part) for part in name.split(" -> "))
+        return junction_of(p, source) or source, junction_of(p, target)
+
+    def open(self, p: Program) -> None:
+        """Give every end of a skip its junction; the function stays."""
+        with p.edit("places for skips", author="gate") as e:
+            for name in self.names(p):
+                _junction(e, p.node(name.split(" -> ")[1]))
+
+
+def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
+    """All edges i -> j with j at least `min_gap` behind i; acyclic by construction.
+
+    Args:
+        blocks: names of values in order, the input first; skips enter the sum behind a block's value.
+        seed: of projections, which stand where two widths differ.
+    """
+    if len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
+        raise UsageError("skips lead past something", expected=f"more than {min_gap} different blocks, min_gap >= 1",
+                         got=f"{len(blocks)} blocks, min_gap {min_gap}")  # fmt: skip
+    return Skips(tuple(blocks), min_gap, seed)
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One of several ops at each of some places; made by `ops`."""
+
+    where: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def names(self, p: Program) -> list[str]:
+        """`place: op`."""
+        return [f"{place}: {op}" for place in self.where for op in self.options]
+
+    def gate(self, p: Program) -> Places:
+        """See `Candidates`."""
+        found: Places = {}
+        with p.edit("candidate ops", author="gate") as e:
+            for place in self.where:
+                total = self._total(e, place)
+                value = p.operands(p.node(place))[0]
+                edges = [e.connect(self._option(e, value, place, op), total) for op in self.options]
+                handle = e.gate(edges, "choice", cost="one")
+                found |= {f"{place}: {op}": (handle, i) for i, op in enumerate(self.options)}
+        return found
+
+    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
+        """See `Candidates`. Raises: UsageError for a place with none or several."""
+        with p.edit("chosen ops", author=author) as e:
+            for place in self.where:
+                mine = [op for op in self.options if f"{place}: {op}" in chosen]
+                if len(mine) != 1:
+                    raise UsageError("one op per place", where=place, got=", ".join(mine) or "none")
+                total = self._total(e, place)
+                value = p.operands(p.node(place))[0]
+                e.connect(self._option(e, value, place, mine[0]), total)
+
+    def free(self, p: Program, name: str) -> bool:
+        """Ops here have no parameters."""
+        return True
+
+    def _option(self, e: Transaction, value: Value, place: str, op: str) -> NodeId:
+        name = e.program.free_name(f"{place}.{op}")
+        return e.add("copy", value, name=name) if op == "copy" else e.add(op, value, name=name)
+
+    def _total(self, e: Transaction, place: str) -> NodeId:
+        """An empty junction that is read in place of the op."""
+        p = e.program
+        node = p.node(place)
+        edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
+        total = e.add("junction", node, name=f"{place}.choice")
+        for edge in edges:
+            e.rewire(edge, total)
+        if any(v.node == node for v in outputs.values()):
+            e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+        e.cut(p.in_edges(total)[0])
+        return total
+
+
+def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
+    """One of several unary ops in place of each op of `where`; `copy` passes the value on.
+
+    Raises: UsageError for fewer than two options.
+    """
+    if len(set(options)) < 2:
+        raise UsageError("a choice is between options", expected="two or more ops", got=", ".join(options))
+    return Ops((where,) if isinstance(where, str) else tuple(where), tuple(options))
+
+
+@dataclass(frozen=True)
+class UnitsOf:
+    """Units of axes; made by `widths`, `heads` and `experts`."""
+
+    axes: tuple[str, ...]
+    kind: str = "hard_concrete"
+    least: int = 1
+
+    def names(self, p: Program) -> list[str]:
+        """`axis[unit]`."""
+        return [f"{name}[{i}]" for name in self.axes for i in range(p.axes()[name].size)]
+
+    def gate(self, p: Program) -> Places:
+        """See `Candidates`."""
+        found: Places = {}
+        with p.edit("candidate units", author="gate") as e:
+            for name in self.axes:
+                size = p.axes()[name].size
+                (handle,) = e.gate(p.axes()[name].units(), self.kind, cost="params")
+                found |= {f"{name}[{i}]": (handle, i) for i in range(size)}
+        return found
+
+    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
+        """See `Candidates`: units that are not chosen are cut, but for the first `least` of an axis."""
+        with p.edit("chosen units", author=author) as e:
+            for name in self.axes:
+                size = p.axes()[name].size
+                gone = [i for i in range(size) if f"{name}[{i}]" not in chosen]
+                gone = gone[max(0, self.least - (size - len(gone))) :]
+                if gone:
+                    e.cut_units(p.axes()[name].units(gone))
+
+    def free(self, p: Program, name: str) -> bool:
+        """A unit has weights."""
+        return False
+
+
+def widths(*axes: str, least: int = 1) -> UnitsOf:
+    """Units of axes, at least `least` of each stay."""
+    return UnitsOf(tuple(axes), least=least)
+
+
+def heads(*axes: str) -> UnitsOf:
+    """Attention heads, by the names of their axes: `layers.0.attn.heads`."""
+    return UnitsOf(tuple(axes))
+
+
+def experts(*axes: str) -> UnitsOf:
+    """Experts, by the names of their axes."""
+    return UnitsOf(tuple(axes))
+
+
+def junction_of(p: Program, node: NodeId) -> NodeId | None:
+    """The junction that holds a block's value: itself, or the one that alone reads it."""
+    if p.is_junction(node):
+        return node
+    readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]
+    return readers[0] if readers else None
+
+
+def _junction(e: Transaction, node: NodeId) -> NodeId:
+    """See `junction_of`; a new one is read in place of the block's value."""
+    p = e.program
+    there = junction_of(p, node)
+    if there is not None:
+        return there
+    edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
+    total = e.add("junction", node, name=f"{p.path(node)}.sum")
+    for edge in edges:
+        e.rewire(edge, total)
+    if any(v.node == node for v in outputs.values()):
+        e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+    return total

@@ -1,0 +1,186 @@
+"""The methods of a search, by name. Each gets the same budget of training steps, retraining included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+from warnings import warn
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.optim.lr_scheduler import CosineAnnealingLR
+from graphwright.program import Program
+from graphwright.structure.additions import gains
+from graphwright.structure.graph import DifferentiableGraph
+from graphwright.structure.losses import sparsity
+from graphwright.structure.optimizer import JointOptimizer
+from graphwright.structure.search.candidates import Skips
+from graphwright.structure.search.trial import Batch, Found, Trials
+
+Method = Callable[[Trials], Found]
+M = TypeVar("M", bound=Method)
+METHODS: dict[str, Method] = {}
+_GATES, _GROW, _DRAWS, _EVOLVE = range(1, 5)  # purposes of random streams
+
+
+def method(name: str) -> Callable[[M], M]:
+    """Register a method: a function of `Trials` that returns `Found`."""
+
+    def enter(function: M) -> M:
+        METHODS[name] = function
+        return function
+
+    return enter
+
+
+class Collapsed(UserWarning):
+    """Most of what was chosen adds no parameters: the usual sign that a search took the easy way."""
+
+
+@method("gates")
+def gates(t: Trials) -> Found:
+    """Independent gates on all candidates, trained with the weights under a price; then trained anew without gates.
+
+    Half of the budget goes into the search, the first tenth of it on weights alone.
+    """
+    p, steps = t.start.fork(), t.budget // 2
+    places = t.candidates.gate(p)
+    view = DifferentiableGraph(p, seed=t.seed)
+    opt = JointOptimizer(view, t.task, [sparsity(0.02)], params=t.lr, gates=0.02, warmup=steps // 10)
+    assert opt.weights is not None
+    schedule, rng = CosineAnnealingLR(opt.weights, steps, eta_min=t.lr / 20), t.rng(_GATES)
+    for _ in range(steps):
+        opt.step(t.train(rng))
+        schedule.step()
+    t.count(steps)
+    by_place = {(e.gate.handle, e.index): e for e in view.elements()}
+    probable = {name: by_place[place] for name, place in places.items()}
+    best: dict[object, float] = {}
+    for e in probable.values():
+        best[e.gate.handle] = max(best.get(e.gate.handle, 0.0), e.p)
+    chosen = tuple(n for n, e in probable.items() if (e.p >= 0.5 if e.over != "choice" else e.p == best[e.gate.handle]))
+    free = [n for n in chosen if t.candidates.free(t.start, n)]
+    possible = [n for n in probable if t.candidates.free(t.start, n)]
+    if len(chosen) and len(possible) < len(probable) and len(free) > 0.8 * len(chosen):
+        warn(f"{len(free)} of {len(chosen)} chosen candidates add no parameters", Collapsed, stacklevel=3)
+    made = t.fit(t.structure(chosen), t.left)
+    return Found(chosen, made, t.score(made))
+
+
+@method("random")
+def random(t: Trials) -> Found:
+    """Structures drawn at random, each trained for a quarter of the budget; the best by validation."""
+    names, rng, best = t.candidates.names(t.start), t.rng(_DRAWS), None
+    steps = max(1, t.budget // 4)
+    while t.left >= steps or best is None:
+        chosen = drawn(t, names, rng)
+        made = t.fit(t.structure(chosen), steps)
+        found = Found(chosen, made, t.score(made))
+        if best is None or found.loss < best.loss:
+            best = found
+    return best
+
+
+def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
+    """A structure at random: of places with options one each, of all else every one with a share drawn first."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
+    share = rng.random()
+    return tuple(
+        options[int(rng.integers(len(options)))] if len(options) > 1 else options[0]
+        for options in groups.values()
+        if len(options) > 1 or rng.random() < share
+    )
+
+
+@method("grow")
+def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> Found:
+    """Begin without candidates; rank absent edges by what they would gain, try the best and none, keep what is better.
+
+    A quarter of the budget is for training the result anew. A high rank is a proposal only: an addition is accepted
+    after a trial of the price of the trial without it.
+
+    Args:
+        trial: steps of one trial; by default so that `most` rounds fit. most: additions; first: tried in a round.
+    """
+    c = t.candidates
+    if not isinstance(c, Skips):
+        raise UsageError("growing adds edges", got=type(c).__name__, expected="candidates made by skips(...)")
+    base = t.start.fork()
+    c.open(base)
+    retrain = t.budget // 4
+    trial = trial or (t.budget - retrain) // (1 + most * (first + 1))
+    chosen: tuple[str, ...] = ()
+    here = t.fit(base, trial, _GROW)
+    while len(chosen) < most and t.left >= retrain + (first + 1) * trial:
+        rng = t.rng(_GROW + 10 + len(chosen))
+        ranked = _ranked(t, here, c, chosen, t.train(rng))[:first]
+        tries: list[tuple[float, tuple[str, ...], Program]] = []
+        for extra in [(), *((name,) for name in ranked)]:
+            made = here.fork()
+            c.build(made, extra)
+            made = t.fit(made, trial, _GROW + 20 + len(chosen))
+            tries.append((t.score(made), extra, made))
+        _, extra, better = min(tries, key=lambda row: row[0])
+        if not extra:
+            break
+        chosen, here = (*chosen, *extra), better
+    made = t.fit(t.structure(chosen), t.left)
+    return Found(chosen, made, t.score(made))
+
+
+def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Batch) -> list[str]:
+    """Candidates that are not there, those that would gain most first."""
+    ends = {}
+    for name in c.names(p):
+        source, junction = c.ends(p, name)
+        if name not in chosen and junction is not None:
+            ends[f"{p.path(source)} -> {p.path(junction)}"] = name
+    view = DifferentiableGraph(p, seed=t.seed)
+    found = gains(view, t.task, batch)
+    return [ends[edge] for edge, gain in found if edge in ends and gain > 0]
+
+
+@method("evolve")
+def evolve(t: Trials) -> Found:
+    """Structures that change by one candidate at a time; children go on with their mother's weights.
+
+    Half of the budget: a generation of four, each child trained for a share, the best four of both generations live on.
+    """
+    names, rng = t.candidates.names(t.start), t.rng(_EVOLVE)
+    size, steps = 4, max(1, t.budget // 40)
+    alive: list[Found] = []
+    for _ in range(size):
+        chosen = drawn(t, names, rng)
+        made = t.fit(t.structure(chosen), steps)
+        alive.append(Found(chosen, made, t.score(made)))
+    while t.left >= t.budget // 2 + steps:
+        mother = alive[int(rng.integers(len(alive), size=2).min())]
+        chosen = toggled(names, mother.chosen, rng)
+        made = t.structure(chosen)
+        _inherit(made, mother.program)
+        made = t.fit(made, min(steps, t.left))
+        alive = sorted([*alive, Found(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
+    best = min(alive, key=lambda f: f.loss)
+    made = t.fit(t.structure(best.chosen), t.left)
+    return Found(best.chosen, made, t.score(made))
+
+
+def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator) -> tuple[str, ...]:
+    """One candidate more or less; of a place with options another one."""
+    name = names[int(rng.integers(len(names)))]
+    if ": " in name:
+        place = name.partition(": ")[0]
+        return tuple(n if n.partition(": ")[0] != place else name for n in chosen)
+    kept = [n for n in chosen if n != name]
+    return tuple(kept if len(kept) < len(chosen) else [*kept, name])
+
+
+def _inherit(child: Program, mother: Program) -> None:
+    """Weights of one shape under one key."""
+    theirs = mother.variables()
+    for key, variable in child.variables().items():
+        if key in theirs and theirs[key].shape == variable.shape:
+            variable.assign(theirs[key])

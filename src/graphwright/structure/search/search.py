@@ -1,0 +1,118 @@
+"""`search`: one call, one table. The row of chance is always in it, at the same number of training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphwright.errors import UsageError
+from graphwright.program import Program
+from graphwright.program.cost import parameters
+from graphwright.program.journal import Journal
+from graphwright.structure.errors import NotScalar
+from graphwright.structure.graph import Task
+from graphwright.structure.search.candidates import Candidates
+from graphwright.structure.search.methods import METHODS
+from graphwright.structure.search.trial import Batch, Batches, Trials
+
+if TYPE_CHECKING:
+    from graphwright.progress import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method's result: validation loss, training steps, candidates chosen, parameters."""
+
+    method: str
+    loss: float
+    steps: int
+    chosen: tuple[str, ...]
+    params: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        program: with the chosen structure, trained from the first weights of the start.
+        chosen: names of the candidates; loss: on the validation batch.
+        curve: (steps, validation loss) of every structure that the method scored.
+        table: a row per method, the one asked for first.
+    """
+
+    program: Program = field(repr=False)
+    chosen: tuple[str, ...]
+    loss: float
+    curve: list[tuple[int, float]]
+    table: list[Row]
+
+    @property
+    def journal(self) -> Journal:
+        """The edits that lead from the start to the structure."""
+        return self.program.journal
+
+    def to_json(self) -> dict[str, Any]:
+        """The table."""
+        rows = [{"method": r.method, "loss": r.loss, "steps": r.steps, "chosen": list(r.chosen), "params": r.params}
+                for r in self.table]  # fmt: skip
+        return {"chosen": list(self.chosen), "loss": self.loss, "curve": self.curve, "table": rows}
+
+    def __str__(self) -> str:
+        lines = [f"{'method':<10}{'loss':>12}{'steps':>8}{'params':>9}  chosen"]
+        lines += [f"{r.method:<10}{r.loss:>12.5g}{r.steps:>8}{r.params:>9}  {', '.join(r.chosen) or 'none'}"
+                  for r in self.table]  # fmt: skip
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def search(
+    program: Program,
+    candidates: Candidates,
+    train: Batches | Batch,
+    valid: Batch,
+    method: str = "gates",
+    budget: int = 4000,
+    seed: int = 0,
+    *,
+    task: Task | None = None,
+    lr: float = 0.01,
+    beside: Sequence[str] = ("random", "evolve"),
+    report: Report | None = None,
+) -> SearchResult:
+    """Find which candidates a program should have.
+
+    Args:
+        program: the start; it is not changed.
+        candidates: `skips(...)`, `ops(...)`, `widths(...)`, ...
+        train: a function of a random generator that gives a batch (arrays by name), or one batch for all steps.
+        valid: a batch that no weight is trained on; structures are compared by the task's loss on it.
+        method: of `METHODS`.
+        budget: training steps of each method, retraining included.
+        seed: of batches and draws.
+        task: a scalar output by name, or a function of (outputs, batch); by default the first scalar output.
+        lr: of Adam on the weights.
+        beside: methods for the other rows of the table; chance is always one of them.
+    Raises: UsageError, NotScalar.
+    """
+    if method not in METHODS or any(m not in METHODS for m in beside):
+        raise UsageError("no such method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
+    if budget < 40:
+        raise UsageError("a search needs steps", where="budget", expected="40 or more", got=budget)
+    scalars = [n for n, v in zip(program.output_names(), program.outputs(), strict=True) if not program.spec(v).shape]
+    task = task or next(iter(scalars), None)
+    if task is None:
+        raise NotScalar("no output is one number", where=program.name, fix="search(..., task=...)")
+    batches: Batches = train if callable(train) else lambda rng: train
+    candidates.names(program)
+    rows, best = [], None
+    for name in dict.fromkeys((method, "random", *beside)):
+        t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
+        found = METHODS[name](t)
+        rows.append(Row(name, found.loss, t.spent, found.chosen, parameters(found.program)))
+        if best is None:
+            best = SearchResult(found.program, found.chosen, found.loss, t.curve, rows)
+    assert best is not None
+    return best

@@ -1,0 +1,245 @@
+"""Search: what candidates are, what each method may spend, and planted skips that are found again."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import structure as st
+from graphwright.errors import UsageError
+from graphwright.structure import search as ss
+from graphwright.structure.search.candidates import Skips
+from graphwright.structure.search.methods import drawn, toggled
+from graphwright.structure.search.trial import Trials
+
+WIDTH, BLOCKS = 12, 6
+NAMES = ["x", *(f"h{j}" for j in range(1, BLOCKS + 1))]
+
+
+def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (WIDTH,) * (BLOCKS + 1)) -> gw.Program:
+    """h_j = tanh(W h_(j-1) + b): random weights, of a teacher 1.2 times orthogonal ones."""
+    rng, b = np.random.default_rng(seed), gw.Builder("chain")
+    h = b.input("x", ("B", widths[0]))
+    for j, (inner, outer) in enumerate(pairwise(widths), 1):
+        w = rng.uniform(-1, 1, (outer, inner)) / np.sqrt(inner)
+        bias = np.zeros(outer)
+        if teacher:
+            w, bias = 1.2 * np.linalg.qr(rng.normal(size=(outer, inner)))[0], 0.1 * rng.normal(size=outer)
+        weight, shift = b.param(f"b{j}.w", w.astype("f4")), b.param(f"b{j}.bias", bias.astype("f4"))
+        h = b.tanh(b.linear(h, weight, shift, name=f"b{j}"), name=f"h{j}")
+        b.output(h, f"y{j}")
+    return b.build()
+
+
+def planted(seed: int, count: int = 3) -> tuple[gw.Program, set[str], Any, Any]:
+    """A teacher with skips, their names, batches of its answers, and the task of a student."""
+    teacher, candidates = chain(1000 + seed, True), ss.skips(NAMES)
+    chosen = np.random.default_rng(seed).choice(candidates.names(teacher), count, replace=False).tolist()
+    candidates.build(teacher, chosen)
+
+    def batch(rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
+        x = rng.normal(size=(n, WIDTH)).astype("f4")
+        found = teacher.run(x=x, keep="outputs")
+        return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in range(1, BLOCKS + 1)}}
+
+    def task(outputs, feeds):
+        return sum(((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in range(1, BLOCKS + 1)) * (1 / BLOCKS)
+
+    return teacher, set(chosen), batch, task
+
+
+def test_planted_skips_are_found_again():
+    found = 0
+    for seed in (0, 1):
+        _, wanted, batch, task = planted(seed)
+        start = chain(2000 + seed)
+        before = start.hash()
+        t = Trials(start, ss.skips(NAMES), batch, batch(np.random.default_rng(7), 256), task, 2000, seed, 0.01)
+        result = ss.METHODS["gates"](t)
+        assert t.spent == 2000
+        assert start.hash() == before
+        if set(result.chosen) == wanted:
+            found += 1
+            given = Trials(start, t.candidates, batch, t.valid, task, 1000, seed, 0.01)
+            known = given.score(given.fit(given.structure(wanted), 1000))
+            assert result.loss <= 1.1 * known + 1e-9
+    assert found == 2
+
+
+def test_skips_of_six_blocks_and_an_input():
+    p, candidates = chain(0), ss.skips(NAMES, min_gap=2)
+    names = candidates.names(p)
+    assert len(names) == 15
+    assert all(NAMES.index(b) - NAMES.index(a) >= 2 for a, b in (n.split(" -> ") for n in names))
+    places = candidates.gate(p)
+    assert list(places) == names
+    assert len(p.gates()) == 15
+    assert p.validate().ok
+    assert not [n for n in p.params() if ".from_" in p.path(n)]
+    assert p.journal[-1].author == "gate"
+    p.undo()
+    assert p.hash() == chain(0).hash()
+
+
+def test_a_projection_stands_only_where_widths_differ():
+    p, candidates = chain(0, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
+    candidates.build(p, candidates.names(p))
+    made = {p.path(n) for n in p.nodes() if ".from_" in p.path(n) and p.op(n) == "linear"}
+    differ = [n for n in candidates.names(p) if not candidates.free(p, n)]
+    assert len(made) == len(differ) > 0
+    assert len(differ) < len(candidates.names(p))
+    x = np.random.default_rng(0).normal(size=(3, 12)).astype("f4")
+    assert p.run(x=x)["y6"].shape == (3, 12)
+    with pytest.raises(UsageError, match="lead past"):
+        ss.skips(["x", "h1"])
+    with pytest.raises(UsageError, match="lead past"):
+        ss.skips(["x", "h1", "x"])
+
+
+def test_a_skip_carries_the_sum_behind_its_block():
+    """h3 + h1, then h5 + (h3 + h1): the second skip leaves where the first one entered."""
+    p, candidates = chain(0), ss.skips(NAMES)
+    candidates.build(p, ["h3 -> h5", "h1 -> h3"])
+    x = np.random.default_rng(0).normal(size=(4, 12)).astype("f4")
+    w = {k: v.numpy() for k, v in p.variables().items()}
+
+    def block(j, h):
+        return np.tanh(h @ w[f"b{j}.w"].T + w[f"b{j}.bias"])
+
+    h1 = block(1, x)
+    h3 = block(3, block(2, h1)) + h1
+    h5 = block(5, block(4, h3)) + h3
+    np.testing.assert_allclose(p.run(x=x)["y6"].to_numpy(), block(6, h5), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", list(ss.METHODS))
+def test_every_method_gets_the_same_budget_and_gives_a_program_that_replays(method):
+    _, _, batch, task = planted(0)
+    start, valid = chain(5), batch(np.random.default_rng(7))
+    result = ss.search(start, ss.skips(NAMES), batch, valid, method, 80, 3, task=task, beside=())
+    trial = 80 // 4
+    rows = {r.method: r for r in result.table}
+    assert list(rows) == list(dict.fromkeys((method, "random")))
+    assert all(80 - trial < r.steps <= 80 + trial for r in result.table)
+    fresh = start.fork()
+    ss.skips(NAMES).build(fresh, result.chosen)
+    assert fresh.structure_hash() == result.program.structure_hash()
+    assert result.loss == pytest.approx(rows[method].loss)
+    assert str(result).splitlines()[1].startswith(method)
+    assert result.to_json()["table"][0]["chosen"] == list(result.chosen)
+
+
+def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_not_help():
+    _, _, batch, task = planted(1, count=1)
+    valid = batch(np.random.default_rng(7))
+    t = Trials(chain(2001), ss.skips(NAMES), batch, valid, task, 1300, 0, 0.01)
+    found = ss.METHODS["grow"](t)
+    assert found.loss == t.curve[-1][1]
+    assert found.loss <= min(loss for _, loss in t.curve[:4])
+    # a student of a chain without skips: nothing is planted, so that none wins or helps
+    nothing: Any = planted(2, count=0)
+    t = Trials(chain(1002, True), ss.skips(NAMES), nothing[2], nothing[2](np.random.default_rng(7)), nothing[3], 400,
+               0, 1e-4)  # fmt: skip
+    assert ss.METHODS["grow"](t).chosen == ()
+    with pytest.raises(UsageError, match="adds edges"):
+        ss.METHODS["grow"](Trials(chain(0), ss.widths("x"), batch, valid, task, 400, 0, 0.01))
+
+
+def test_ops_are_chosen_between():
+    b = gw.Builder("curve")
+    x, rng = b.input("x", ("B", 1)), np.random.default_rng(0)
+    h = b.linear(x, b.param("w1", rng.normal(size=(8, 1)).astype("f4")), b.param("c1", np.zeros(8, "f4")), name="in")
+    h = b.relu(h, name="act")
+    b.output(b.linear(h, b.param("w2", rng.normal(size=(1, 8)).astype("f4")), name="out"), "y")
+    start, candidates = b.build(), ss.ops("act", ["relu", "sin", "copy"])
+    assert candidates.names(start) == ["act: relu", "act: sin", "act: copy"]
+
+    def batch(rng):
+        x = rng.uniform(-4, 4, (64, 1)).astype("f4")
+        return {"x": x, "t": np.sin(2 * x)}
+
+    def task(outputs, feeds):
+        return ((outputs["y"] - feeds["t"]) ** 2).mean()
+
+    result = ss.search(start, candidates, batch, batch(np.random.default_rng(9)), "random", 1600, 0, task=task)
+    assert {r.method for r in result.table} == {"random", "evolve"}
+    losses = {}
+    for op in ("relu", "sin", "copy"):
+        p = start.fork()
+        candidates.build(p, [f"act: {op}"])
+        t = Trials(start, candidates, batch, batch(np.random.default_rng(9)), task, 300, 0, 0.01)
+        losses[op] = t.score(t.fit(p, 300))
+    assert min(losses, key=losses.__getitem__) == "sin"
+    p = start.fork()
+    places = candidates.gate(p)
+    assert [i for _, i in places.values()] == [0, 1, 2]
+    with pytest.raises(UsageError, match="one op per place"):
+        candidates.build(start.fork(), ["act: relu", "act: sin"])
+    with pytest.raises(UsageError, match="between options"):
+        ss.ops("act", ["relu"])
+
+
+def test_units_of_an_axis_are_cut_but_for_the_least():
+    b = gw.Builder("mlp")
+    x, rng = b.input("x", ("B", 3)), np.random.default_rng(0)
+    h = b.tanh(b.linear(x, b.param("up.weight", rng.normal(size=(12, 3)).astype("f4")), name="up"))
+    b.output(b.linear(h, b.param("down.weight", rng.normal(size=(2, 12)).astype("f4")), name="down"), "y")
+    p = b.build()
+    (axis,) = [name for name, g in p.axes().items() if g.size == 12]
+    c = ss.widths(axis, least=2)
+    assert c.names(p)[:2] == [f"{axis}[0]", f"{axis}[1]"]
+    q = p.fork()
+    c.build(q, [f"{axis}[3]", f"{axis}[7]", f"{axis}[8]"])
+    kept = p.variables()["up.weight"].numpy()[[3, 7, 8]]
+    np.testing.assert_array_equal(q.variables()["up.weight"].numpy(), kept)
+    q = p.fork()
+    c.build(q, [])
+    assert q.axes()[axis].size == 2
+    assert len(c.gate(p.fork())) == 12
+
+
+def test_draws_take_one_option_per_place_and_toggling_changes_one_candidate():
+    rng = np.random.default_rng(0)
+    names = ["a: relu", "a: sin", "b: relu", "b: sin", "x -> h2"]
+    t = Trials(chain(0), ss.skips(NAMES), lambda rng: {}, {}, "y", 40, 0, 0.01)
+    for _ in range(50):
+        chosen = drawn(t, names, rng)
+        assert [sum(n.startswith(f"{place}: ") for n in chosen) for place in "ab"] == [1, 1]
+        after = toggled(names, chosen, rng)
+        assert len(set(chosen) ^ set(after)) in (0, 1, 2)
+        assert [sum(n.startswith(f"{place}: ") for n in after) for place in "ab"] == [1, 1]
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
+def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned):
+    class Some(Skips):
+        def free(self, p, name):
+            return self.names(p).index(name) < share * 15
+
+    _, _, batch, task = planted(0)
+    t = Trials(chain(0), Some(tuple(NAMES)), batch, batch(np.random.default_rng(0)), task, 40, 0, 1e-3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(ss.METHODS["gates"](t).chosen) == 15  # after so few steps all gates are open
+    assert any(w.category is ss.Collapsed for w in caught) == warned
+
+
+def test_bad_requests():
+    _, _, batch, task = planted(0)
+    valid = batch(np.random.default_rng(0))
+    with pytest.raises(UsageError, match="no such method"):
+        ss.search(chain(0), ss.skips(NAMES), batch, valid, "magic", task=task)
+    with pytest.raises(UsageError, match="needs steps"):
+        ss.search(chain(0), ss.skips(NAMES), batch, valid, budget=10, task=task)
+    with pytest.raises(st.NotScalar):
+        ss.search(chain(0), ss.skips(NAMES), batch, valid)
+    p = chain(0)
+    with p.edit("integers") as e:
+        e.rename(p.node("h1"), "other")
+    with pytest.raises(gw.GraphwrightError):
+        ss.search(p, ss.skips(NAMES), batch, valid, task=task)
