@@ -133,8 +133,12 @@ def layers() -> Figure:
         b = gw.Builder("digits")
         w, bias = (b.param(f"out.{n}", np.zeros(s, np.float32)) for n, s in (("weight", (10, 64)), ("bias", 10)))
         b.output(b.linear(b.input("x", ("B", 64)), w, bias, name="out"), "y")
-        found = ev.BlockEvolution(ev.tasks.digits(seed=seed), b.build(), seed=seed).run(60, target=0.985)
-        note = f"{found.best.params:,} parameters, {len(found.born)} candidates, {found.seconds:.0f} s"
+        run = ev.Evolution(ev.tasks.digits(seed=seed), ev.blocks(b.build()), seed=seed)
+        found = run.run(max_evaluations=60, target=0.985)
+        note = (
+            f"{found.best.birth.params:,} parameters, {len(found.births)} candidates, {run.counters.seconds:.0f} s, "
+            f"{run.counters.backward:,} cases with gradients"
+        )
         figure.add(f"seed {seed}, test accuracy", 100 * found.test(), "%", note)
     return figure
 

@@ -62,3 +62,14 @@ def test_what_it_says(tmp_path):
     assert "no such task" in call("chess", code=2)
     assert "a task is missing" in call(code=2)
     assert call("--resume", tmp_path / "none", code=2)
+
+
+def test_layers_evolve_are_kept_and_go_on(tmp_path):
+    out = tmp_path / "run"
+    facts = json.loads(call("two-moons", "--layers", "--evaluations", 4, "--population", 3, "--out", out, "--json"))
+    assert facts["evaluations"] == 4 or facts["status"] == "TargetReached"
+    assert {"champion", "champion.svg", "front.svg", "state"} == {f.name for f in out.iterdir()}
+    text = call("--resume", out, "--evaluations", 6, "--lineage", "--quiet")
+    assert "candidates" in text
+    assert "0: start" in text
+    assert "by gradients" in call("iris", "--layers", "--hybrid", code=2)

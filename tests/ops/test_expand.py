@@ -37,6 +37,7 @@ WHY_NOT = {
         "cross_entropy_backward embedding_backward pad_backward avg_pool_backward "
         "adaptive_avg_pool_backward interpolate_backward"
     ),
+    "a primitive: gates": "gate gate_grad",
     "decides by a position on the host": "rope_dynamic rope_longer",
     "a primitive: rows found through a table": "sdpa_paged",
     "carries state": (

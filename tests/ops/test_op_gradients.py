@@ -27,6 +27,7 @@ def test_gradient_is_the_difference_quotient(name: str) -> None:
         gradcheck(lambda *xs, a=attrs: apply(OPS[name], xs, a), inputs, seed=k, wrt=_wrt(name, inputs))
 
 
+ONCE = "gate"  # the slope of a gate is an op without a gradient
 LOW = [n for n in differentiable() if n not in ("rope", "copy", "cast", "sdpa_backward")]
 
 
@@ -71,7 +72,7 @@ def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
         assert masks == 2 ** sum(x.dtype == np.float64 for x in inputs) - 1
 
 
-@pytest.mark.parametrize("name", differentiable())
+@pytest.mark.parametrize("name", [n for n in differentiable() if n != ONCE])
 def test_the_gradient_of_the_gradient(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name, 2)):
         places = _wrt(name, inputs)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from random_oracle import RANDOM
+from torch_gates import gate, gate_grad
 from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import torch_dtype
@@ -451,6 +452,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "grouped_outer": lambda ins, a: torch.stack(
         [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
     ),
+    "gate": gate,
+    "gate_grad": gate_grad,
     "adam_step": adam(decoupled=False),
     "adamw_step": adam(decoupled=True),
     "sgd_step": optimizer(lambda a: 1 if a["momentum"] else 0, sgd),

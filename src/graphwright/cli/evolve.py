@@ -30,9 +30,15 @@ def evolve(
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a CSV: the column to predict.")] = None,
     generations: Annotated[int, typer.Option(metavar="N", min=1, help="Generations at most.")] = 300,
+    evaluations: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Candidates at most.", show_default=False)
+    ] = None,
     population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes of a generation.")] = None,
     hybrid: Annotated[
         bool, typer.Option("--hybrid", help="Train each candidate by gradients; few candidates.")
+    ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Evolve whole layers, from one linear layer on, trained by gradients.")
     ] = False,
     delays: Annotated[bool, typer.Option("--delays", help="Half of the new links carry the step before.")] = False,
     out: Annotated[
@@ -56,26 +62,27 @@ def evolve(
 
     given = _task(task, target)
     if resume is not None:
-        run = ev.resume(resume, given, threads=threads or 1)
+        run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
         raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, or a file.csv",
                          fix="graphwright evolve xor")  # fmt: skip
     else:
         changes: dict[str, Any] = {} if population is None else {"population": population}
-        if delays or given.sequence:
-            changes["delays"] = 0.5
-        if isinstance(given, ev.Task) and given.loss == "mse":  # numbers of any size, not shares
-            changes["output"] = "identity"
-        settings = ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
-        run = ev.Evolution(given, ev.scalar(), settings, seed=seed, threads=threads or 1)
+        if layers:
+            if hybrid or delays:
+                raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
+            run = ev.Evolution(given, ev.blocks(_linear(given)), ev.Layers(**changes), seed=seed, threads=threads or 1)
+        else:
+            settings = _neurons(given, changes, hybrid, delays)
+            run = ev.Evolution(given, ev.scalar(), settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that Python saved
     try:
         with _table(quiet or as_json, run.task.metric, generations) as show:
-            result = run.run(generations, callback=show, save=state, save_every=save_every)
+            result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         kept = "nothing is kept; --out DIR would keep the run" if state is None else f"the run is kept in {state}"
         raise KeyboardInterrupt(kept) from None
@@ -91,9 +98,8 @@ def evolve(
     if "test" in facts["metric"]:
         say(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
     if lineage:
-        for birth in result.lineage.path(result.best.key):
-            if birth.mutation != "copy" or birth.father is not None or birth.mother is None:
-                say(f"  {birth}")
+        for birth in _line(result):
+            say(f"  {birth}")
     if out is not None:
         say(f"wrote {out}: {', '.join(facts['out'])}")
 
@@ -110,19 +116,56 @@ def _task(task: str | None, target: str | None) -> Any:
     return tasks.named(task)
 
 
+def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> Any:
+    """Settings for neurons on a task."""
+    from graphwright import evolve as ev
+
+    if delays or task.sequence:
+        changes["delays"] = 0.5
+    if isinstance(task, ev.Task) and task.loss == "mse":  # numbers of any size, not shares
+        changes["output"] = "identity"
+    return ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
+
+
+def _linear(task: Any) -> Any:
+    """One linear layer of zeros from the inputs of a task to its outputs."""
+    import numpy as np
+
+    from graphwright.program import Builder
+
+    b = Builder(task.name)
+    weight = b.param("out.weight", np.zeros((task.outputs, task.inputs), np.float32))
+    bias = b.param("out.bias", np.zeros(task.outputs, np.float32))
+    b.output(b.linear(b.input("x", ("B", task.inputs)), weight, bias, name="out"), "y")
+    return b.build()
+
+
+def _line(result: Any) -> list[Any]:
+    """The champion's mothers, without those that changed nothing."""
+    from graphwright.evolve import LayerResult
+
+    if isinstance(result, LayerResult):
+        return result.evolution.line(result.best.number)
+    line = result.lineage.path(result.best.key)
+    return [b for b in line if b.mutation != "copy" or b.father is not None or b.mother is None]
+
+
 def _write(result: Any, out: Path) -> list[str]:
     """The champion as a saved program, and the pictures."""
-    from graphwright.evolve import pictures
+    from graphwright.evolve import LayerResult, pictures
 
     best = result.best
     program = best.program
     program.save(out / "champion", overwrite=True)
-    texts = {
-        "champion.svg": pictures.network(best.genome, result.lineage.names),
-        "fitness.svg": pictures.fitness(result.evolution.log),
-        "species.svg": pictures.species(result.evolution.log),
-        "lineage.html": result.lineage.to_html(key=best.key),
-    }
+    if isinstance(result, LayerResult):
+        texts = {"champion.svg": program.to_svg(), "front.svg": pictures.front(result)}
+    else:
+        texts = {
+            "champion.svg": pictures.network(best.genome, result.lineage.names),
+            "fitness.svg": pictures.fitness(result.evolution.log),
+            "species.svg": pictures.species(result.evolution.log),
+            "lineage.html": result.lineage.to_html(key=best.key),
+        }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return ["champion/", *texts]
@@ -142,18 +185,40 @@ def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any
 
     def draw(run: Any) -> Table:
         table = Table(box=None, pad_edge=False)
-        for name in ("generation", "best", "median", metric, "species", "hidden", "links", "evaluations/s", "left"):
+        columns = _columns(run, metric)
+        for name in (*columns, "evaluations/s", "left"):
             table.add_column(name, justify="right")
         for line in run.log[-8:]:
             last = line is run.log[-1]
             rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
             left = run.counters.seconds / len(run.log) * (generations - len(run.log))
-            table.add_row(
-                str(line.generation), f"{line.best:.4g}", f"{line.median:.4g}", f"{line.metric:.4g}",
-                str(len(line.species)), str(line.hidden), str(line.links), f"{rate:,.0f}" if last else "",
-                f"{left:,.0f} s" if last else "",
-            )  # fmt: skip
+            cells = (show(line) for show in columns.values())
+            table.add_row(*cells, f"{rate:,.0f}" if last else "", f"{left:,.0f} s" if last else "")
         return table
 
     with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
         yield lambda run: live.update(draw(run))
+
+
+def _columns(run: Any, metric: str) -> dict[str, Callable[[Any], str]]:
+    """What a line of the log shows, by title."""
+    from graphwright.evolve.layers.engine import LayerEvolution
+
+    common: dict[str, Callable[[Any], str]] = {
+        "generation": lambda line: str(line.generation),
+        metric if isinstance(run, LayerEvolution) else "best": lambda line: f"{line.best:.4g}",
+        "median": lambda line: f"{line.median:.4g}",
+    }
+    if isinstance(run, LayerEvolution):
+        more: dict[str, Callable[[Any], str]] = {
+            "parameters": lambda line: f"{line.params:,}",
+            "front": lambda line: str(line.archive),
+        }
+    else:
+        more = {
+            metric: lambda line: f"{line.metric:.4g}",
+            "species": lambda line: str(len(line.species)),
+            "hidden": lambda line: str(line.hidden),
+            "links": lambda line: str(line.links),
+        }
+    return {**common, **more}

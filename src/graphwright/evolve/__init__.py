@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import blocks, mutations, pareto, pictures, program, tasks
-from graphwright.evolve.blocks import BlockEvolution, BlockResult, BlockSettings, Member
+from graphwright.evolve import mutations, pareto, pictures, program, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
     IdxError,
@@ -17,20 +16,23 @@ from graphwright.evolve.errors import (
     ResumeMismatch,
     TaskError,
 )
-from graphwright.evolve.evolution import Evolution, scalar
+from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.genomes import Genome, Link, Node
+from graphwright.evolve.layers.member import Member
+from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.result import LayerResult
+from graphwright.evolve.layers.settings import Layers, Pareto
 from graphwright.evolve.lineage import Birth, Key, Lineage
-from graphwright.evolve.result import Individual, Result, Status
+from graphwright.evolve.mutations import mutation
+from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.saving import load_best, resume
 from graphwright.evolve.settings import NEAT, Hybrid, Train
+from graphwright.evolve.status import Status
 from graphwright.evolve.tasks import Task
 
 __all__ = [
     "NEAT",
     "Birth",
-    "BlockEvolution",
-    "BlockResult",
-    "BlockSettings",
     "EvaluationFailed",
     "Evolution",
     "Genome",
@@ -38,12 +40,16 @@ __all__ = [
     "IdxError",
     "Individual",
     "Key",
+    "LayerResult",
+    "Layers",
     "LimitTooSmall",
     "Lineage",
     "Link",
     "Member",
     "Node",
     "NoisyFitness",
+    "Pareto",
+    "Recipe",
     "Result",
     "ResumeMismatch",
     "Status",
@@ -52,6 +58,7 @@ __all__ = [
     "Train",
     "blocks",
     "load_best",
+    "mutation",
     "mutations",
     "pareto",
     "pictures",

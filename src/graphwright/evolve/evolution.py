@@ -1,4 +1,4 @@
-"""A run: generations of genomes that are scored, sorted into species, and bred; it stops, is saved and goes on.
+"""A run of evolution: generations until a target or a limit, saved as it goes. What is bred is the start's affair.
 
 All random numbers are counted by seed, purpose, generation and child, so a run is the same however often it was
 interrupted, and whatever the number of threads.
@@ -6,30 +6,22 @@ interrupted, and whatever the number of threads.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
-import numpy as np
-
-from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
-from graphwright.evolve.genomes import minimal, take
-from graphwright.evolve.lineage import Key, Lineage
-from graphwright.evolve.reproduce import Births, breed, children, representatives
-from graphwright.evolve.result import Individual, Result, Status
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Species
-from graphwright.evolve.tasks.task import Population, Scores
+from graphwright.evolve.status import Status
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
+    from graphwright.evolve.layers.engine import LayerEvolution
+    from graphwright.evolve.layers.settings import Layers
+    from graphwright.evolve.neurons import NeuronEvolution
     from graphwright.files import StrPath
-
-_REDRAW = 6  # purpose of the stream of weights that are not inherited
+    from graphwright.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +29,21 @@ class Scalar:
     """Start: genomes of single neurons, inputs and bias wired to the outputs. Made by `evolve.scalar()`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """Start: a program whose layers evolve. Made by `evolve.blocks(program)`."""
+
+    program: Program
+
+
 def scalar() -> Scalar:
     """Neurons and links; the start is inputs and bias wired to the outputs."""
     return Scalar()
+
+
+def blocks(program: Program) -> Blocks:
+    """Layers of a program of yours: input [batch, ...], one output [batch, outputs], logits for classes."""
+    return Blocks(program)
 
 
 @dataclass(slots=True)
@@ -47,8 +51,8 @@ class Counters:
     """What a run has cost.
 
     Attributes:
-        evaluations: genomes scored; forward: cases run forwards; backward: cases of gradient steps.
-        failed: genomes without fitness; refused: mutations that could not be made, by name.
+        evaluations: candidates scored; forward: cases run forwards; backward: cases of gradient steps.
+        failed: candidates without fitness; refused: mutations that could not be made, by name.
         seconds, environment: of evaluation and reproduction in all; spent in environments.
     """
 
@@ -61,69 +65,51 @@ class Counters:
     environment: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One line of the log: best and median fitness, the best metric so far, species by number with their sizes."""
-
-    generation: int
-    best: float
-    median: float
-    metric: float
-    hidden: int
-    links: int
-    species: dict[int, int]
-    failed: int
-    threshold: float
-
-
 class Evolution:
     """A run of evolution on one task.
 
     Args:
         task: `evolve.tasks....()`, or a `Task` of one's own.
-        start: `evolve.scalar()`.
-        settings: `NEAT(...)` or `Hybrid(...)`.
+        start: `evolve.scalar()` or `evolve.blocks(program)`.
+        settings: `NEAT(...)` or `Hybrid(...)` for neurons, `Layers(...)` for layers.
         seed: of everything random; threads: of native calls, which change no result.
-    Raises: LimitTooSmall, UsageError.
+    Raises: LimitTooSmall, TaskError, UsageError.
     """
 
-    def __init__(
-        self, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
-    ) -> None:
-        if not isinstance(start or Scalar(), Scalar):
-            raise UsageError(
-                "a start that neurons cannot have",
-                got=repr(start)[:80],
-                fix="evolve.scalar(); layers of a program evolve in BlockEvolution(task, program)",
-            )
+    task: Any
+    seed: int
+    threads: int
+    counters: Counters
+    log: list[Any]
+    generation: int
+
+    @overload
+    def __new__(
+        cls, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
+    ) -> NeuronEvolution: ...
+    @overload
+    def __new__(
+        cls, task: Any, start: Blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
+    ) -> LayerEvolution: ...
+    def __new__(cls, task: Any, start: Any = None, settings: Any = None, **options: Any) -> Any:
+        """The run that the start asks for."""
+        from graphwright.evolve.layers.engine import LayerEvolution
+        from graphwright.evolve.neurons import NeuronEvolution
+
+        if start is not None and not isinstance(start, Scalar | Blocks):
+            raise UsageError("a start that nothing evolves from", got=repr(start)[:80],
+                             expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
+        if cls is Evolution:
+            return object.__new__(LayerEvolution if isinstance(start, Blocks) else NeuronEvolution)
+        return object.__new__(cls)
+
+    def _begin(self, task: Any, seed: int, threads: int) -> None:
         if type(seed) is not int or not 0 <= seed < 1 << 63:
             raise UsageError("a seed is a whole number", expected="0 to 2⁶³ - 1", got=repr(seed))
-        self.task, self.settings, self.seed, self.threads = task, settings or NEAT(), seed, threads
-        s = self.settings
-        if s.train is not None and task.lesson is None:
-            raise TaskError("this task has nothing to train on", where=task.name, fix="NEAT(), without train")
-        links = (task.inputs + 1) * task.outputs
-        if task.outputs > s.max_nodes or links > s.max_links:
-            raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",
-                                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
-        self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
-        self.births = Births.founders(s.population)
-        for k in range(s.burst if s.start == "random" else 0):
-            self._burst(k)
-        self.generation = 0
-        self.species = Species.founders(self.genes, s)
-        self.fitness: np.ndarray | None = None  # of the generation as it is; None until it is scored
-        self.metric = np.zeros(0)
-        self.lineage = Lineage(task.inputs, task.outputs, task.names)
-        self.best: Key | None = None
-        self.gained = 0
-        self.counters = Counters(refused={})
-        self.log: list[Generation] = []
+        self.task, self.seed, self.threads = task, seed, threads
+        self.counters, self.log, self.generation = Counters(refused={}), [], 0
         self.failures: list[str] = []
-        self.solution: Key | None = None
-        self._shown: tuple[Key, float, int, int] | None = None
 
-    # -- running -----------------------------------------------------------------------------------------------------
     def run(
         self,
         max_generations: int | None = None,
@@ -131,11 +117,11 @@ class Evolution:
         max_seconds: float | None = None,
         *,
         target: float | None = None,
-        callback: Callable[[Evolution], object] | None = None,
+        callback: Callable[[Self], object] | None = None,
         report: Report | None = None,
         save: StrPath | None = None,
         save_every: int = 10,
-    ) -> Result:
+    ) -> Any:
         """Go on until the target or a limit is reached; a limit of an earlier call counts from the beginning too.
 
         Args:
@@ -151,210 +137,60 @@ class Evolution:
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         while status is None:
-            if self.fitness is not None:
+            if self._scored:
                 status = self._limit(*limits, aim)
                 if status is not None:
                     break
-                self._reproduce()
-            self._evaluate(aim)
+            self._advance(aim, max_evaluations)
             self.counters.seconds = perf_counter() - began
             if report is not None:
-                report(self._progress(max_generations))
+                report(self._progress(max_generations, max_evaluations))
             if callback is not None and callback(self):
                 status = Status.CALLBACK_STOPPED
             if save is not None and len(self.log) % save_every == 0:
                 self.save(save)
         if save is not None:
             self.save(save)
-        return Result(self, self._limit(*limits, aim) or status)
-
-    def save(self, directory: StrPath) -> None:
-        """Write all that the run needs to go on, atomically; see `evolve.resume`."""
-        from graphwright.evolve.saving import save
-
-        save(self, directory)
-
-    def population(self, genes: Any = None) -> Population:
-        """Genomes as tasks see them; by default those of this generation."""
-        from graphwright.array.population.runner import tabulate
-
-        genes = self.genes if genes is None else genes
-        table = tabulate(genes, self.task.inputs, self.task.outputs)
-        return Population(
-            genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
-            self.threads, lambda g: self.program(genes, g),
-        )  # fmt: skip
-
-    def program(self, genes: Any, g: int) -> Any:
-        """A genome as a Program that has no history."""
-        from graphwright.evolve.genomes import genome
-        from graphwright.evolve.program import founder
-
-        return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
-
-    def individual(self, key: Key) -> Individual:
-        """An individual of the run, as long as its genes are kept."""
-        return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
-
-    # -- one generation ----------------------------------------------------------------------------------------------
-    def _evaluate(self, aim: float | None) -> None:
-        s, count = self.settings, self.settings.population
-        if s.train is not None:
-            self._train()
-        population = self.population(self.scored)
-        scores: Scores = self.task.score(population)
-        fitness = np.where(np.isfinite(scores.fitness), scores.fitness, -np.inf)
-        metric = np.where(np.isfinite(fitness), scores.metric, -np.inf)
-        self._failed(scores, fitness)
-        if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
-            self._twice(fitness)
-        c = self.counters
-        c.evaluations += count
-        c.forward += scores.passes
-        c.environment += scores.seconds
-        self.fitness, self.metric = fitness, metric
-        self.species.note(fitness, self.generation)
-        self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
-        top = int(np.argmax(fitness))
-        if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
-            self.best, self.gained = Key(self.generation, top), self.generation
-            self.lineage.pinned.add(self.best)
-        if aim is not None:
-            self._confirm(aim, fitness, metric)
-        shown = self.best if self.solution is None else self.solution
-        if self._shown is None or self._shown[0] != shown:
-            genome = self.lineage.genome(shown)
-            self._shown = (shown, self.lineage.birth(shown).metric, genome.hidden, genome.open_links)
-        _, reached, hidden, links = self._shown
-        numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
-        finite = fitness[np.isfinite(fitness)]
-        self.log.append(
-            Generation(
-                self.generation,
-                float(fitness[top]),
-                float(np.median(finite)) if len(finite) else float("-inf"),
-                reached,
-                hidden,
-                links,
-                dict(zip(numbers, sizes, strict=True)),
-                int(count - len(finite)),
-                float(self.species.threshold),
-            )
-        )
-
-    def _twice(self, fitness: np.ndarray) -> None:
-        """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
-        top = int(np.argmax(fitness))
-        again = float(self.task.score(self.population(take(self.scored, np.array([top])))).fitness[0])
-        if again != fitness[top] and np.isfinite(again):
-            text = f"{self.task.name}: the fitness of one genome was {float(fitness[top])!r}, then {again!r}"
-            warnings.warn(NoisyFitness(text), stacklevel=4)
-
-    def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
-        """The fittest that reaches the target and is confirmed solves the task."""
-        reached = np.flatnonzero(metric >= aim)
-        for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
-            if self.task.confirm(self.population(take(self.scored, np.array([g])))):
-                self.solution = Key(self.generation, g)
-                self.lineage.pinned.add(self.solution)
-                return
-
-    def _train(self) -> None:
-        """Gradient steps on all genomes: on the genes themselves, or on copies if children shall not inherit them."""
-        from graphwright.array.population.runner import fit, tabulate
-
-        s, count = self.settings, self.settings.population
-        assert s.train is not None
-        genes = self.genes
-        if s.inherit == "baldwin":
-            genes = type(genes)(*(column.copy() for column in genes))
-            self._trained = genes
-        elif s.inherit == "none" and self.generation:
-            rng = np.random.Generator(np.random.Philox(key=[self.seed, (_REDRAW << 32) | self.generation]))
-            scale = 1.0 / np.sqrt(self.task.inputs)
-            genes.weight[:] = rng.normal(size=len(genes.weight)) * scale
-            for moments in (genes.first, genes.second, genes.steps):
-                moments[:] = 0
-        lesson = self.task.lesson()
-        steps = np.full(count, s.train.steps, np.int64)
-        fit(tabulate(genes, self.task.inputs, self.task.outputs), genes, lesson, steps, np.full(count, s.train.lr),
-            s.train.clip, self.threads)  # fmt: skip
-        self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
-
-    @property
-    def scored(self) -> Any:
-        """The genes that fitness is of: trained ones."""
-        keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
-        return self._trained if keeps else self.genes
-
-    def _reproduce(self) -> None:
-        assert self.fitness is not None
-        s, silent = self.settings, self.generation - self.gained
-        chosen = representatives(self.species, self.seed, self.generation)
-        old = self.genes
-        self.genes, self.births, self.registry = children(
-            old, self.fitness, self.species, s, self.registry, self.task.inputs, self.task.outputs, self.seed,
-            self.generation + 1, silent,
-        )  # fmt: skip
-        self._refused(self.births)
-        self.generation += 1
-        self.species = self.species.next(old, chosen, self.genes, s, self.generation)
-        self.fitness = None
-
-    def _burst(self, k: int) -> None:
-        """One random mutation of each founder."""
-        count = self.settings.population
-        each = np.arange(count)
-        self.genes, _, self.registry = breed(
-            self.genes, np.zeros(count), np.full(count, -1), each, np.arange(count + 1), each, self.settings,
-            self.registry, self.task.inputs, self.task.outputs, self.seed, (1 << 30) + k,
-        )  # fmt: skip
-
-    # -- bookkeeping -------------------------------------------------------------------------------------------------
-    def _refused(self, births: Births) -> None:
-        assert self.counters.refused is not None
-        for i in np.flatnonzero(births.refused):
-            name = MUTATIONS[i]
-            self.counters.refused[name] = self.counters.refused.get(name, 0) + int(births.refused[i])
-
-    def _failed(self, scores: Scores, fitness: np.ndarray) -> None:
-        """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
-        failed = np.flatnonzero(~np.isfinite(fitness))
-        texts = [
-            f"generation {self.generation}, genome {g}: {scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
-            for g in failed.tolist()
-        ]
-        self.counters.failed += len(failed)
-        self.failures += texts[: max(0, 100 - len(self.failures))]
-        if 2 * len(failed) > len(fitness):
-            raise EvaluationFailed(
-                "more than half of a generation has no fitness",
-                where=f"{self.task.name}, generation {self.generation}",
-                expected=f"at most {len(fitness) // 2} of {len(fitness)}",
-                got="; ".join(texts[:3]),
-            )
+        return self._result(self._limit(*limits, aim) or status)
 
     def _limit(
         self, generations: int | None, evaluations: int | None, seconds: float | None, aim: float | None
     ) -> Status | None:
         """Why the run is over, or None."""
-        if self.solution is not None and aim is not None:
+        if aim is not None and self._reached(aim):
             return Status.TARGET_REACHED
-        if generations is not None and self.generation + 1 >= generations:
+        if generations is not None and len(self.log) >= generations:
             return Status.MAX_GENERATIONS
         if evaluations is not None and self.counters.evaluations >= evaluations:
             return Status.MAX_EVALUATIONS
         if seconds is not None and self.counters.seconds >= seconds:
             return Status.MAX_TIME
+        return self._stuck()
+
+    # -- what a kind of genome adds -----------------------------------------------------------------------------------
+    @property
+    def _scored(self) -> bool:
+        """Whether the present generation has its fitness."""
+        raise NotImplementedError
+
+    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+        """Breed if the present generation was scored, and score."""
+        raise NotImplementedError
+
+    def _reached(self, aim: float) -> bool:
+        """Whether somebody meets the target."""
+        raise NotImplementedError
+
+    def _stuck(self) -> Status | None:
+        """Why there is no going on, whatever the limits; None if there is."""
         return None
 
-    def _progress(self, generations: int | None) -> Progress:
-        line, c = self.log[-1], self.counters
-        facts = {
-            "best": line.best,
-            self.task.metric: line.metric,
-            "species": float(len(line.species)),
-            "hidden": float(line.hidden),
-            "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
-        }
-        return Progress("evolve", len(self.log), generations or len(self.log), facts)
+    def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
+        raise NotImplementedError
+
+    def _result(self, status: Status) -> Any:
+        raise NotImplementedError
+
+    def save(self, directory: StrPath) -> None:
+        """Write all that the run needs to go on, atomically; see `evolve.resume`."""
+        raise NotImplementedError

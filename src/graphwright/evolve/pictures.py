@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 from graphwright.evolve.genomes import Genome
 
 if TYPE_CHECKING:
-    from graphwright.evolve.evolution import Generation
+    from graphwright.evolve.layers.result import LayerResult
     from graphwright.evolve.lineage import Key, Lineage
+    from graphwright.evolve.neurons import Generation
 
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"
@@ -100,6 +102,35 @@ def species(log: Sequence[Generation]) -> str:
         colour = _COLOURS[n % len(_COLOURS)]
         parts.append(f'<polygon points="{" ".join(up + down)}" fill="{colour}"><title>species {n}</title></polygon>')
         below = above
+    return _svg(640, 240, parts)
+
+
+def front(result: LayerResult) -> str:
+    """Metric over parameters (on a log scale) of all candidates, as SVG; those that nobody dominates are joined."""
+    scored = [b for b in result.births if b.metric is not None]
+    sizes, metrics = [log10(max(b.params, 1)) for b in scored], [b.metric or 0.0 for b in scored]
+    low, high, left, right = min(metrics), max(metrics), min(sizes), max(sizes)
+
+    def place(params: int, metric: float) -> tuple[float, float]:
+        x = 60 + 550 * (log10(max(params, 1)) - left) / (right - left if right > left else 1)
+        return x, _y(metric, low, high)
+
+    parts = [
+        '<path class="axis" d="M50 15V210H625"/>',
+        f'<text class="small" x="45" y="24" text-anchor="end">{high:.4g}</text>',
+        f'<text class="small" x="45" y="212" text-anchor="end">{low:.4g}</text>',
+        f'<text class="small" x="50" y="224">{10**left:,.0f} parameters</text>',
+        f'<text class="small" x="620" y="224" text-anchor="end">{10**right:,.0f} parameters</text>',
+    ]
+    chosen = sorted({(m.birth.params, m.metric) for m in result.pareto_front})
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*each) for each in chosen))
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#0969da"/>')
+    numbers = {m.number for m in result.pareto_front}
+    for b in scored:
+        x, y = place(b.params, b.metric or 0.0)
+        colour, r = ("#0969da", 4) if b.number in numbers else ("#8c959f", 2.5)
+        said = escape(f"candidate {b}; {b.params:,} parameters")
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}"><title>{said}</title></circle>')
     return _svg(640, 240, parts)
 
 

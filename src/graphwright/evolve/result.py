@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
+from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
-    from graphwright.evolve.evolution import Evolution
+    from graphwright.evolve.neurons import NeuronEvolution
     from graphwright.program import Program
-
-
-class Status(StrEnum):
-    """Why a run ended. Missing the target is no error."""
-
-    TARGET_REACHED = "TargetReached"
-    MAX_GENERATIONS = "MaxGenerations"
-    MAX_EVALUATIONS = "MaxEvaluations"
-    MAX_TIME = "MaxTime"
-    CALLBACK_STOPPED = "CallbackStopped"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Individual:
     """A genome of a run, how it came to be, and what it scored."""
 
-    evolution: Evolution
+    evolution: NeuronEvolution
     birth: Birth
     genome: Genome
 
@@ -78,7 +68,7 @@ class Result:
         status: why it ended; evolution: the run, which can go on.
     """
 
-    def __init__(self, evolution: Evolution, status: Status) -> None:
+    def __init__(self, evolution: NeuronEvolution, status: Status) -> None:
         self.evolution, self.status = evolution, status
         self._test: float | None = None
 

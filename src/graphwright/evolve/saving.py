@@ -1,7 +1,4 @@
-"""A run on disk: `run.json` and `arrays.safetensors`, in a directory that appears whole or not at all.
-
-Wall-clock times lie apart, in `clock.json`: all other bytes are the same however often the run was interrupted.
-"""
+"""A run of neurons on disk: `run.json` and `arrays.safetensors`; and the way back from any saved run."""
 
 from __future__ import annotations
 
@@ -15,25 +12,20 @@ import numpy as np
 
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import ResumeMismatch
-from graphwright.evolve.evolution import Counters, Evolution, Generation
+from graphwright.evolve.evolution import Counters
 from graphwright.evolve.lineage import Key, Lineage, _Past
+from graphwright.evolve.neurons import Generation, NeuronEvolution
 from graphwright.evolve.reproduce import Births
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
-from graphwright.files import StrPath, atomic_directory, blake2b_128, read_json
-from graphwright.safetensors import Checkpoint, TensorData, write_tensors
-
-SCHEMA = 1
-_TAGS = {"int64": "I64", "int32": "I32", "int8": "I8", "float64": "F64", "float32": "F32"}
-_KINDS = {tag: np.dtype(name) for name, tag in _TAGS.items()}
-_LIMIT = 1 << 30  # bytes of run.json
+from graphwright.evolve.stored import CLOCK, LIMIT, SCHEMA, number, plain, read_arrays, write_arrays, write_clock
+from graphwright.files import StrPath, atomic_directory, read_json
 
 
-def save(run: Evolution, directory: StrPath) -> None:
+def save(run: NeuronEvolution, directory: StrPath) -> None:
     """Write a run; what stood at the place is replaced in one step. Raises: FileError, and the old one still stands."""
     arrays = dict(_arrays(run))
-    names = list(arrays)
-    content = {
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "task": run.task.name,
         "task_hash": run.task.hash(),
@@ -46,24 +38,18 @@ def save(run: Evolution, directory: StrPath) -> None:
         "pinned": [_pair(key) for key in sorted(run.lineage.pinned)],
         "threshold": run.species.threshold,
         "next_species": run.species.next_id,
-        "counters": {k: v for k, v in asdict(run.counters).items() if k not in _CLOCK},
+        "counters": {k: v for k, v in asdict(run.counters).items() if k not in CLOCK},
         "failures": run.failures,
         "log": [asdict(line) for line in run.log],
         "past": len(run.lineage.past),
-        "tensors": {name: blake2b_128(np.ascontiguousarray(arrays[name])) for name in names},
     }
-    clock = {name: getattr(run.counters, name) for name in _CLOCK}
-    items = [TensorData(n, _TAGS[a.dtype.name], a.shape, np.ascontiguousarray(a)) for n, a in arrays.items()]
     with atomic_directory(directory, overwrite=True) as place:
-        write_tensors(place / "arrays.safetensors", items)
-        (place / "run.json").write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
-        (place / "clock.json").write_text(json.dumps(clock) + "\n", encoding="utf-8")
+        content["tensors"] = write_arrays(place, "arrays", arrays)
+        (place / "run.json").write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
+        write_clock(place, run.counters)
 
 
-_CLOCK = ("seconds", "environment")
-
-
-def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Evolution:
+def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """Go on with a saved run.
 
     Args:
@@ -74,7 +60,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Evoluti
     folder = Path(directory)
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
     try:
-        content = read_json(folder / "run.json", _LIMIT)
+        content = read_json(folder / "run.json", LIMIT)
     except ValueError as error:
         raise ResumeMismatch("run.json is damaged", where=folder, got=str(error)) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -88,9 +74,14 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Evoluti
     if task.hash() != content["task_hash"]:
         raise ResumeMismatch("a run of another task", where=folder, expected=content["task"], got=task.name,
                              fix="give the task that it was saved with: same data, split and target")  # fmt: skip
-    arrays = _read(folder, content["tensors"])
-    run = Evolution(task, None, NEAT.from_json(content["settings"]), seed=content["seed"], threads=threads)
-    _restore(run, content, arrays)
+    if content["settings"].get("kind") == "Layers":
+        from graphwright.evolve.layers.saving import restore
+
+        run: Any = restore(folder, content, task, threads)
+    else:
+        settings = NEAT.from_json(content["settings"])
+        run = NeuronEvolution(task, None, settings, seed=content["seed"], threads=threads)
+        _restore(run, content, read_arrays(folder, "arrays", content["tensors"]))
     clock = folder / "clock.json"
     if clock.is_file():
         for name, value in read_json(clock).items():
@@ -99,15 +90,17 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Evoluti
 
 
 def load_best(directory: StrPath, task: Any = None) -> Any:
-    """The champion of a saved run: its `Individual`, which predicts, re-scores and is a Program."""
-    run = resume(directory, task)
+    """The champion of a saved run: an `Individual`, which predicts and re-scores, or of layers a `Member`."""
+    run: Any = resume(directory, task)
+    if not isinstance(run, NeuronEvolution):
+        return run._best()
     key = run.solution or run.best
     if key is None:
         raise ResumeMismatch("nothing was scored yet in this run", where=directory)
     return run.individual(key)
 
 
-def _arrays(run: Evolution) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(run: NeuronEvolution) -> Iterator[tuple[str, np.ndarray]]:
     """Everything that is an array, in a fixed order."""
     for name, column in zip(run.genes._fields, run.genes, strict=True):
         yield f"genes.{name}", column
@@ -132,9 +125,9 @@ def _arrays(run: Evolution) -> Iterator[tuple[str, np.ndarray]]:
 _BIRTHS = ("mother", "father", "mutation", "site", "refused")
 
 
-def _restore(run: Evolution, content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     from graphwright.array.population.genes import Genes, Registry
-    from graphwright.evolve.genomes import number
+    from graphwright.evolve.genomes import number as enter
 
     keys = arrays["registry.keys"]
     capacity = 1024
@@ -144,7 +137,7 @@ def _restore(run: Evolution, content: Mapping[str, Any], arrays: Mapping[str, np
         np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64)
     )
     for key in keys.tolist():
-        number(run.registry, *key)
+        enter(run.registry, *key)
 
     def births(prefix: str) -> Births:
         return Births(**{name: arrays[f"{prefix}.{name}"] for name in _BIRTHS})
@@ -181,31 +174,5 @@ def _pair(key: Key | None) -> list[int] | None:
 
 
 def _line(data: Mapping[str, Any]) -> Generation:
-    numbers = {name: _number(data[name]) for name in ("best", "median", "metric")}
+    numbers = {name: number(data[name]) for name in ("best", "median", "metric")}
     return Generation(**{**data, **numbers, "species": {int(k): v for k, v in data["species"].items()}})
-
-
-def _plain(value: Any) -> Any:
-    """As strict JSON has it: infinities as text."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _read(folder: Path, digests: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The arrays, each checked. Raises: ResumeMismatch, CheckpointError."""
-    arrays: dict[str, np.ndarray] = {}
-    with Checkpoint(folder, stem="arrays") as checkpoint:
-        for name, digest in digests.items():
-            info = checkpoint.info(name)
-            array = np.frombuffer(bytearray(checkpoint.bytes(name)), _KINDS[info.tag]).reshape(info.shape)
-            if blake2b_128(array) != digest:
-                raise ResumeMismatch("the bytes of an array are damaged", where=f"{folder}: {name}", expected=digest)
-            arrays[name] = array
-    return arrays

@@ -12,7 +12,7 @@ from graphwright.models.architectures.config import Config
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get
 from graphwright.program import Program
-from graphwright.program.kinds import KINDS
+from graphwright.program.cost import flops
 from graphwright.safetensors import Checkpoint
 
 
@@ -179,17 +179,6 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
         else:
             found.append((reader, p.spec(node)))
     return found
-
-
-def flops(p: Program, dims: dict[str, int]) -> int:
-    """Floating-point operations of one run with these sizes; what no output and no write needs is not run."""
-    total = 0
-    for node in p.reachable([*p.outputs(), *p.writes()]):
-        if p.op(node) in KINDS:
-            continue
-        ins = [p.spec(v).bind(dims) for v in p.operands(node)]
-        total += get(p.op(node)).cost(ins, [s.bind(dims) for s in p.specs(node)], p.attrs(node)).flops
-    return total
 
 
 def _bytes_by_dtype(rows: tuple[TensorRow, ...]) -> dict[str, int]:

@@ -277,6 +277,8 @@ NO_EMIT: dict[str, str] = {
     "linear_int8": "exported weights are floating: quantise what was exported, or undo before",
     "grouped_matmul": "no family with experts is exported yet",
     "grouped_outer": "backward ops are not part of an exported model",
+    "gate": "gates are hardened or folded before an export",
+    "gate_grad": "backward ops are not part of an exported model",
     "adam_step": "updates are not part of an exported model",
     "adamw_step": "updates are not part of an exported model",
     "sgd_step": "updates are not part of an exported model",

@@ -8,15 +8,18 @@ from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.errors import (
     BadName,
     BoundaryMismatch,
+    DeadGate,
     EmptyAxis,
     FeedError,
     ForeignNode,
     FrozenAxis,
+    GateNotAllowed,
     InvalidProgram,
     NameTaken,
     NotAJunction,
     NotConvex,
     NotUndoable,
+    NotZeroPreserving,
     PortEmpty,
     PortTaken,
     ProgramFileError,
@@ -28,9 +31,11 @@ from graphwright.program.errors import (
     UnitRange,
     UnknownAxis,
     UnknownEdge,
+    UnknownGate,
     UnknownNode,
 )
 from graphwright.program.feeds import check_feeds
+from graphwright.program.gates import Gate, Gates
 from graphwright.program.interpret import evaluate
 from graphwright.program.journal import Entry, Journal
 from graphwright.program.load import load
@@ -55,12 +60,16 @@ __all__ = [
     "BoundaryMismatch",
     "Builder",
     "CountMismatch",
+    "DeadGate",
     "EmptyAxis",
     "EmptySelection",
     "Entry",
     "FeedError",
     "ForeignNode",
     "FrozenAxis",
+    "Gate",
+    "GateNotAllowed",
+    "Gates",
     "InvalidProgram",
     "Journal",
     "Mismatch",
@@ -68,6 +77,7 @@ __all__ = [
     "NotAJunction",
     "NotConvex",
     "NotUndoable",
+    "NotZeroPreserving",
     "ParameterMismatch",
     "PortEmpty",
     "PortTaken",
@@ -89,6 +99,7 @@ __all__ = [
     "Units",
     "UnknownAxis",
     "UnknownEdge",
+    "UnknownGate",
     "UnknownNode",
     "Value",
     "Weights",

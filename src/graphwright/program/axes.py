@@ -19,6 +19,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.terms import Atom, Product, Term, atoms, resolve, spread, text
 from graphwright.program.errors import UnknownAxis
+from graphwright.program.gates import RESERVED as GATE_KEYS
 from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
@@ -261,7 +262,7 @@ def _grouped(p: Program, solution: Solution) -> Axes:
         for dim, term in enumerate(dims):
             for atom in dict.fromkeys(atoms(term)):
                 made._members.setdefault(atom, []).append(Member(value, dim, path, key))
-                if key is not None and atom.size not in (0, 1):
+                if key is not None and key not in GATE_KEYS and atom.size not in (0, 1):
                     found[atom] = None
     reads: Counter[tuple[NodeId, int, Atom]] = Counter()
     for atom, said in solution.said.items():
@@ -332,6 +333,7 @@ def _weights(group: AxisGroup) -> list[Member]:
     """Its weights, oldest first: those along all of it, and trained ones, if there are."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = [m for m in group.members if m.key is not None]
+    weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # an axis keeps its name when it is gated
     weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
     trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
     return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))

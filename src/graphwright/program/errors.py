@@ -18,6 +18,22 @@ class UnknownAxis(UsageError, KeyError):
     """No axis of this name."""
 
 
+class UnknownGate(UsageError, KeyError):
+    """A node that is no gate, or a gate that opens nothing of this name."""
+
+
+class GateNotAllowed(UsageError):
+    """A place where a value may not be multiplied by a gate."""
+
+
+class NotZeroPreserving(GateNotAllowed):
+    """An axis on which a unit that is zero is something else than a unit that is gone."""
+
+
+class DeadGate(UsageError):
+    """A gate that begins where it has no gradient."""
+
+
 class FrozenAxis(UsageError):
     """An axis whose size is bound: to an input, an output, or an op that has no rule for it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.program.errors import EmptyAxis, FrozenAxis
 from graphwright.program.kinds import KINDS, STORED
@@ -44,7 +44,15 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
     Raises: StaleSelection if there are others by now; EmptyAxis for all of them; FrozenAxis for one that no residual
     path leads around.
     """
-    p = e.program
+    numbers = _there(e.program, prefix, count)
+    if len(ids) == count:
+        raise EmptyAxis("the last layer stays", where=prefix, got=f"all {count}")
+    for number in [numbers[i] for i in ids]:
+        _remove(e, _nodes(e.program, prefix, number), f"{prefix}.{number}")
+
+
+def _there(p: Program, prefix: str, count: int) -> list[int]:
+    """The numbers of a list of layers. Raises: StaleSelection if they are not as many as there were."""
     numbers = layers(p).get(prefix, [])
     if len(numbers) != count:
         what = (
@@ -53,10 +61,44 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
             else "there is no such axis, and there are no such layers, by now"
         )
         raise StaleSelection(what, where=prefix, expected=count, got=len(numbers))
-    if len(ids) == count:
-        raise EmptyAxis("the last layer stays", where=prefix, got=f"all {count}")
+    return numbers
+
+
+def _nodes(p: Program, prefix: str, number: int) -> list[NodeId]:
+    return [n for n in p.nodes() if _numbered(p.path(n)) == (prefix, number)]
+
+
+def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
+    """Per layer its number and the edges by which it adds to its residual path: without them it does nothing.
+
+    Raises: StaleSelection; FrozenAxis for a layer that no residual path leads around.
+    """
+    numbers, found = _there(p, prefix, count), []
     for number in [numbers[i] for i in ids]:
-        _remove(e, [n for n in p.nodes() if _numbered(p.path(n)) == (prefix, number)], f"{prefix}.{number}")
+        inside = {n for n in _nodes(p, prefix, number) if p.op(n) not in STORED}
+        _, leaves = boundary(p, sorted(inside, key=p.order_labels.key))
+        edges: dict[EdgeId, None] = {}
+        for value in leaves:
+            before = _entering(p, value, inside)
+            if before is None:
+                raise FrozenAxis("no residual path leads around the layer", where=f"{prefix}.{number}",
+                                 got=p.path(value))  # fmt: skip
+            _onto(p, value, before, inside, edges)
+        found.append((number, list(edges)))
+    return found
+
+
+def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
+    """Whether a value is on the residual path; collects the edges into it from elsewhere."""
+    if value == before:
+        return True
+    op = p.op(value.node)
+    if value.node not in inside or op in KINDS or not (p.is_junction(value.node) or get(op).traits.sums):
+        return False
+    on = {edge: _onto(p, p.edge_value(edge), before, inside, edges) for edge in p.in_edges(value.node)}
+    if any(on.values()):
+        edges |= dict.fromkeys(edge for edge, there in on.items() if not there)
+    return any(on.values())
 
 
 def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:

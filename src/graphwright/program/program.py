@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphwright.files import StrPath
     from graphwright.program.axes import Axes
     from graphwright.program.diff import ProgramDiff
+    from graphwright.program.gates import Gates
     from graphwright.program.journal import Entry, Journal
     from graphwright.program.running import Run
     from graphwright.program.selection import Selection
@@ -104,6 +105,12 @@ class Program(Structure):
         from graphwright.program.axes import axes
 
         return axes(self)
+
+    def gates(self) -> Gates:
+        """Its gates by handle; see `program.gates`."""
+        from graphwright.program.gates import gates
+
+        return gates(self)
 
     def hash(self) -> str:
         """sha256 over structure and the bytes of all weights; equal programs have equal hashes."""

@@ -266,6 +266,11 @@ class Selection:
         with self.edit(why) as e:
             e.remove(self)
 
+    def gate(self, kind: str = "hard_concrete", why: str = "gates on nodes", **options: Any) -> tuple[NodeId, ...]:
+        """Give each node of the selection a gate on its result, as one edit; see `Transaction.gate`."""
+        with self.edit(why) as e:
+            return e.gate(list(self.nodes), kind, **options)
+
     def _needed(self, allow_empty: bool) -> None:
         self._alive()
         if not self.nodes and not allow_empty:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from graphwright.program.edits import (
     written,
 )
 from graphwright.program.errors import NotAJunction, PortTaken
+from graphwright.program.gates import of_site
+from graphwright.program.gating import gate, release, set_states, ungate
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.interrupts import held_back
@@ -427,9 +429,11 @@ class Transaction:
             edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
         """
         edge = self.program.edge(edge)
-        dst = self.program.graph.target(edge)
+        src, dst = self.program.graph.endpoints(edge)
         self.do(RemoveEdge(edge))
         self.touched[dst] = None
+        if not self.program.graph.out_degree(src) and of_site(self.program, src) is not None:
+            release(self, src)  # a gate goes with its edge
 
     def rewire(self, edge: EdgeId | str, src: Ref) -> None:
         """Let an edge start at another value; handle and port stay. Raises: CycleError with the path."""
@@ -497,6 +501,47 @@ class Transaction:
         Raises: FrozenAxis, UsageError if `order` is none.
         """
         permute(self, axis, order)
+
+    # -- gates -------------------------------------------------------------------------------------------------------
+    @overload
+    def gate(self, target: EdgeId | Ref, kind: str = ..., *, init: Any = ..., group: str | None = ...,
+             cost: Any = ...) -> NodeId: ...  # fmt: skip
+
+    @overload
+    def gate(self, target: Any, kind: str = ..., *, init: Any = ..., group: str | None = ...,
+             cost: Any = ...) -> Any: ...  # fmt: skip
+
+    def gate(
+        self,
+        target: Any,
+        kind: str = "hard_concrete",
+        *,
+        init: Any = None,
+        group: str | None = None,
+        cost: str | float | Sequence[float] = "params",
+    ) -> NodeId | tuple[NodeId, ...]:
+        """Multiply messages, units, layers or a node's result by a trained gate.
+
+        Args:
+            target: an edge into a junction (handle, or its ends); a node; units of whole axes; layers; or several
+                edges or nodes, each with a gate of its own, for a `choice` with one gate among them.
+            kind: see `graphwright.ops.gate.KINDS`.
+            init: logits, a number or one per element; by default those of the kind.
+            group: name of the temperature it shares; by default `hard_concrete` at 2/3 for that kind, else `default`.
+            cost: what an open element costs: "params" that go with it, "one", or whole numbers.
+        Returns: the handle, which is the node that multiplies; several for units and for several targets.
+        Raises: GateNotAllowed for an edge into a port, NotZeroPreserving for an axis on which zero is not removal,
+            DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
+        """
+        return gate(self, target, kind, init, group, cost)
+
+    def ungate(self, handle: NodeId) -> None:
+        """Take a gate out, as if it were 1; its slot is given out again. Raises: StaleHandle, UnknownGate."""
+        ungate(self, handle)
+
+    def set_gate(self, handle: NodeId, state: str, elements: Any = None) -> None:
+        """Hold a gate, or some of its elements: `open` at 1, `closed` at 0, `frozen` as it is; `soft` trains it."""
+        set_states(self, handle, state, elements)
 
     def unfold(self, ref: Ref, axis: str, units: int | None = None) -> NodeId:
         """Write an op as one op per unit of an axis, summed by a junction; the same function, by the same weights.

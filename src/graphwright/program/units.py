@@ -14,6 +14,7 @@ from graphwright.program.errors import ForeignNode, UnitRange
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.program.axes import AxisGroup
     from graphwright.program.program import Program
     from graphwright.program.transaction import Transaction
@@ -160,6 +161,12 @@ class Units:
             with self.program.edit(why or f"prune {gone.count} of {', '.join(list(gone.chosen)[:3])}") as e:
                 e.cut_units(gone, ragged=ragged)
         return gone
+
+    def gate(self, kind: str = "hard_concrete", *, why: str | None = None, **options: Any) -> tuple[NodeId, ...]:
+        """Gate the units of whole axes, or layers, as one edit; see `Transaction.gate`. Returns the handles."""
+        self.needed()
+        with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
+            return e.gate(self, kind, **options)
 
     def needed(self, allow_empty: bool = False) -> None:
         """Raises: EmptySelection if no unit is chosen."""

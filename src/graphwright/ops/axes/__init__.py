@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graphwright.ops.axes import attention, norms, places, products, reduce, views
+from graphwright.ops.axes import attention, gates, norms, places, products, reduce, views
 from graphwright.ops.axes.use import Correction, Dims, Note, Rule, Use, broadcast
 from graphwright.ops.registry import Op
 
@@ -107,6 +107,8 @@ AXES: Mapping[str, Rule | str] = {
     **dict.fromkeys(("uniform", "normal", "gumbel", "randint"), places.drawn),
     **dict.fromkeys(("bernoulli", "dropout"), places.masked),
     "multinomial": places.multinomial,
+    "gate": gates.gate,
+    "gate_grad": _BACKWARD,
     "cross_entropy": places.cross_entropy,
     "cross_entropy_backward": _BACKWARD,
     **dict.fromkeys(("adam_step", "adamw_step", "sgd_step", "rmsprop_step", "lion_step", "muon_step"), _UPDATE),

@@ -1,0 +1,1 @@
+"""Evolution of whole layers of a Program."""

@@ -1,0 +1,322 @@
+"""Evolution of whole layers: forks of one Program, mutated by edits, trained by a compiled step, weights inherited.
+
+Each child is a fork: weights are shared with its mother until training writes them. Survival is NSGA-II on several
+objectives, or the metric alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.errors import GraphwrightError, UsageError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
+from graphwright.evolve.evolution import Blocks, Evolution
+from graphwright.evolve.layers import train
+from graphwright.evolve.layers.cross import cross
+from graphwright.evolve.layers.member import Birth, Member, Moments
+from graphwright.evolve.layers.recipe import LOSSES, Recipe
+from graphwright.evolve.layers.result import LayerResult
+from graphwright.evolve.layers.settings import Layers
+from graphwright.evolve.mutations.registry import MUTATIONS, Kind, parts, where
+from graphwright.evolve.pareto import crowding, fronts, survivors
+from graphwright.evolve.status import Status
+from graphwright.evolve.tasks.task import Task
+from graphwright.program.cost import flops, parameters
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
+    from graphwright.program import Program
+
+_DRAW, _APPLY, _TRAIN = 0, 1, 2  # purposes of random streams
+_GAIN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One line of the log: the best and median metric, its parameters, how many nobody dominates, how many failed."""
+
+    generation: int
+    best: float
+    median: float
+    params: int
+    archive: int
+    failed: int
+
+
+class LayerEvolution(Evolution):
+    """Evolution of the layers of a program; made by `Evolution(task, blocks(program), Layers(...))`."""
+
+    def __init__(
+        self, task: Any, start: Blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
+    ) -> None:
+        if not isinstance(settings or Layers(), Layers):
+            raise UsageError("settings that layers don't have", got=type(settings).__name__, expected="Layers")
+        if not isinstance(task, Task) or task.sequence:
+            raise TaskError("layers evolve on data of one step a case", got=getattr(task, "name", task))
+        sizes = train.fits(task, start.program)
+        if sizes != (task.inputs, task.outputs):
+            raise TaskError("program and task do not fit", where=start.program.name,
+                            expected=(task.inputs, task.outputs), got=sizes)  # fmt: skip
+        self._begin(task, seed, threads)
+        self.settings = s = settings or Layers()
+        self.start = start.program
+        if parameters(self.start) > s.max_params or self._flops(self.start) > s.max_flops:
+            raise LimitTooSmall("the start is larger than the limits", expected=f"{s.max_params} parameters",
+                                got=parameters(self.start))  # fmt: skip
+        self.members: list[Member] = []
+        self.archive: list[Member] = []
+        self.births: list[Birth] = []
+        self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, how many before) -> name of the part
+        self.gained = self.steady = 0
+        self._idle = False
+
+    # -- a generation ------------------------------------------------------------------------------------------------
+    @property
+    def _scored(self) -> bool:
+        return bool(self.members)
+
+    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+        if not self.members:
+            s = self.settings
+            recipe = Recipe.of(s.lr, s.optimizer, self.task.loss)
+            born = [self._candidate(self.start.fork("start"), {}, recipe, None, None, "", "", "")]
+        else:
+            self.generation += 1
+            count = self.settings.population
+            left = count if evaluations is None else evaluations - self.counters.evaluations
+            done = self.counters.evaluations / evaluations if evaluations else 0.0
+            born = [self._child(done) for _ in range(min(count, left))]
+        alive = [m for m in born if isinstance(m, Member)]
+        self._check(len(born), len(alive))
+        before = max((m.metric for m in self.members), default=-np.inf)
+        self._survive(alive)
+        best = self._best()
+        if best.metric > before + _GAIN:
+            self.gained = self.generation
+        values = [m.metric for m in self.members]
+        self.log.append(Generation(self.generation, best.metric, float(np.median(values)), best.birth.params,
+                                   len(self.archive), len(born) - len(alive)))  # fmt: skip
+        self._idle = len(born) > 0 and all(b.mutation == _NOTHING for b in self.births[-len(born) :])
+
+    def _reached(self, aim: float) -> bool:
+        return any(m.metric >= aim for m in self.members)
+
+    def _stuck(self) -> Status | None:
+        if self._idle:
+            return Status.NO_MUTATION
+        if self.settings.pareto and self.steady >= max(20, 2 * self.settings.population):
+            return Status.CONVERGED
+        return None
+
+    # -- one candidate -----------------------------------------------------------------------------------------------
+    def _child(self, done: float) -> Member | Birth:
+        """Fork a parent, cross over, make one mutation, train."""
+        s, rng = self.settings, self._stream(_DRAW)
+        mother = self._parent(rng)
+        program, moments = mother.heritage
+        program, recipe = program.fork(f"candidate {len(self.births)}"), mother.birth.recipe
+        father: Member | None = None
+        if rng.random() < s.crossover and len(self.members) > 1:
+            other = self._parent(rng)
+            if other is not mother:
+                mother, father = sorted((mother, other), key=self.members.index)
+                program, moments = mother.heritage
+                program = program.fork(f"candidate {len(self.births)}")
+                moments, _ = cross(program, moments, *father.heritage, rng)
+                genes = (mother.birth.recipe, father.birth.recipe)
+                recipe = Recipe(*(getattr(genes[int(rng.integers(2))], f) for f in ("rate", "optimizer", "loss")))
+                if recipe.optimizer != mother.birth.recipe.optimizer:
+                    recipe = replace(recipe, rate=father.birth.recipe.rate)
+        opt = train.optimizer(program, mother.birth.recipe)
+        train.restore(opt, moments)
+        name = site = block = ""
+        draw = rng.random()
+        stuck = self.generation - self.gained > s.stagnation
+        if not stuck and draw < s.learning_rate:
+            recipe, name = recipe.step(rng), "learning_rate"
+        elif not stuck and draw < s.learning_rate + s.switch:
+            recipe, name = recipe.switch(), "optimizer"
+        elif not stuck and draw < s.learning_rate + s.switch + s.relearn:
+            recipe, name = recipe.relearn(LOSSES[self.task.loss]), "loss"
+        else:
+            name, site, block = self._mutate(program, rng, done)
+        kept = train.moments(opt) if recipe.optimizer == mother.birth.recipe.optimizer else {}
+        return self._candidate(program, kept, recipe, mother.number, None if father is None else father.number,
+                               name, site, block)  # fmt: skip
+
+    def _mutate(self, program: Program, rng: np.random.Generator, done: float) -> tuple[str, str, str]:
+        """One mutation out of those that can be made; after a refused one, which changed nothing, another is tried."""
+        kinds = list(MUTATIONS.values())
+        while kinds:
+            weights = np.array([k.explore if done < self.settings.explore else k.refine for k in kinds])
+            kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
+            sites = kind.sites(program)
+            if len(sites):
+                site = where(program, sites[int(rng.integers(len(sites)))])
+                block = self._number(program, kind, site) if kind.adds else ""
+                try:
+                    self.apply(program, kind, site, block, self._stream(_APPLY))
+                    return kind.name, site, block
+                except GraphwrightError:
+                    refused = self.counters.refused
+                    assert refused is not None
+                    refused[kind.name] = refused.get(kind.name, 0) + 1
+            kinds.remove(kind)
+        return _NOTHING, "", ""
+
+    def apply(self, program: Program, kind: Kind, site: str, block: str, rng: np.random.Generator) -> None:
+        """One mutation as one edit. Raises: what the edit raises, or TaskError beyond the limits; nothing changed."""
+        s = self.settings
+        with program.edit(f"{kind.name} at {site}", author="evolution", tool="graphwright.evolve") as e:
+            kind.apply(e, site, rng, **({"block": block} if kind.adds else {}))
+            if parameters(program) > s.max_params:
+                raise TaskError("more parameters than max_params", expected=s.max_params, got=parameters(program))
+            widest = max((int(program.spec(n).shape[0]) for n in program.params() if program.spec(n).shape), default=0)
+            if widest > s.max_width:
+                raise TaskError("wider than max_width", expected=s.max_width, got=widest)
+        if self._flops(program) > s.max_flops:
+            program.undo()
+            raise TaskError("more operations than max_flops", expected=s.max_flops)
+
+    def _number(self, program: Program, kind: Kind, site: str) -> str:
+        """The name of a part: equal for equal mutations at an equal place, whoever makes them and whenever."""
+        there = parts(program)
+        for k in range(len(there) + 1):
+            name = self.numbers.get((kind.name, site, k))
+            if name is None:
+                taken = parts(self.start) | set(self.numbers.values())
+                first = max((int(t[1:]) for t in taken), default=0) + 1
+                name = self.numbers[(kind.name, site, k)] = f"b{first}"
+            if name not in there:
+                return name
+        raise AssertionError("more parts than there are")
+
+    def _candidate(
+        self, program: Program, moments: Moments, recipe: Recipe, mother: int | None, father: int | None,
+        mutation: str, site: str, block: str,
+    ) -> Member | Birth:  # fmt: skip
+        s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
+        seedling = program.fork(f"seedling {number}") if s.inherit == "baldwin" else None
+        opt = train.optimizer(program, recipe)
+        train.restore(opt, moments)
+        seeds = train.moments(opt) if seedling is not None else {}
+        try:
+            self.counters.backward += train.batch_of(program, s, self.task) * s.steps
+            train.fit(self.task, program, opt, recipe, s, self._stream(_TRAIN))
+            metric, loss = train.measure(self.task, program, self.task.valid)
+            if not np.isfinite(loss):
+                metric, failure = None, f"loss is {loss}"
+        except (GraphwrightError, FloatingPointError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        self.counters.evaluations += 1
+        self.counters.forward += len(self.task.valid.x)
+        birth = Birth(number, self.generation, mother, father, mutation, site, block, recipe, metric, loss,
+                      parameters(program), self._flops(program), failure)  # fmt: skip
+        self.births.append(birth)
+        if metric is None:
+            self.counters.failed += 1
+            self.failures.append(f"candidate {number} ({birth.what}): {failure}")
+            return birth
+        return Member(birth, program, train.moments(opt), seedling, seeds)
+
+    # -- selection ---------------------------------------------------------------------------------------------------
+    def _best(self) -> Member:
+        """The best metric, then the fewest parameters, then the first."""
+        return max(self.members, key=lambda m: (m.metric, -m.birth.params, -m.number))
+
+    def _objectives(self, members: list[Member]) -> np.ndarray:
+        names = ("metric", "params") if self.settings.pareto is None else self.settings.pareto.objectives
+        return np.array([[m.birth.value(name) for name in names] for m in members], float)
+
+    def _parent(self, rng: np.random.Generator) -> Member:
+        """The better of two, by place: members stand in the order of survival."""
+        return self.members[int(rng.integers(len(self.members), size=2).min())]
+
+    def _survive(self, children: list[Member]) -> None:
+        s, both = self.settings, self.members + children
+        values = self._objectives(both)
+        if s.pareto is None:
+            order = np.lexsort((np.arange(len(both)), -values[:, 1], -values[:, 0]))[: s.population]
+        else:  # of equals by rank and room the one with the lower loss
+            by_loss = sorted(range(len(both)), key=lambda i: both[i].birth.loss)
+            both, values = [both[i] for i in by_loss], values[by_loss]
+            order = survivors(values, s.population)
+        self.members = [both[i] for i in order]
+        seen: dict[tuple[float, ...], Member] = {}
+        for m in self.archive + children:  # of equals the first
+            seen.setdefault(tuple(self._objectives([m])[0]), m)
+        pool = list(seen.values())
+        rank = fronts(self._objectives(pool))
+        front = [m for m, r in zip(pool, rank, strict=True) if r == 0]
+        room = crowding(self._objectives(front), np.zeros(len(front), np.int64))
+        size = 64 if s.pareto is None else s.pareto.archive
+        kept = [front[i] for i in sorted(np.argsort(-room, kind="stable")[:size])]
+        same = len(kept) == len(self.archive) and np.allclose(
+            self._objectives(kept), self._objectives(self.archive), rtol=0, atol=_GAIN
+        )
+        self.steady = self.steady + 1 if same else 0
+        self.archive = kept
+
+    def _check(self, born: int, alive: int) -> None:
+        if 2 * (born - alive) > born:
+            raise EvaluationFailed(
+                "more than half of a generation has no metric",
+                where=f"{self.task.name}, generation {self.generation}",
+                expected=f"at most {born // 2} of {born}",
+                got="; ".join(self.failures[-(born - alive) :][:3]),
+            )
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+    def _stream(self, purpose: int, number: int | None = None) -> np.random.Generator:
+        """Random numbers of one candidate for one purpose."""
+        key = (purpose << 40) + (len(self.births) if number is None else number)
+        return np.random.Generator(np.random.Philox(key=[self.seed, key]))
+
+    def _flops(self, program: Program) -> int:
+        names = {d for n in program.input_names() for d in program.spec(n).shape if isinstance(d, str)}
+        return flops(program, dict.fromkeys(names, 1))
+
+    def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
+        line, c = self.log[-1], self.counters
+        facts = {self.task.metric: line.best, "parameters": float(line.params), "archive": float(line.archive),
+                 "candidates": float(c.evaluations)}  # fmt: skip
+        if evaluations is not None:
+            return Progress("evolve", c.evaluations, evaluations, facts)
+        return Progress("evolve", len(self.log), generations or len(self.log), facts)
+
+    def _result(self, status: Status) -> LayerResult:
+        return LayerResult(self, status)
+
+    def save(self, directory: StrPath) -> None:
+        """Write all that the run needs to go on, atomically; see `evolve.resume`."""
+        from graphwright.evolve.layers.saving import save
+
+        save(self, directory)
+
+    def replay(self, number: int) -> Program:
+        """The structure of a candidate, made again from the start by the mutations of its mothers; weights are not.
+
+        Raises: UsageError for a number that nobody has.
+        """
+        program = self.start.fork(f"candidate {number}")
+        for birth in self.line(number):
+            if birth.mutation in MUTATIONS:
+                kind = MUTATIONS[birth.mutation]
+                self.apply(program, kind, birth.site, birth.block, self._stream(_APPLY, birth.number))
+        return program
+
+    def line(self, number: int) -> list[Birth]:
+        """A candidate and its mothers, the start first. Raises: UsageError for a number that nobody has."""
+        if not 0 <= number < len(self.births):
+            raise UsageError("no such candidate", got=number, expected=f"0 to {len(self.births) - 1}")
+        found = [self.births[number]]
+        while found[-1].mother is not None:
+            found.append(self.births[found[-1].mother])
+        return found[::-1]
+
+
+_NOTHING = "no mutation could be made"

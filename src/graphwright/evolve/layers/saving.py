@@ -1,0 +1,89 @@
+"""A run on layers on disk: `run.json`, and a saved program with moments for every member that can still breed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphwright.evolve.errors import ResumeMismatch
+from graphwright.evolve.evolution import Blocks, Counters
+from graphwright.evolve.layers.engine import Generation, LayerEvolution
+from graphwright.evolve.layers.member import Birth, Member, Moments
+from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.settings import Layers
+from graphwright.evolve.stored import CLOCK, SCHEMA, number, plain, read_arrays, write_arrays, write_clock
+from graphwright.files import StrPath, atomic_directory
+from graphwright.program import load
+
+
+def save(run: LayerEvolution, directory: StrPath) -> None:
+    """Write a run; what stood at the place is replaced in one step. Raises: FileError, and the old one still stands."""
+    members = {m.number: m for m in [*run.members, *run.archive]}
+    with atomic_directory(directory, overwrite=True) as place:
+        run.start.save(place / "start", history="none")
+        (place / "members").mkdir()
+        digests: dict[str, Any] = {}
+        for m in members.values():
+            home = place / "members" / str(m.number)
+            home.mkdir()
+            m.program.save(home / "program", history="none")
+            digests[str(m.number)] = {"moments": write_arrays(home, "moments", m.moments)}
+            if m.seedling is not None:
+                m.seedling.save(home / "seedling", history="none")
+                digests[str(m.number)]["seeds"] = write_arrays(home, "seeds", m.seeds)
+        content = {
+            "schema": SCHEMA,
+            "task": run.task.name,
+            "task_hash": run.task.hash(),
+            "settings": run.settings.to_json(),
+            "seed": run.seed,
+            "generation": run.generation,
+            "gained": run.gained,
+            "steady": run.steady,
+            "members": [m.number for m in run.members],
+            "archive": [m.number for m in run.archive],
+            "births": [asdict(b) for b in run.births],
+            "numbers": [[*key, name] for key, name in run.numbers.items()],
+            "counters": {k: v for k, v in asdict(run.counters).items() if k not in CLOCK},
+            "failures": run.failures,
+            "log": [asdict(line) for line in run.log],
+            "tensors": digests,
+        }
+        (place / "run.json").write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
+        write_clock(place, run.counters)
+
+
+def restore(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> LayerEvolution:
+    """The run that was saved. Raises: ResumeMismatch, CheckpointError for damaged files."""
+    start = load(folder / "start")
+    run = LayerEvolution(task, Blocks(start), Layers.from_json(content["settings"]), seed=content["seed"],
+                         threads=threads)  # fmt: skip
+    run.births = [_birth(b) for b in content["births"]]
+    found = {int(n): _member(folder / "members" / n, run.births[int(n)], d) for n, d in content["tensors"].items()}
+    try:
+        run.members, run.archive = ([found[n] for n in content[name]] for name in ("members", "archive"))
+    except KeyError as error:
+        raise ResumeMismatch("a member is missing", where=folder, got=str(error)) from None
+    run.numbers = {(kind, site, k): name for kind, site, k, name in content["numbers"]}
+    run.generation, run.gained, run.steady = content["generation"], content["gained"], content["steady"]
+    run.counters, run.failures = Counters(**content["counters"]), content["failures"]
+    run.log = [Generation(**{**line, "best": number(line["best"])}) for line in content["log"]]
+    return run
+
+
+def _member(home: Path, birth: Birth, digests: Mapping[str, Any]) -> Member:
+    def moments(name: str) -> Moments:
+        return {k: np.array(v) for k, v in read_arrays(home, name, digests[name]).items()}
+
+    seeded = "seeds" in digests
+    return Member(birth, load(home / "program"), moments("moments"), load(home / "seedling") if seeded else None,
+                  moments("seeds") if seeded else {})  # fmt: skip
+
+
+def _birth(data: Mapping[str, Any]) -> Birth:
+    return Birth(**{**data, "recipe": Recipe(**data["recipe"]), "loss": number(data["loss"])})

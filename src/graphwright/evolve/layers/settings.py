@@ -1,0 +1,90 @@
+"""How layers evolve."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from graphwright.errors import UsageError
+from graphwright.evolve.layers.recipe import OPTIMIZERS
+
+OBJECTIVES = ("metric", "loss", "params", "flops")
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """Survival by several objectives, NSGA-II.
+
+    Attributes:
+        objectives: of "metric" (up), "loss", "params", "flops" (down); archive: members kept that no other dominates.
+    """
+
+    objectives: tuple[str, ...] = ("metric", "params")
+    archive: int = 64
+
+    def __post_init__(self) -> None:
+        unknown = set(self.objectives) - set(OBJECTIVES)
+        if unknown or not self.objectives or self.archive < 1:
+            raise UsageError("no such objectives", where="Pareto", expected=", ".join(OBJECTIVES),
+                             got=f"{', '.join(self.objectives)}; archive {self.archive}")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Evolution of whole layers.
+
+    Attributes:
+        population: members that survive; as many children are made in each generation.
+        steps, batch, clip: of training per candidate; the norm of a step's gradient is at most `clip`.
+        lr, optimizer: at the start; from then on they are genes.
+        pareto: survive by several objectives; else by the metric, of equals those with fewer parameters.
+        crossover: share of children that have two parents.
+        learning_rate, switch, relearn: share of children whose rate, optimizer or loss changes, and nothing else.
+        explore: share of a run in which structure changes most; then it refines.
+        stagnation: generations without gain after which only structure changes, until the next gain.
+        inherit: weights of a child: "lamarck" trained ones, "baldwin" those before training.
+        max_params, max_flops, max_width: limits of a candidate; flops are those of one case.
+    """
+
+    population: int = 6
+    steps: int = 200
+    batch: int = 64
+    clip: float = 1.0
+    lr: float = 1e-2
+    optimizer: str = "adam"
+    pareto: Pareto | None = None
+    crossover: float = 0.2
+    learning_rate: float = 0.1
+    switch: float = 0.02
+    relearn: float = 0.02
+    explore: float = 0.4
+    stagnation: int = 20
+    inherit: str = "lamarck"
+    max_params: int = 1_000_000
+    max_flops: int = 1 << 40
+    max_width: int = 4096
+
+    def __post_init__(self) -> None:
+        shares = {n: getattr(self, n) for n in ("crossover", "learning_rate", "switch", "relearn", "explore")}
+        wrong = {n: v for n, v in shares.items() if not 0 <= v <= 1}
+        if wrong:
+            raise UsageError("not a share", where=", ".join(wrong), expected="0 to 1", got=wrong)
+        if self.optimizer not in OPTIMIZERS or self.inherit not in ("lamarck", "baldwin"):
+            raise UsageError("no such setting", expected=f"optimizer {OPTIMIZERS}, inherit lamarck or baldwin",
+                             got=f"{self.optimizer}, {self.inherit}")  # fmt: skip
+        if self.population < 1 or self.steps < 0 or self.batch < 1 or self.lr <= 0:
+            raise UsageError("out of range", expected="population >= 1, steps >= 0, batch >= 1, lr > 0",
+                             got=f"{self.population}, {self.steps}, {self.batch}, {self.lr}")  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings, by name."""
+        return {"kind": "Layers", **asdict(self)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Layers:
+        """Inverse of `to_json`."""
+        values = {k: v for k, v in data.items() if k != "kind"}
+        if values["pareto"] is not None:
+            pareto = values["pareto"]
+            values["pareto"] = Pareto(tuple(pareto["objectives"]), pareto["archive"])
+        return Layers(**values)

@@ -1,0 +1,164 @@
+"""Whole layers, in and out, and what a layer is. Growth starts from zero outgoing weights, so the function stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.evolve.mutations.registry import free_part, linears, mutation, parts
+from graphwright.program.kinds import STORED
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Transaction
+
+ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")
+ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
+    "dropout": ("p", (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)),
+    "leaky_relu": ("slope", (0.001, 0.01, 0.05, 0.1, 0.2)),
+}
+"""Op -> an attribute that decides no shape, and the values it takes."""
+
+
+def branches(p: Program) -> list[NodeId]:
+    """The last node of each part that a mutation added."""
+    return [n for n in p.of_kind("linear") if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
+
+
+def skips(p: Program) -> list[NodeId]:
+    """Of these, the matrices that lead past other layers."""
+    return [n for n in branches(p) if not _has(p, p.path(n).removesuffix(".to") + ".from")]
+
+
+def activations(p: Program) -> list[NodeId]:
+    """Activations."""
+    return [n for op in ACTIVATIONS for n in p.of_kind(op)]
+
+
+@mutation("insert_layer", sites=linears, weight=0.20, refine=0.06, adds=True)
+def insert_layer(
+    e: Transaction,
+    site: Any,
+    rng: np.random.Generator,
+    width: int | None = None,
+    activation: str | None = None,
+    block: str | None = None,
+) -> None:
+    """Beside a linear layer another way from its input to its output, through a hidden layer: W₂ f(W₁ x), W₂ = 0."""
+    p = e.program
+    node = p.node(site)
+    total = behind(e, node)
+    old = _weight(p, node)
+    (out, inner), kind = old.shape, old.dtype
+    units = width or int(rng.choice([8, 16, 32]))
+    base = block or free_part(p)
+    bound = 1 / np.sqrt(inner)
+    w1 = e.param(f"{base}.from.weight", rng.uniform(-bound, bound, (units, inner)).astype(kind))
+    b1 = e.param(f"{base}.from.bias", rng.uniform(-bound, bound, units).astype(kind))
+    w2 = e.param(f"{base}.to.weight", np.zeros((out, units), kind))
+    h = e.add("linear", p.operands(node)[0], w1, b1, name=f"{base}.from")
+    a = e.add(activation or str(rng.choice(ACTIVATIONS[:4])), h, name=f"{base}.act")
+    e.connect(e.add("linear", a, w2, name=f"{base}.to"), total)
+
+
+@mutation("insert_node", sites=linears, weight=0.10, refine=0.08, adds=True)
+def insert_node(
+    e: Transaction, site: Any, rng: np.random.Generator, activation: str | None = None, block: str | None = None
+) -> None:
+    """One neuron beside a linear layer: from all its inputs, to all its outputs."""
+    insert_layer(e, site, rng, 1, activation, block)
+
+
+@mutation("remove_layer", sites=lambda p: [n for n in branches(p) if n not in skips(p)], weight=0.08)
+def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
+    """Take out what a mutation added, and what only that needed."""
+    p = e.program
+    node = p.node(site)
+    if not all(p.is_junction(n) for n in p.consumers(node)):
+        raise UsageError("something else reads this part", where=p.path(node),
+                         got=", ".join(p.path(n) for n in p.consumers(node)))  # fmt: skip
+    roots = [*p.outputs(), *p.writes()]
+    before = p.reachable(roots)
+    for edge in p.out_edges(node):
+        e.cut(edge)
+    kept = p.reachable(roots)
+    e.remove([n for n in before - kept if p.op(n) != "input"])
+
+
+@mutation("add_skip", sites=linears, weight=0.06, refine=0.04, adds=True)
+def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, block: str | None = None) -> None:
+    """A matrix of zeros from an earlier value [batch, units] to what a linear layer gives."""
+    p = e.program
+    node = p.node(site)
+    total = behind(e, node)
+    before = p.reachable([node]) - {node}
+    values = [n for n in p.order() if n in before and p.op(n) not in STORED and len(p.spec(n).shape) == 2]
+    src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
+    base = block or free_part(p)
+    width = int(p.spec(src).shape[1])
+    old = _weight(p, node)
+    w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], width), old.dtype))
+    e.connect(e.add("linear", src, w, name=f"{base}.to"), total)
+
+
+@mutation("remove_skip", sites=skips, weight=0.04)
+def remove_skip(e: Transaction, site: Any, rng: np.random.Generator) -> None:
+    """Take out a matrix that `add_skip` added."""
+    remove_layer(e, site, rng)
+
+
+@mutation("replace_activation", sites=activations, weight=0.04, refine=0.08)
+def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, activation: str | None = None) -> None:
+    """Another activation at the same place. This changes what the network computes."""
+    p = e.program
+    node = p.node(site)
+    others = [a for a in ACTIVATIONS if a != p.op(node)]
+    name, readers = p.path(node), p.out_edges(node)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    e.rename(node, p.free_name(f"{name}_before"))
+    new = e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name)
+    for edge in readers:
+        e.rewire(edge, new)
+    if any(v.node == node for v in outputs.values()):
+        e.set_outputs(**{k: new if v.node == node else v for k, v in outputs.items()})
+    e.remove(node)
+
+
+@mutation("layer_attr", sites=lambda p: [n for op in ATTRIBUTES for n in p.of_kind(op)], weight=0.05)
+def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float | None = None) -> None:
+    """Another value of what a layer is set by: the rate of a dropout, the slope of a leaky ReLU."""
+    p = e.program
+    node = p.node(site)
+    if p.op(node) not in ATTRIBUTES:
+        raise UsageError("nothing of this op can be set", where=p.path(node), expected=", ".join(ATTRIBUTES))
+    name, values = ATTRIBUTES[p.op(node)]
+    others = [v for v in values if v != p.attrs(node).get(name)]
+    e.set_attr(node, **{name: float(rng.choice(others)) if value is None else value})
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+def behind(e: Transaction, node: NodeId) -> NodeId:
+    """The junction behind a linear layer: the one that alone reads it, or a new one in its place."""
+    p = e.program
+    readers = p.consumers(node)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    is_output = any(v.node == node for v in outputs.values())
+    if len(readers) == 1 and p.is_junction(readers[0]) and not is_output:
+        return readers[0]
+    edges = p.out_edges(node)
+    total = e.add("junction", node, name=p.free_name(f"{p.path(node)}_total"))
+    for edge in edges:
+        e.rewire(edge, total)
+    if is_output:
+        e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+    return total
+
+
+def _weight(p: Program, node: NodeId) -> np.ndarray:
+    return p.weights.array(p.key(p.operands(node)[1].node)).to_numpy()
+
+
+def _has(p: Program, name: str) -> bool:
+    return p.select(name).count > 0

@@ -1,0 +1,196 @@
+"""Single links and neurons, on any Program: a link is a value times one weight, on its way into a junction.
+
+A closed link keeps its nodes and its weight, and has no edge into the junction. A neuron is a junction `n<k>.sum` and
+an activation `n<k>.out`; links into it are `n<k>.l<i>`, so what is made here reads as a genome where all of it is one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.evolve.mutations.registry import mutation
+from graphwright.program.kinds import STORED
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Transaction
+
+_NAME = re.compile(r"^(.*)\.l(\d+)$")
+
+
+def links(p: Program) -> list[NodeId]:
+    """Links, open and closed."""
+    return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
+
+
+def open_links(p: Program) -> list[NodeId]:
+    """Those that a junction reads."""
+    return [n for n in links(p) if p.consumers(n)]
+
+
+def junctions(p: Program) -> list[NodeId]:
+    """Junctions."""
+    return [n for n in p.nodes() if p.is_junction(n)]
+
+
+def steady(p: Program) -> list[NodeId]:
+    """Junctions whose size is known, so that a value of theirs can be kept from step to step."""
+    return [n for n in junctions(p) if not p.spec(n).symbolic]
+
+
+@mutation("split_link", sites=open_links, weight=0.03)
+def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
+    """A neuron in the middle of a link: weight 1 into it, the link's weight out of it; the link is closed.
+
+    Where the link carries the value of a step before, the neuron reads that value.
+    """
+    p = e.program
+    link = _link(p, site)
+    total, weight = _target(p, link), p.weights.array(p.key(p.operands(link)[1].node)).to_numpy()
+    source = p.operands(link)[0]
+    _close(e, link)
+    base = f"n{_free_neuron(p)}"
+    # an edge that goes again at once gives the junction its spec
+    inner = e.add("junction", source, name=f"{base}.sum")
+    e.cut(p.in_edges(inner)[0])
+    out = e.add(activation, inner, name=f"{base}.out")
+    _open(e, _new(e, source, inner, 1.0), inner)
+    _open(e, _new(e, out, total, float(weight)), total)
+
+
+@mutation("add_link", sites=junctions, weight=0.05)
+def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0) -> None:
+    """A link from an earlier value of the same shape into a junction; with weight 0 the function stays."""
+    p = e.program
+    total = p.node(site)
+    if not p.is_junction(total):
+        raise UsageError("a link ends at a junction", where=p.path(total), got=p.op(total))
+    if source is None:
+        after = _after(p, total)
+        values = [n for n in _values(p, total) if n not in after]
+        linked = {p.operands(n)[0].node for n in links(p) if _target(p, n) == total} | set(p.producers(total))
+        values = [n for n in values if n not in linked and n not in links(p)]
+        if not values:
+            raise UsageError("no earlier value of this shape is left", where=p.path(total), got=p.spec(total))
+        source = values[int(rng.integers(len(values)))]
+    _open(e, _new(e, p.value(source), total, float(weight)), total)
+
+
+@mutation("add_delay_link", sites=steady, weight=0.02)
+def add_delay_link(
+    e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0
+) -> None:
+    """A link that carries the value of the step before; it may come from anywhere, the junction's own future too."""
+    p = e.program
+    total = p.node(site)
+    if source is None:
+        values = _values(p, total)
+        source = values[int(rng.integers(len(values)))]
+    value = p.value(source)
+    name = f"{p.path(value.node).removesuffix('.out')}.before1"
+    if p.select(name).count:
+        held = p.node(name)
+    else:
+        held = e.state(name, np.zeros([int(d) for d in e.spec(value).shape], e.spec(value).dtype.numpy))
+        e.carry(value, held)
+    _open(e, _new(e, p.value(held), total, float(weight)), total)
+
+
+@mutation("toggle_link", sites=links, weight=0.02)
+def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
+    """Close an open link, or open a closed one."""
+    link = _link(e.program, site)
+    if e.program.consumers(link):
+        _close(e, link)
+    else:
+        _open(e, link, _target(e.program, link))
+
+
+@mutation("remove_link", sites=links, weight=0.02)
+def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
+    """Take a link out, with the neurons and states that only it needed."""
+    p = e.program
+    link = _link(p, site)
+    _close(e, link)
+    idle = [link]
+    outputs = {v.node for v in p.outputs()}
+    while idle:
+        node = idle.pop()
+        above = list(dict.fromkeys(v.node for v in p.operands(node)))
+        writes = [w for w in p.consumers(node) if p.op(w) == "write"] if p.op(node) == "state" else []
+        above += [v.node for w in writes for v in p.operands(w) if v.node != node]
+        e.remove([*writes, node])
+        idle += [n for n in dict.fromkeys(above) if n not in outputs and n not in idle and _unread(p, n)]
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+def _unread(p: Program, node: NodeId) -> bool:
+    """Whether nobody needs a node: a state is needed by more than its own write; an input stays."""
+    if p.op(node) in ("input", "const"):
+        return False
+    return all(p.op(n) == "write" and p.op(node) == "state" for n in p.consumers(node))
+
+
+def _values(p: Program, like: NodeId) -> list[NodeId]:
+    """What ops compute in the shape of a node."""
+    return [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == (p.spec(like),)]
+
+
+def _after(p: Program, node: NodeId) -> set[NodeId]:
+    """The node and all that depends on it."""
+    seen, todo = {node}, [node]
+    while todo:
+        for reader in p.consumers(todo.pop()):
+            if reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return seen
+
+
+def _link(p: Program, site: Any) -> NodeId:
+    node = p.node(site)
+    if node not in links(p):
+        raise UsageError("not a link: a value times one weight, into a junction", where=p.path(node), got=p.op(node))
+    return node
+
+
+def _target(p: Program, link: NodeId) -> NodeId:
+    """The junction that a link leads to, or led to."""
+    readers = p.consumers(link)
+    if readers:
+        return readers[0]
+    found = _NAME.match(p.path(link))
+    assert found is not None
+    for name in (f"{found[1]}.sum", found[1]):
+        if p.select(name).count:
+            return p.node(name)
+    raise UsageError("the junction of a closed link is gone", where=p.path(link), expected=f"{found[1]} or .sum")
+
+
+def _new(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
+    """A link, not yet open."""
+    p = e.program
+    used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
+    name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
+    return e.add("mul", source, e.param(f"{name}.weight", np.asarray(weight, p.spec(source).dtype.numpy)), name=name)
+
+
+def _open(e: Transaction, link: NodeId, total: NodeId) -> None:
+    """The port of a link into a neuron is its number, which keeps sums in one order."""
+    found = _NAME.match(e.program.path(link))
+    assert found is not None
+    e.connect(link, total, port=int(found[2]) if e.program.path(total).endswith(".sum") else None)
+
+
+def _close(e: Transaction, link: NodeId) -> None:
+    for edge in e.program.out_edges(link):
+        e.cut(edge)
+
+
+def _free_neuron(p: Program) -> int:
+    heads = (p.path(n).partition(".")[0] for n in p.nodes())
+    return max((int(h[1:]) for h in heads if h[0] == "n" and h[1:].isdigit()), default=-1) + 1

@@ -1,0 +1,267 @@
+"""Neurons that evolve: generations of genomes in columns, scored, sorted into species, and bred."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.names import MUTATIONS
+from graphwright.errors import UsageError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
+from graphwright.evolve.evolution import Evolution, Scalar
+from graphwright.evolve.genomes import minimal, take
+from graphwright.evolve.lineage import Key, Lineage
+from graphwright.evolve.reproduce import Births, breed, children, representatives
+from graphwright.evolve.result import Individual, Result
+from graphwright.evolve.settings import NEAT
+from graphwright.evolve.species import Species
+from graphwright.evolve.status import Status
+from graphwright.evolve.tasks.task import Population, Scores
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
+
+_REDRAW = 6  # purpose of the stream of weights that are not inherited
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One line of the log: best and median fitness, the best metric so far, species by number with their sizes."""
+
+    generation: int
+    best: float
+    median: float
+    metric: float
+    hidden: int
+    links: int
+    species: dict[int, int]
+    failed: int
+    threshold: float
+
+
+class NeuronEvolution(Evolution):
+    """Evolution of neurons and links; made by `Evolution(task, scalar(), NEAT(...))`."""
+
+    def __init__(
+        self, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
+    ) -> None:
+        if not isinstance(settings or NEAT(), NEAT):
+            raise UsageError("settings that neurons don't have", got=type(settings).__name__, expected="NEAT or Hybrid")
+        self._begin(task, seed, threads)
+        self.settings = settings or NEAT()
+        s = self.settings
+        if s.train is not None and task.lesson is None:
+            raise TaskError("this task has nothing to train on", where=task.name, fix="NEAT(), without train")
+        links = (task.inputs + 1) * task.outputs
+        if task.outputs > s.max_nodes or links > s.max_links:
+            raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",
+                                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
+        self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
+        self.births = Births.founders(s.population)
+        for k in range(s.burst if s.start == "random" else 0):
+            self._burst(k)
+        self.species = Species.founders(self.genes, s)
+        self.fitness: np.ndarray | None = None  # of the generation as it is; None until it is scored
+        self.metric = np.zeros(0)
+        self.lineage = Lineage(task.inputs, task.outputs, task.names)
+        self.best: Key | None = None
+        self.gained = 0
+        self.solution: Key | None = None
+        self._shown: tuple[Key, float, int, int] | None = None
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    @property
+    def _scored(self) -> bool:
+        return self.fitness is not None
+
+    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+        if self.fitness is not None:
+            self._reproduce()
+        self._evaluate(aim)
+
+    def _reached(self, aim: float) -> bool:
+        return self.solution is not None
+
+    def _result(self, status: Status) -> Result:
+        return Result(self, status)
+
+    def save(self, directory: StrPath) -> None:
+        """Write all that the run needs to go on, atomically; see `evolve.resume`."""
+        from graphwright.evolve.saving import save
+
+        save(self, directory)
+
+    def population(self, genes: Any = None) -> Population:
+        """Genomes as tasks see them; by default those of this generation."""
+        from graphwright.array.population.runner import tabulate
+
+        genes = self.genes if genes is None else genes
+        table = tabulate(genes, self.task.inputs, self.task.outputs)
+        return Population(
+            genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
+            self.threads, lambda g: self.program(genes, g),
+        )  # fmt: skip
+
+    def program(self, genes: Any, g: int) -> Any:
+        """A genome as a Program that has no history."""
+        from graphwright.evolve.genomes import genome
+        from graphwright.evolve.program import founder
+
+        return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
+
+    def individual(self, key: Key) -> Individual:
+        """An individual of the run, as long as its genes are kept."""
+        return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
+
+    # -- one generation ----------------------------------------------------------------------------------------------
+    def _evaluate(self, aim: float | None) -> None:
+        s, count = self.settings, self.settings.population
+        if s.train is not None:
+            self._train()
+        population = self.population(self.scored)
+        scores: Scores = self.task.score(population)
+        fitness = np.where(np.isfinite(scores.fitness), scores.fitness, -np.inf)
+        metric = np.where(np.isfinite(fitness), scores.metric, -np.inf)
+        self._failed(scores, fitness)
+        if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
+            self._twice(fitness)
+        c = self.counters
+        c.evaluations += count
+        c.forward += scores.passes
+        c.environment += scores.seconds
+        self.fitness, self.metric = fitness, metric
+        self.species.note(fitness, self.generation)
+        self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
+        top = int(np.argmax(fitness))
+        if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
+            self.best, self.gained = Key(self.generation, top), self.generation
+            self.lineage.pinned.add(self.best)
+        if aim is not None:
+            self._confirm(aim, fitness, metric)
+        shown = self.best if self.solution is None else self.solution
+        if self._shown is None or self._shown[0] != shown:
+            genome = self.lineage.genome(shown)
+            self._shown = (shown, self.lineage.birth(shown).metric, genome.hidden, genome.open_links)
+        _, reached, hidden, links = self._shown
+        numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
+        finite = fitness[np.isfinite(fitness)]
+        self.log.append(
+            Generation(
+                self.generation,
+                float(fitness[top]),
+                float(np.median(finite)) if len(finite) else float("-inf"),
+                reached,
+                hidden,
+                links,
+                dict(zip(numbers, sizes, strict=True)),
+                int(count - len(finite)),
+                float(self.species.threshold),
+            )
+        )
+
+    def _twice(self, fitness: np.ndarray) -> None:
+        """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
+        top = int(np.argmax(fitness))
+        again = float(self.task.score(self.population(take(self.scored, np.array([top])))).fitness[0])
+        if again != fitness[top] and np.isfinite(again):
+            text = f"{self.task.name}: the fitness of one genome was {float(fitness[top])!r}, then {again!r}"
+            warnings.warn(NoisyFitness(text), stacklevel=4)
+
+    def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
+        """The fittest that reaches the target and is confirmed solves the task."""
+        reached = np.flatnonzero(metric >= aim)
+        for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
+            if self.task.confirm(self.population(take(self.scored, np.array([g])))):
+                self.solution = Key(self.generation, g)
+                self.lineage.pinned.add(self.solution)
+                return
+
+    def _train(self) -> None:
+        """Gradient steps on all genomes: on the genes themselves, or on copies if children shall not inherit them."""
+        from graphwright.array.population.runner import fit, tabulate
+
+        s, count = self.settings, self.settings.population
+        assert s.train is not None
+        genes = self.genes
+        if s.inherit == "baldwin":
+            genes = type(genes)(*(column.copy() for column in genes))
+            self._trained = genes
+        elif s.inherit == "none" and self.generation:
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, (_REDRAW << 32) | self.generation]))
+            scale = 1.0 / np.sqrt(self.task.inputs)
+            genes.weight[:] = rng.normal(size=len(genes.weight)) * scale
+            for moments in (genes.first, genes.second, genes.steps):
+                moments[:] = 0
+        lesson = self.task.lesson()
+        steps = np.full(count, s.train.steps, np.int64)
+        fit(tabulate(genes, self.task.inputs, self.task.outputs), genes, lesson, steps, np.full(count, s.train.lr),
+            s.train.clip, self.threads)  # fmt: skip
+        self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
+
+    @property
+    def scored(self) -> Any:
+        """The genes that fitness is of: trained ones."""
+        keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
+        return self._trained if keeps else self.genes
+
+    def _reproduce(self) -> None:
+        assert self.fitness is not None
+        s, silent = self.settings, self.generation - self.gained
+        chosen = representatives(self.species, self.seed, self.generation)
+        old = self.genes
+        self.genes, self.births, self.registry = children(
+            old, self.fitness, self.species, s, self.registry, self.task.inputs, self.task.outputs, self.seed,
+            self.generation + 1, silent,
+        )  # fmt: skip
+        self._refused(self.births)
+        self.generation += 1
+        self.species = self.species.next(old, chosen, self.genes, s, self.generation)
+        self.fitness = None
+
+    def _burst(self, k: int) -> None:
+        """One random mutation of each founder."""
+        count = self.settings.population
+        each = np.arange(count)
+        self.genes, _, self.registry = breed(
+            self.genes, np.zeros(count), np.full(count, -1), each, np.arange(count + 1), each, self.settings,
+            self.registry, self.task.inputs, self.task.outputs, self.seed, (1 << 30) + k,
+        )  # fmt: skip
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+    def _refused(self, births: Births) -> None:
+        assert self.counters.refused is not None
+        for i in np.flatnonzero(births.refused):
+            name = MUTATIONS[i]
+            self.counters.refused[name] = self.counters.refused.get(name, 0) + int(births.refused[i])
+
+    def _failed(self, scores: Scores, fitness: np.ndarray) -> None:
+        """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
+        failed = np.flatnonzero(~np.isfinite(fitness))
+        texts = [
+            f"generation {self.generation}, genome {g}: {scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
+            for g in failed.tolist()
+        ]
+        self.counters.failed += len(failed)
+        self.failures += texts[: max(0, 100 - len(self.failures))]
+        if 2 * len(failed) > len(fitness):
+            raise EvaluationFailed(
+                "more than half of a generation has no fitness",
+                where=f"{self.task.name}, generation {self.generation}",
+                expected=f"at most {len(fitness) // 2} of {len(fitness)}",
+                got="; ".join(texts[:3]),
+            )
+
+    def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
+        line, c = self.log[-1], self.counters
+        facts = {
+            "best": line.best,
+            self.task.metric: line.metric,
+            "species": float(len(line.species)),
+            "hidden": float(line.hidden),
+            "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
+        }
+        return Progress("evolve", len(self.log), generations or len(self.log), facts)

@@ -1,0 +1,114 @@
+"""Gates: numbers made of trained logits that multiply messages and units. All gates of a program are one use of `gate`.
+
+The table says per element what gate it belongs to, int64 [N, 7] with the columns of `COLUMNS`; the run is seed, step
+and mode, int64 [3]. Both are operands: closing a gate, a new temperature or another mode never plans anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import floating
+
+COLUMNS = ("kind", "group", "state", "slot", "generation", "element", "cost")
+KINDS = ("scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice")
+NOISY = frozenset({"bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
+STATES = ("soft", "open", "closed", "frozen", "free")
+MODES = ("eval", "train", "soft", "hard", "open")
+_RUN = Spec((3,), int64)
+
+
+def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tuple[int, ...]) -> None:
+    floating(logits)
+    if len(logits.shape) != 1 or sum(sizes) != logits.shape[0]:
+        raise ShapeError("parts make up the logits", expected=f"[{sum(sizes)}]", got=logits)
+    if table != Spec((logits.shape[0], len(COLUMNS)), int64):
+        raise ShapeError("a row per logit", expected=Spec((logits.shape[0], len(COLUMNS)), int64), got=table)
+    if len(floating(temperature).shape) != 1:
+        raise ShapeError("temperatures are a vector", got=temperature)
+    if run != _RUN:
+        raise DTypeError("a run is seed, step and mode", expected=_RUN, got=run)
+
+
+@op("gate")
+class Gate:
+    """Values of gates, a result per part: operands logits [N], table [N, 7], temperatures [G], run [3].
+
+    A gate is what its kind makes of logit z and temperature T, in training with noise u(seed, step, slot, generation,
+    element), else without (`docs/structure.md` has the table of kinds). `groups` names the temperatures. The gradient
+    of a hard gate is that of the soft one it was cut from, taken at the hard forward. Maddison et al. 2017 (concrete);
+    Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
+    """
+
+    arity, attrs = 4, {"sizes": ..., "groups": ()}
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+
+    @staticmethod
+    def infer(logits, table, temperature, run, sizes, groups):
+        _checked(logits, table, temperature, run, sizes)
+        return tuple(Spec((n,), logits.dtype) for n in sizes)
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        given = g if isinstance(g, tuple) else (g,)
+        there = tuple(part is not None for part in given)
+        parts = [part for part in given if part is not None]
+        logits, temperature = call("gate_grad", *ins, *parts, sizes=attrs["sizes"], given=there)
+        return logits, None, temperature, None
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(40 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    @staticmethod
+    def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
+        operands, sizes = _drawn(rng)
+        return operands, {"sizes": sizes}
+
+
+@op("gate_grad")
+class GateGrad:
+    """Gradients of `gate` by logits and temperatures: its operands, then the gradients of the `given` parts."""
+
+    arity, vjp = (4, None), None
+    attrs, traits = {"sizes": ..., "given": ...}, Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+    why = {"vjp": "the slope of a straight-through gate has no slope of its own"}
+
+    @staticmethod
+    def infer(logits, table, temperature, run, *grads, sizes, given):
+        _checked(logits, table, temperature, run, sizes)
+        wanted = [Spec((n,), logits.dtype) for n, there in zip(sizes, given, strict=True) if there]
+        if list(grads) != wanted:
+            raise ShapeError("a gradient per given part", expected=", ".join(map(repr, wanted)), got=f"{list(grads)}")
+        return logits, temperature
+
+    @staticmethod
+    def cost(ins, outs, attrs):
+        return Cost(40 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    @staticmethod
+    def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
+        operands, sizes = _drawn(rng)
+        given = tuple(bool(rng.integers(2)) for _ in sizes)
+        grads = [rng.normal(size=n) for n, there in zip(sizes, given, strict=True) if there]
+        return [*operands, *grads], {"sizes": sizes, "given": given}
+
+
+def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
+    """Gates whose gradient is their difference quotient and whose units are independent, noise included."""
+    sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
+    smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
+    rows = []
+    for slot, n in enumerate(sizes):
+        kind = smooth[rng.integers(len(smooth))]
+        state = int(rng.choice([0, 0, 0, 1, 2]))
+        rows += [[kind, int(rng.integers(2)), state, slot, 3, i, 1] for i in range(n)]
+    run = np.array([rng.integers(-(2**63), 2**63), rng.integers(0, 2**32), rng.integers(3)])
+    return [rng.normal(size=sum(sizes)), np.array(rows), np.array([0.5, 1.5]), run], sizes

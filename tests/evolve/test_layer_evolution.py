@@ -1,0 +1,293 @@
+"""Evolution of whole layers: what survives, what children inherit, what is kept on disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import evolve as ev
+from graphwright.errors import UsageError
+from graphwright.evolve import mutations as m
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
+from graphwright.evolve.layers import engine, train
+from graphwright.evolve.layers.cross import cross
+from graphwright.evolve.layers.recipe import LADDER, Recipe
+from graphwright.evolve.mutations import registry
+
+QUICK = {"population": 4, "steps": 20}
+
+
+def start(inputs, outputs):
+    b = gw.Builder()
+    x = b.input("x", ("B", inputs))
+    w = b.param("out.weight", np.zeros((outputs, inputs), np.float32))
+    b.output(b.linear(x, w, b.param("out.bias", np.zeros(outputs, np.float32)), name="out"), "y")
+    return b.build()
+
+
+def evolution(seed=0, task=None, **settings) -> Any:
+    return ev.Evolution(task or ev.tasks.two_moons(300), ev.blocks(start(2, 1)), ev.Layers(**settings), seed=seed)
+
+
+def test_layers_evolve_until_the_moons_are_apart():
+    task, p = ev.tasks.two_moons(300), start(2, 1)
+    before = p.hash()
+    settings = ev.Layers(population=4, steps=200, pareto=ev.Pareto())
+    result: Any = ev.Evolution(task, ev.blocks(p), settings, seed=0).run(max_evaluations=20)
+    assert p.hash() == before  # children share weights until they are written
+    assert result.evolution._best().metric >= 0.95
+    assert result.test() >= 0.9
+    assert task.test_reads == 1
+    values = np.array([[a.metric, -a.birth.params] for a in result.pareto_front])
+    assert (ev.pareto.fronts(values) == 0).all()
+    small = result.smallest_meeting_target()
+    assert small is None or small.birth.params == min(a.birth.params for a in result.pareto_front if a.metric >= 0.97)
+    for member in result.pareto_front:
+        assert train.measure(task, member.program, task.valid) == (member.metric, member.birth.loss)
+        assert member.program.journal[-1].author == "evolution"
+    facts = result.to_json()
+    assert facts["evaluations"] == len(result.births) == 20
+    assert facts["backward_passes"] == 20 * 200 * 64
+    assert facts["forward_passes"] == 20 * len(task.valid.x)
+    assert str(result).startswith(str(result.status))
+
+
+def test_a_run_is_the_same_twice_and_interrupted(tmp_path):
+    whole = evolution(3, **QUICK)
+    whole.run(max_evaluations=21)
+    parts = evolution(3, **QUICK)
+    parts.run(max_generations=3)
+    # what is explored early depends on the share of the run that is done
+    parts.save(tmp_path / "run")
+    resumed: Any = ev.resume(tmp_path / "run", parts.task)
+    assert isinstance(resumed, engine.LayerEvolution)
+    again = evolution(3, **QUICK)
+    again.run(max_generations=3)
+    for run in (resumed, again):
+        run.run(max_evaluations=21)
+    assert resumed.births == again.births
+    for a, b in zip(resumed.members, again.members, strict=True):
+        assert a.program.structure_hash() == b.program.structure_hash()
+        assert {k: v.data.tobytes() for k, v in a.program.variables().items()} == {
+            k: v.data.tobytes() for k, v in b.program.variables().items()
+        }
+        assert {k: v.tobytes() for k, v in a.moments.items()} == {k: v.tobytes() for k, v in b.moments.items()}
+    twice = evolution(3, **QUICK)
+    twice.run(max_evaluations=21)
+    assert twice.births == whole.births
+    resumed.save(tmp_path / "a")
+    again.save(tmp_path / "b")
+    texts = [json.loads((tmp_path / n / "run.json").read_text()) for n in "ab"]
+    assert texts[0] == texts[1]
+    best = ev.load_best(tmp_path / "a", whole.task)
+    assert train.measure(whole.task, best.program, whole.task.valid)[0] == best.metric
+
+
+def test_a_saved_run_of_another_task_or_with_parts_missing_is_refused(tmp_path):
+    run = evolution(**QUICK)
+    run.run(max_generations=2)
+    run.save(tmp_path / "run")
+    with pytest.raises(ResumeMismatch, match="another task"):
+        ev.resume(tmp_path / "run", ev.tasks.two_moons(300, seed=1))
+    text = json.loads((tmp_path / "run" / "run.json").read_text())
+    text["members"].append(999)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(text))
+    with pytest.raises(ResumeMismatch, match="member is missing"):
+        ev.resume(tmp_path / "run", run.task)
+    text["members"].pop()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(text))
+    home = next((tmp_path / "run" / "members").iterdir())
+    raw = bytearray((home / "moments.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (home / "moments.safetensors").write_bytes(raw)
+    with pytest.raises(ResumeMismatch, match="damaged"):
+        ev.resume(tmp_path / "run", run.task)
+    shutil.rmtree(tmp_path / "run" / "members")
+
+
+def test_a_line_of_mothers_replays_to_the_same_structure():
+    run = evolution(5, **QUICK)
+    run.run(max_evaluations=40)
+    for member in run.members:
+        line = run.line(member.number)
+        assert line[0].number == 0
+        assert [b.mother for b in line[1:]] == [b.number for b in line[:-1]]
+        assert run.replay(member.number).structure_hash() == member.program.structure_hash()
+    assert any(b.father is not None for b in run.births)
+    with pytest.raises(UsageError):
+        run.line(10**6)
+
+
+def test_equal_mutations_get_equal_names_whoever_makes_them():
+    run = evolution(**QUICK)
+    kind = m.MUTATIONS["insert_layer"]
+    a, b = start(2, 1), start(2, 1)
+    assert run._number(a, kind, "out") == run._number(b, kind, "out") == "b1"
+    with a.edit("one") as e:
+        m.insert_layer(e, "out", np.random.default_rng(0), block="b1")
+    assert run._number(a, kind, "out") == "b2"
+    assert run._number(b, kind, "out") == "b1"
+    assert run._number(b, m.MUTATIONS["add_skip"], "out") == "b3"
+
+
+def test_crossover_gives_each_layer_of_one_parent_with_its_moments():
+    run = evolution(2, population=6, steps=10, crossover=0.0)
+    run.run(max_evaluations=40)
+    rng = np.random.default_rng(0)
+    seen = 0
+    for mother in run.members:
+        for father in run.members:
+            child = mother.program.fork()
+            moments, taken = cross(child, mother.moments, father.program, father.moments, rng)
+            assert child.structure_hash() == mother.program.structure_hash()
+            for key in child.weights:
+                layer = key.rpartition(".")[0]
+                whose = father if layer in taken else mother
+                assert child.weights.array(key).tobytes() == whose.program.weights.array(key).tobytes()
+                for name, value in moments.items():
+                    if name.partition(".")[2].rpartition(".")[0] == key:
+                        assert value.tobytes() == whose.moments[name].tobytes()
+            seen += len(taken)
+            if father is mother:
+                assert child.hash() == mother.program.fork().hash() or taken
+    assert seen > 20
+
+
+def test_moments_follow_a_weight_and_new_weights_begin_anew():
+    run = evolution(**QUICK)
+    run.run(max_generations=1)
+    (mother,) = run.members
+    program = mother.program.fork()
+    opt = train.optimizer(program, mother.birth.recipe)
+    train.restore(opt, mother.moments)
+    with program.edit("grow") as e:
+        m.insert_layer(e, "out", np.random.default_rng(0), 3, block="b1")
+    state = train.moments(opt)
+    for name, value in mother.moments.items():
+        assert state[name].tobytes() == value.tobytes()
+    fresh = [v for k, v in state.items() if ".b1." in k]
+    assert fresh
+    assert all((v == 0).all() for v in fresh)
+
+
+@pytest.mark.parametrize("inherit", ["lamarck", "baldwin"])
+def test_children_inherit_trained_weights_or_those_before(inherit):
+    run = evolution(1, population=1, steps=10, crossover=0, learning_rate=1.0, inherit=inherit)
+    run.run(max_generations=1)
+    mother = run.members[0]
+    program, moments = mother.heritage
+    weight = program.weights.array("out.weight").to_numpy()
+    assert (weight == 0).all() == (inherit == "baldwin")
+    assert all((v == 0).all() for v in moments.values()) == (inherit == "baldwin")
+    assert (mother.program.weights.array("out.weight").to_numpy() != 0).any()
+
+
+def test_recipes_keep_to_their_ranges():
+    rng, recipe = np.random.default_rng(0), Recipe.of(0.01, "adam", "bce")
+    assert recipe.lr == pytest.approx(0.01)
+    steps = []
+    for _ in range(10_000):
+        after = recipe.step(rng)
+        steps.append(abs(after.rate - recipe.rate))
+        assert 0 <= after.rate < len(LADDER)
+        recipe = after if rng.random() < 0.5 else Recipe(int(rng.integers(13)), "adam", "bce")
+    middle = [s for s in steps if s]
+    assert 0.75 < np.mean([s == 1 for s in middle]) < 0.87
+    assert 1e-4 <= Recipe(0, "sgd", "bce").switch().lr <= 1.001e-2
+    assert 4e-3 <= Recipe(0, "adam", "bce").switch().lr <= 1.001e-1
+    assert Recipe(3, "adam", "mse").relearn(("mse", "huber")).loss == "huber"
+    assert Recipe(3, "adam", "huber").relearn(("mse", "huber")).loss == "mse"
+
+
+def test_a_child_is_trained_by_its_own_recipe(monkeypatch):
+    rates = []
+    make = train.optimizer
+    monkeypatch.setattr(train, "optimizer", lambda p, r: rates.append(r) or make(p, r))
+    run = evolution(1, population=2, steps=1, crossover=0, learning_rate=0.5, switch=0.3, relearn=0.2)
+    run.run(max_evaluations=15)
+    used = [r for r in rates]
+    assert all(b.recipe in used for b in run.births)
+    assert {b.recipe.optimizer for b in run.births} == {"adam", "sgd"}
+    assert {b.recipe.loss for b in run.births} == {"bce", "mse"}
+
+
+def test_statuses(monkeypatch):
+    run = evolution(**QUICK)
+    assert run.run(max_generations=2, target=2).status == "MaxGenerations"
+    assert run.run(max_evaluations=run.counters.evaluations, target=2).status == "MaxEvaluations"
+    assert run.run(max_seconds=0.0, target=2).status == "MaxTime"
+    assert run.run(max_generations=9, target=2, callback=lambda r: True).status == "CallbackStopped"
+    assert run.run(target=0.0).status == "TargetReached"
+    monkeypatch.setattr(engine, "MUTATIONS", {})
+    idle = evolution(population=2, steps=1, crossover=0, learning_rate=0, switch=0, relearn=0)
+    assert idle.run(max_generations=50, target=2).status == "NoApplicableMutation"
+    monkeypatch.undo()
+    still = evolution(population=1, steps=0, crossover=0, learning_rate=1.0, switch=0, relearn=0, pareto=ev.Pareto())
+    assert still.run(max_generations=60, target=2).status == "Converged"
+    assert len(still.log) == 21
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(TaskError, match="do not fit"):
+        ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(3, 1)))
+    with pytest.raises(TaskError, match="one step a case"):
+        ev.Evolution(ev.tasks.parity(), ev.blocks(start(1, 1)))
+    with pytest.raises(UsageError, match="layers don't have"):
+        ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(2, 1)), ev.NEAT())  # pyright: ignore[reportCallIssue,reportArgumentType]
+    with pytest.raises(UsageError, match="nothing evolves from"):
+        ev.Evolution(ev.tasks.two_moons(), start(2, 1))  # pyright: ignore[reportCallIssue,reportArgumentType]
+    with pytest.raises(LimitTooSmall):
+        evolution(max_params=2)
+    for wrong in ({"crossover": 2}, {"optimizer": "magic"}, {"lr": 0.0}):
+        with pytest.raises(UsageError):
+            ev.Layers(**wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="objectives"):
+        ev.Pareto(("speed",))
+    p = start(2, 1)
+    with p.edit("spoil") as e:
+        e.set_weight("out.weight", np.full((1, 2), np.nan, np.float32))
+    with pytest.raises(EvaluationFailed, match="loss is nan"):
+        ev.Evolution(ev.tasks.two_moons(), ev.blocks(p)).run(4)
+
+
+def test_limits_hold():
+    run = evolution(4, population=3, steps=1, crossover=0, max_params=40, max_flops=150, max_width=16)
+    run.run(max_evaluations=60, target=2)
+    assert max(b.params for b in run.births) <= 40
+    assert max(b.flops for b in run.births) <= 150
+    assert run.counters.refused
+
+
+def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
+    table = dict(m.MUTATIONS)
+    monkeypatch.setattr(registry, "MUTATIONS", table)
+    monkeypatch.setattr(engine, "MUTATIONS", table)
+
+    @ev.mutation("halve", sites=m.linears, weight=1e9)
+    def halve(e, site, rng):
+        e.set_weight(e.program.operands(site)[1].node, lambda w: w / 2)
+
+    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run.run(max_evaluations=4, target=2)
+    assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
+
+
+def test_images_evolve_too():
+    gw.manual_seed(0)
+    n = gw.nn
+    net = n.Sequential(n.Conv2d(1, 4, 3, padding=1), n.ReLU(), n.AdaptiveAvgPool2d(1), n.Flatten(), n.Linear(4, 2))
+    p = gw.trace(net, gw.zeros(16, 1, 6, 6))  # for batches of 16, and no others
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 36)).astype("f4")
+    y = np.arange(90) % 2
+    x.reshape(90, 6, 6)[y == 1, 1:3, 1:3] += 2
+    task = ev.Task(x, y, "cross_entropy", target=2.0, name="spots")
+    run: Any = ev.Evolution(task, ev.blocks(p), ev.Layers(population=4, steps=40), seed=1)
+    run.run(max_evaluations=25)
+    assert run._best().metric > 0.8
+    assert {b.mutation for b in run.births} & {"kernel", "stride", "widen"}

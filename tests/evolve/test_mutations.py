@@ -1,0 +1,281 @@
+"""Mutations of layers, units, windows and single links, on a user's own program."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import evolve as ev
+from graphwright.errors import UsageError
+from graphwright.evolve import mutations as m
+from graphwright.evolve.genomes import genome as read_genome
+from graphwright.evolve.mutations.layers import branches
+from graphwright.evolve.mutations.links import junctions, links
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(40, 64)).astype(np.float32)
+KEEP = ("widen", "insert_layer", "insert_node", "add_skip", "add_link")
+
+
+def mlp(widths=(64, 8, 7, 7), seed=0, kind="float32"):
+    gw.manual_seed(seed)
+    layers = []
+    for a, b in pairwise(widths):
+        layers += [gw.nn.Linear(a, b), gw.nn.Tanh(), gw.nn.Dropout(0.1), gw.nn.LeakyReLU()]
+    net = gw.nn.Sequential(*layers[:-3])
+    net.eval()
+    return gw.trace(net, gw.tensor(X[:, : widths[0]]))
+
+
+def cnn(seed=0):
+    gw.manual_seed(seed)
+    n = gw.nn
+    head = (n.AdaptiveAvgPool2d(1), n.Flatten(), n.Linear(6, 6))
+    net = n.Sequential(n.Conv2d(1, 4, 3, padding=1), n.ReLU(), n.Conv2d(4, 6, 3, padding=1), n.Tanh(), *head)
+    return gw.trace(net, gw.tensor(X.reshape(40, 1, 8, 8)))
+
+
+STARTS = {"mlp": mlp, "cnn": cnn}
+
+
+def answers(p):
+    return p.run({p.input_names()[0]: X.reshape(p.spec(p.input_names()[0]).shape)}, keep="outputs")[
+        p.output_names()[0]
+    ].to_numpy()
+
+
+def prepared(start):
+    """A program that every mutation has a site in: a branch, a skip, a link; weights that are not those of growth."""
+    p = STARTS[start]()
+    last = m.linears(p)[-1]
+    with p.edit("something to remove") as e:
+        m.insert_layer(e, last, np.random.default_rng(5))
+        m.add_skip(e, last, np.random.default_rng(6))
+        m.add_link(e, junctions(p)[0], rng, last, 0.5)
+    for v in p.parameters():
+        v.assign(gw.tensor(v.numpy() + 0.1 * np.random.default_rng(1).normal(size=v.shape).astype("f4")))
+    return p
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", list(m.MUTATIONS))
+def test_each_mutation_keeps_its_promise_and_is_undone(name, start):
+    p = prepared(start)
+    kind, before, y = m.MUTATIONS[name], p.hash(), answers(p)
+    made = 0
+    for k, site in enumerate(kind.sites(p)):
+        try:
+            with p.edit(name, author="evolution") as e:
+                kind.apply(e, site, np.random.default_rng(k))
+        except UsageError:
+            assert p.hash() == before  # a refused one changed nothing
+            continue
+        made += 1
+        assert p.validate().ok
+        if name in KEEP:
+            assert np.abs(answers(p) - y).max() <= 1e-6 * np.abs(y).max()
+        else:
+            answers(p)
+        assert set(p.weights) == {p.key(n) for n in p.nodes() if p.op(n) in ("param", "state")}
+        p.undo()
+        assert p.hash() == before
+    lacks = {"mlp": ("kernel", "stride"), "cnn": ("layer_attr",)}[start]
+    assert made or name in lacks
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_200_mutations_in_random_order_leave_gradients_right(start):
+    p = STARTS[start]()
+    step = np.random.default_rng(3)
+    names = [p.path(n) for n in p.nodes()]
+    done: set[str] = set()
+    for _ in range(200):
+        kind = list(m.MUTATIONS.values())[int(step.integers(len(m.MUTATIONS)))]
+        sites = kind.sites(p)
+        if kind.name == "add_delay_link":
+            continue  # a state that a run moves on: its gradients have tests of their own
+        if len(sites) and sum(v.data.size for v in p.parameters()) < 3000:
+            try:
+                with p.edit(kind.name) as e:
+                    kind.apply(e, sites[int(step.integers(len(sites)))], step)
+                done.add(kind.name)
+            except UsageError:
+                pass
+        elif sites and kind.name in ("narrow", "remove_layer", "remove_link", "remove_skip"):
+            with p.edit(kind.name) as e:
+                kind.apply(e, sites[0], step)
+    assert {"widen", "narrow", "insert_layer", "add_skip"} <= done
+    assert {"mlp": {"split_link", "add_link", "toggle_link"}, "cnn": {"kernel", "stride"}}[start] <= done
+    assert p.validate().ok
+    for v in p.parameters():
+        v.grad = None
+    # Σ sin y, so that zeros of growth are no stationary points
+    p(**{p.input_names()[0]: gw.tensor(X.reshape(p.spec(p.input_names()[0]).shape))}).sin().sum().backward()
+    for v in list(p.parameters()):
+        if v.grad is None or not v.data.size:
+            continue
+        direction = step.normal(size=v.shape).astype("f4")
+        direction /= np.abs(direction).max()
+        slope, size, old = float((v.grad.numpy() * direction).sum()), 1e-3, v.numpy().copy()
+        values = []
+        for sign in (1, -1):
+            v.assign(gw.tensor(old + sign * size * direction))
+            values.append(np.sin(answers(p).astype("f8")).sum())
+        v.assign(gw.tensor(old))
+        assert abs(slope - (values[0] - values[1]) / (2 * size)) <= 2e-2 * (abs(slope) + 1)
+    p.undo(len(p.journal))
+    assert [p.path(n) for n in p.nodes()] == names
+
+
+def test_what_grew_has_gradients_at_once():
+    p = mlp()
+    first, second = (p.key(p.operands(n)[1].node) for n in m.linears(p)[:2])
+    with p.edit("widen") as e:
+        m.widen(e, next(a for a in m.widths(p) if p.axes()[a].size == 8), rng, 4)
+    found = _gradients(p)
+    assert np.abs(found[second][:, 8:]).min() > 0  # zeros out of the new units
+    assert (found[first][8:] == 0).all()  # nothing comes back through zeros, until they moved
+    with p.edit("branch") as e:
+        m.insert_layer(e, m.linears(p)[1], rng, 5, "tanh")
+    assert np.abs(_gradients(p)["b1.to.weight"]).max() > 0
+
+
+def _gradients(p) -> dict[str, Any]:
+    for q in p.parameters():
+        q.grad = None
+    (p(**{p.input_names()[0]: gw.tensor(X.reshape(p.spec(p.input_names()[0]).shape))}) ** 2).sum().backward()
+    return {key: None if v.grad is None else v.grad.numpy() for key, v in p.variables().items()}
+
+
+def test_removing_a_part_leaves_no_orphan():
+    p = mlp()
+    weights = set(p.weights)
+    with p.edit("in") as e:
+        m.insert_layer(e, m.linears(p)[0], rng)
+    with p.edit("inside") as e:
+        m.insert_layer(e, p.node("b1.from"), rng)
+    with p.edit("out") as e:
+        m.remove_layer(e, p.node("b1.to"), rng)
+    assert set(p.weights) == weights
+    assert not branches(p)
+    assert not [n for n in p.nodes() if p.path(n).startswith("b")]
+
+
+def test_narrow_takes_the_units_that_count_least():
+    p = mlp()
+    node = m.linears(p)[0]
+    w = p.operands(node)[1].node
+    old = p.weights.array(p.key(w)).to_numpy().copy()
+    old[3] = 0
+    with p.edit("weak") as e:
+        e.set_weight(w, old)
+        e.set_weight(p.operands(node)[2].node, np.zeros(8, np.float32))
+    y = answers(p)
+    axis = next(a for a in m.widths(p) if p.axes()[a].size == 8)
+    with p.edit("narrow") as e:
+        m.narrow(e, axis, rng, 1)
+    np.testing.assert_allclose(answers(p), y, atol=1e-6)  # the silent unit went
+    with pytest.raises(UsageError), p.edit("too much") as e:
+        m.narrow(e, axis, rng, 7)
+
+
+def test_a_larger_window_computes_the_same():
+    p = cnn()
+    y, node = answers(p), p.of_kind("conv")[1]
+    with p.edit("look further") as e:
+        m.kernel(e, node, rng, 5)
+    assert p.weights.array(p.key(p.operands(node)[1].node)).shape == (6, 4, 5, 5)
+    np.testing.assert_allclose(answers(p), y, atol=1e-6)
+    with p.edit("and back") as e:
+        m.kernel(e, node, rng, 3)
+    np.testing.assert_allclose(answers(p), y, atol=1e-6)
+    with pytest.raises(UsageError, match="another result size"), p.edit("even") as e:
+        m.kernel(e, node, rng, 4)
+
+
+# -- single links ------------------------------------------------------------------------------------------------------
+def genome():
+    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=2), seed=3)
+    return ev.program.founder(read_genome(run.genes, 0, 2, 1))
+
+
+def test_a_link_split_by_hand_reads_as_the_genome_with_a_neuron():
+    p = genome()
+    before = ev.program.read(p)
+    first = before.links[0]
+    y = p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy()
+    with p.edit("split") as e:
+        m.split_link(e, f"n{first.dst}.l{first.id}", rng, "copy")
+    after = ev.program.read(p)
+    (node,) = set(after.nodes) - set(before.nodes)
+    assert node.activation == "identity"
+    old = next(e for e in after.links if e.id == first.id)
+    assert not old.open
+    new = {(e.src, e.dst): e.weight for e in after.links if node.id in (e.src, e.dst)}
+    assert new == {(first.src, node.id): 1.0, (node.id, first.dst): first.weight}
+    assert (p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy() == y).all()  # an identity in the middle: the same bits
+    with p.edit("and out") as e:
+        m.remove_link(e, f"n{node.id}.l{min(e.id for e in after.links if e.dst == node.id)}", rng)
+    assert ev.program.read(p).nodes == after.nodes  # a neuron with a link out of it stays
+
+
+def test_a_neuron_goes_with_its_last_link():
+    p = genome()
+    names = {p.path(n) for n in p.nodes()}
+    with p.edit("split") as e:
+        m.split_link(e, links(p)[0], rng)
+    fresh = [n for n in links(p) if p.path(n) not in names and not p.path(n).startswith("n3")]
+    out = next(n for n in links(p) if p.path(n) not in names and n not in fresh)
+    with p.edit("remove what leads out of it") as e:
+        m.remove_link(e, out, rng)
+    assert {p.path(n) for n in p.nodes()} == names
+
+
+def test_toggling_twice_is_nothing_and_a_delayed_link_remembers():
+    p = genome()
+    y = p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy()
+    link = links(p)[0]
+    for _ in range(2):
+        with p.edit("toggle") as e:
+            m.toggle_link(e, link, rng)
+    assert (p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy() == y).all()
+
+    b = gw.Builder("memory")
+    x = b.input("x", (1, 1))
+    b.output(b.junction(x, name="total"), "y")
+    p = b.build()
+    with p.edit("h = x + 0.5 h of the step before") as e:
+        m.add_delay_link(e, "total", rng, "total", 0.5)
+    h = 0.0
+    for value in (1.0, -2.0, 3.0):
+        h = value + 0.5 * h
+        assert p.run(x=np.full((1, 1), value, "f4"))["y"].to_numpy().item() == pytest.approx(h)
+    with p.edit("forget") as e:
+        m.remove_link(e, links(p)[0], rng)
+    assert not p.of_kind("state")
+    assert len(list(p.nodes())) == 2
+
+
+def test_a_link_goes_to_a_junction_and_makes_no_circle():
+    p = prepared("mlp")
+    with pytest.raises(UsageError, match="ends at a junction"), p.edit("no") as e:
+        m.add_link(e, m.linears(p)[0], rng)
+    total, before = junctions(p)[0], len(links(p))
+
+    def all_there_are():
+        with p.edit("all there are") as e:
+            for k in range(20):
+                m.add_link(e, total, np.random.default_rng(k))
+
+    with pytest.raises(UsageError, match="no earlier value"):
+        all_there_are()
+    assert len(links(p)) == before
+    with p.edit("one") as e:
+        m.add_link(e, total, rng)
+    assert p.validate().ok
+    with pytest.raises(UsageError, match="not a link"), p.edit("no") as e:
+        m.toggle_link(e, m.linears(p)[0], rng)

@@ -1,0 +1,310 @@
+"""Gates as nodes: what they compute, where they may stand, and that edits, plans and files treat them as any node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gated_samples import central, junction_edges, random_dag
+
+import graphwright as gw
+from fixtures import tiny_llama
+from graphwright.graph import StaleHandle
+from graphwright.ops.gate import KINDS, MODES
+from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
+
+SMOOTH = ("scale", "sigmoid", "concrete", "hard_concrete")
+
+
+def set_run(p: Program, mode: str, seed: int = 0, step: int = 0) -> None:
+    p.weights["gates.run"].data = gw.array.from_numpy(np.array([seed, step, MODES.index(mode)]))
+
+
+def set_logits(p: Program, values: np.ndarray) -> None:
+    before = p.weights["gates.logits"].data
+    p.weights["gates.logits"].data = gw.array.from_numpy(np.asarray(values, before.dtype.numpy))
+
+
+def feeds(seed: int = 0, kind: str = "float64") -> dict:
+    return {"x": np.random.default_rng(seed).normal(size=(4, 3)).astype(kind)}
+
+
+def outputs(p: Program, given: dict) -> np.ndarray:
+    return p.run(given, keep="outputs")["y"].to_numpy()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_gradients_of_weights_and_logits_are_difference_quotients(seed: int) -> None:
+    p, rng = random_dag(seed), np.random.default_rng(seed)
+    edges = junction_edges(p)
+    with p.edit("gates") as e:
+        for edge in edges:
+            e.gate(edge, SMOOTH[int(rng.integers(len(SMOOTH)))], init=rng.normal())
+        e.gate("n0.act", "sigmoid", init=0.3)
+    set_run(p, "train", seed=seed, step=3)
+    given = feeds(seed)
+    wrt = ["gates.logits", *(f"n{k}.w" for k in range(6))]
+    program = p.grad("loss", wrt)
+    found = program.run(given, keep="outputs")
+    for key in wrt:
+        ours, theirs = found[f"grad.{key}"].to_numpy(), central(p, key, given)
+        assert np.abs(ours - theirs).max() <= 1e-6 * max(np.abs(theirs).max(), 1e-2)
+
+
+def test_a_straight_through_gate_has_the_soft_slope_at_the_hard_forward() -> None:
+    """Written out for y = Σ g x, loss = y²: dL/dz = 2 y x p(1 - p)/T with the hard y."""
+    b = gw.Builder()
+    x = b.input("x", (3,), "float64")
+    total = b.junction(x, x, name="sum")
+    b.output(b.sum(b.mul(total, total), axes=(0,), name="loss"), name="loss")
+    p = b.build()
+    with p.edit("gates") as e:
+        for edge, z in zip(p.in_edges("sum"), (0.4, -0.7), strict=True):
+            e.gate(edge, "ste", init=z)
+    values, z = np.array([1.0, -2.0, 0.5]), np.array([0.4, -0.7])
+    prob = 1 / (1 + np.exp(-z))
+    y = values * 1.0 + values * 0.0
+    theirs = (2 * y * values).sum() * prob * (1 - prob)
+    ours = p.grad("loss", ["gates.logits"]).run(x=values)["grad.gates.logits"].to_numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "choice"])
+def test_plans_and_the_vm_compute_what_a_run_computes(kind: str) -> None:
+    p = random_dag(3, kind="float32")
+    with p.edit("gates") as e:
+        for edge in junction_edges(p):
+            e.gate(edge, kind, init=0.7)
+    set_run(p, "train", seed=5, step=2)
+    given = feeds(1, "float32")
+    wrt = ["gates.logits", "n0.w"]
+    plain = p.grad("loss", wrt).run(given, keep="outputs")
+    for executor, loose in (("aten", 0), ("vm", 1e-5)):
+        plan = p.grad("loss", wrt).compile(x=(4, 3), executor=executor)
+        for name, value in plan(given).items():
+            np.testing.assert_allclose(value.to_numpy(), plain[name].to_numpy(), rtol=loose, atol=loose)
+    tape = p(**given)["loss"]
+    tape.backward()
+    by_tape = p.weights["gates.logits"].grad
+    assert by_tape is not None
+    np.testing.assert_array_equal(by_tape.numpy(), plain["grad.gates.logits"].to_numpy())
+    p.weights["gates.logits"].grad = None
+
+
+def test_undo_save_and_load_keep_logits_and_table() -> None:
+    p = random_dag(1)
+    before, edges = p.hash(), junction_edges(p)
+    with p.edit("gates") as e:
+        handles = [e.gate(edge, "sigmoid", init=0.1 * i) for i, edge in enumerate(edges)]
+    gated = p.hash()
+    logits = p.gates().logits()
+    with p.edit("cut") as e:
+        e.cut(edges[2])
+    assert handles[2] not in p.gates()
+    with pytest.raises(StaleHandle):
+        p.gates()[handles[2]]
+    p.undo()
+    assert p.hash() == gated
+    np.testing.assert_array_equal(p.gates().logits(), logits)
+    p.undo()
+    assert p.hash() == before
+    p.redo()
+    assert p.hash() == gated
+    assert list(p.gates()) == handles
+
+
+def test_a_saved_program_has_its_gates(tmp_path) -> None:
+    p = random_dag(1)
+    with p.edit("gates") as e:
+        handles = [e.gate(edge, "hard_concrete", init=0.3) for edge in junction_edges(p)]
+    p.save(tmp_path / "saved")
+    q = gw.load(tmp_path / "saved")
+    assert q.hash() == p.hash()
+    assert list(q.gates()) == handles
+    assert q.gates().named().keys() == p.gates().named().keys()
+
+
+def test_a_slot_that_is_given_out_again_begins_anew_and_the_others_keep_their_noise() -> None:
+    p = random_dag(2)
+    edges = junction_edges(p)
+    with p.edit("gates") as e:
+        handles = [e.gate(edge, "concrete", init=0.2 * i) for i, edge in enumerate(edges)]
+    set_run(p, "train", seed=9, step=4)
+    gates, first = p.gates(), p.gates()[handles[0]]
+    drawn = {h: p.run(feeds()).value(gw.program.Value(p.node("gates"), gates[h].port)).to_numpy() for h in handles}
+    with p.edit("cut") as e:
+        e.cut(edges[0])
+    with p.edit("another") as e:
+        new = e.gate(e.connect("x", "out.sum"), "concrete", init=-1.25)
+    made = p.gates()[new]
+    assert made.port == first.port
+    assert made.generation == first.generation + 1
+    assert p.gates().logits()[made.places] == [-1.25]
+    run = p.run(feeds())
+    for h in handles[1:]:
+        again = run.value(gw.program.Value(p.node("gates"), p.gates()[h].port)).to_numpy()
+        np.testing.assert_array_equal(again, drawn[h])
+    set_logits(p, 0.2 * np.arange(len(edges)))
+    other = p.run(feeds()).value(gw.program.Value(p.node("gates"), made.port)).to_numpy()
+    assert other != drawn[handles[0]]  # the same slot and logit, another generation
+
+
+def test_parallel_edges_have_gates_of_their_own() -> None:
+    b = gw.Builder()
+    x = b.input("x", (2,), "float64")
+    b.output(b.junction(x, x, x, name="sum"), name="y")
+    p = b.build()
+    with p.edit("gates") as e:
+        for edge, z in zip(p.in_edges("sum"), (2.0, -3.0, 0.5), strict=True):
+            e.gate(edge, "scale", init=z)
+    np.testing.assert_allclose(outputs(p, {"x": np.ones(2)}), -0.5)
+    assert list(p.gates().named()) == ["x -> sum", "x -> sum #2", "x -> sum #3"]
+
+
+def test_a_choice_is_a_softmax_over_its_open_options() -> None:
+    b = gw.Builder()
+    x = b.input("x", (2,), "float64")
+    twice, five = (b.mul(x, b.const(f"c{int(n)}", np.array(n)), name=f"times{int(n)}") for n in (2.0, 5.0))
+    b.output(b.junction(x, twice, five, name="sum"), name="y")
+    p = b.build()
+    z = np.array([0.3, -0.2, 1.1])
+    with p.edit("choice") as e:
+        handle = e.gate(p.in_edges("sum"), "choice", init=z)
+    parts = np.array([1.0, 2.0, 5.0])
+    soft = np.exp(z) / np.exp(z).sum()
+    np.testing.assert_allclose(outputs(p, {"x": np.ones(2)}), parts @ soft)
+    with p.edit("close one") as e:
+        e.set_gate(handle, "closed", [2])
+    soft = np.exp(z[:2]) / np.exp(z[:2]).sum()
+    np.testing.assert_allclose(outputs(p, {"x": np.ones(2)}), parts[:2] @ soft)
+    assert soft[0] == pytest.approx(1 / (1 + np.exp(-(z[0] - z[1]))))
+    set_run(p, "hard")
+    np.testing.assert_allclose(outputs(p, {"x": np.ones(2)}), 1.0)
+    with p.edit("close another") as e, pytest.raises(GateNotAllowed):
+        e.set_gate(handle, "closed")
+
+
+def test_gates_stand_only_where_zero_is_removal() -> None:
+    p = random_dag(0)
+    fc = p.in_edges("n0.fc")[0]
+    with p.edit("no") as e, pytest.raises(GateNotAllowed, match="port"):
+        e.gate(fc)
+    with p.edit("no") as e, pytest.raises(DeadGate):
+        e.gate(junction_edges(p)[0], "sigmoid", init=np.inf)
+    b = gw.Builder()
+    w = [b.param(n, np.ones((3, 3), np.float32)) for n in ("a", "b")]
+    b.output(b.linear(b.softmax(b.linear(b.input("x", (2, 3)), w[0]), axis=-1), w[1]), name="y")
+    q = b.build()
+    before = q.hash()
+    name = next(n for n, g in q.axes().items() if g.mixed)
+    with pytest.raises(NotZeroPreserving):
+        q.axes()[name].units().gate()
+    assert q.hash() == before
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+def closed_equals_cut(p: Program, axis: str, units: list[int], run, ragged: bool = False, loose: float = 1e-12) -> None:
+    """A gate at 0 gives what the program without the units gives."""
+    plain = run(p)
+    other = p.fork()
+    (handle,) = p.axes()[axis].units().gate("sigmoid", init=30.0 if loose < 1e-9 else 20.0)
+    with p.edit("open") as e:
+        e.set_gate(handle, "open")
+    np.testing.assert_array_equal(run(p), plain)
+    with p.edit("close") as e:
+        e.set_gate(handle, "closed", units)
+    closed = run(p)
+    assert np.abs(closed - plain).max() > 1e-6
+    with other.edit("cut") as e:
+        e.cut_units(other.axes()[axis].units(units), ragged=ragged)
+    np.testing.assert_allclose(closed, run(other), rtol=loose, atol=loose)
+    with p.edit("cut the gated ones") as e:
+        e.cut_units(p.axes()[axis].units(units), ragged=ragged)
+    np.testing.assert_allclose(run(p), closed, rtol=loose, atol=loose)
+    assert p.gates()[handle].length == other.axes()[axis].size if axis in other.axes() else True
+
+
+@pytest.mark.parametrize(("axis", "units", "ragged"), [
+    ("layers.1.attn.heads", [1], True),
+    ("layers.0.attn.heads", [2, 3], False),
+    ("layers.1.attn.kv_groups", [0], False),
+    ("layers.0.mlp.neurons", [3, 17, 100], False),
+    ("layers.0.attn.head_dim", [5], False),
+])  # fmt: skip
+def test_closed_units_of_a_llama_are_cut_units(axis: str, units: list[int], ragged: bool) -> None:
+    model = gw.open(tiny_llama.directory("f32"), dtype="float64")
+    ids = tiny_llama.batch(3, rows=2)[0][:, :12]
+    positions = np.broadcast_to(np.arange(12), ids.shape)
+    p = model.program
+
+    def run(q: Program) -> np.ndarray:
+        return q.run(ids=ids, positions=positions)["logits"].to_numpy()
+
+    closed_equals_cut(p, axis, units, run, ragged)
+
+
+def test_closed_channels_of_a_convolution_are_cut_channels() -> None:
+    b, rng = gw.Builder(), np.random.default_rng(0)
+    x = b.input("x", (2, 3, 8), "float64")
+    w = [b.param(n, rng.normal(size=s)) for n, s in (("up.weight", (6, 3, 3)), ("down.weight", (4, 6, 3)))]
+    b.output(b.conv(b.tanh(b.conv(x, w[0], name="up")), w[1], name="down"), name="y")
+    p, given = b.build(), rng.normal(size=(2, 3, 8))
+    axis = next(n for n, g in p.axes().items() if g.size == 6)
+    closed_equals_cut(p, axis, [0, 4], lambda q: q.run(x=given)["y"].to_numpy())
+
+
+def test_a_closed_layer_is_a_removed_layer() -> None:
+    model = gw.open(tiny_llama.directory("f32"), dtype="float64")
+    p, ids = model.program, tiny_llama.batch(3, rows=2)[0][:, :12]
+    positions = np.broadcast_to(np.arange(12), ids.shape)
+    other = p.fork()
+    handles = p.select("layers").layers[1].gate()
+    with p.edit("close") as e:
+        e.set_gate(handles[0], "closed")
+    other.select("layers").layers[1].prune()
+    ours, theirs = (q.run(ids=ids, positions=positions)["logits"].to_numpy() for q in (p, other))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_gates_on_every_head_neuron_and_layer_change_no_bit() -> None:
+    model = gw.open(tiny_llama.directory("f32"))
+    p, ids = model.program, tiny_llama.batch(1)[0]
+    before, axes, digest = model.logits(ids), set(p.axes()), p.hash()
+    p.select("layers.*.attn").heads.gate()
+    p.select("layers.*.mlp").neurons.gate()
+    p.select("layers").layers.gate()
+    np.testing.assert_array_equal(model.logits(ids), before)
+    assert set(p.axes()) == axes
+    assert p.gates().count == 8 + 256 + 2
+    prices = {g.owner: int(g.cost.sum()) for g in p.gates().values()}
+    assert prices["layers.0.attn.heads"] == sum(
+        p.weights[f"model.layers.0.self_attn.{n}_proj.weight"].spec.size for n in "qkvo"
+    )
+    assert prices["layers.1.mlp.neurons"] == 3 * 64 * 128
+    for handle in list(p.gates()):
+        with p.edit("take out") as e:
+            e.ungate(handle)
+    assert p.hash() == digest
+
+
+def test_changing_logits_temperature_noise_or_state_plans_nothing_anew() -> None:
+    p = random_dag(4, kind="float32")
+    edges = junction_edges(p)
+    with p.edit("gates") as e:
+        handles = [e.gate(edge, "concrete", init=0.5) for edge in edges]
+    plan = p.compile(x=(4, 3))
+    given, seen = feeds(0, "float32"), []
+    for step in range(3):
+        set_run(p, "train", step=step)
+        set_logits(p, p.gates().logits() + 0.1)
+        assert p.compile(x=(4, 3)) is plan
+        seen.append(plan(given)["loss"].item())
+        assert seen[-1] == p.run(given)["loss"].item()
+    assert len(set(seen)) == 3
+    with p.edit("cut") as e:
+        e.cut(edges[0])
+    patched = p.compile(x=(4, 3))
+    fresh = p.fork().compile(x=(4, 3))
+    assert patched.patched is not None
+    for name, value in patched(given).items():
+        np.testing.assert_array_equal(value.to_numpy(), fresh(given)[name].to_numpy())
+    assert handles[0] not in p.gates()
