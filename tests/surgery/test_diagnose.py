@@ -187,6 +187,21 @@ def test_a_frozen_zero_gate_blocks_and_a_trained_one_does_not():
             assert p.attrs(p.node("gate"))["trainable"]
 
 
+def test_a_closed_gate_blocks_what_lies_behind_it_alone():
+    p = random_decoder("llama")
+    with p.edit("a gate") as e:
+        gate = e.gate("layers.1.mlp.down -> layers.1.out", "scale", init=0.5)
+    assert not diagnose(p)
+    with p.edit("close") as e:
+        e.set_gate(gate, "closed")
+    (found,) = diagnose(p)
+    assert (found.kind, found.nodes[0]) == ("blocked_gradient", gate)
+    names = ("norm", "gate", "up", "down")
+    assert set(found.witness["params"]) == {f"layers.1.mlp.{n}.weight" for n in names}
+    diagnose(p).fix_all(only=None)
+    assert not diagnose(p)
+
+
 def test_a_probe_finds_silent_units_and_weak_gradients():
     p = mlp()
     with p.edit("silence") as e:

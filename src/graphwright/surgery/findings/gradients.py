@@ -10,12 +10,14 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program import Program, Value
+from graphwright.program.gates import Gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
 from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding
 from graphwright.surgery.findings.mend import bypassed
+from graphwright.surgery.findings.residual_paths import GATE
 from graphwright.surgery.findings.sources import template
 from graphwright.surgery.findings.wiring import Wiring
 
@@ -73,7 +75,7 @@ def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
     values = p.operands(node)
     shut: set[int] = set()
     if w.ops[i] == "mul" and len(values) == 2:
-        shut = {1 - k for k, v in enumerate(values) if _frozen_zero(p, v.node)}
+        shut = {1 - k for k, v in enumerate(values) if _frozen_zero(p, v.node) or _closed(p, node, v)}
     return [w.at[v.node] for k, v in enumerate(values) if k not in shut and p.specs(v.node)[v.port].dtype.is_float]
 
 
@@ -82,6 +84,11 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
     if op == PARAM and p.attrs(node).get("trainable", True) or op not in (PARAM, CONST):
         return False
     return p.spec(node).size == 1 and not p.weights.array(p.key(node)).to_numpy().any()
+
+
+def _closed(p: Program, product: NodeId, gate: Value) -> bool:
+    """Whether a product is by a gate that is held at 0."""
+    return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
 
 
 def _by_structure(d: Diagnosis) -> Iterator[Finding]:
@@ -127,6 +134,8 @@ def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
 def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
     if p.op(node) == "stop_gradient" or (p.op(node) == "scale_gradient" and p.attrs(node)["scale"] == 0):
         yield bypassed(p, node, keeps=True)
+    elif p.op(node) == "mul" and any(_closed(p, node, v) for v in p.operands(node)):
+        yield Fix(f"let the gate {p.path(node)} train", lambda e: e.set_gate(node, "soft"), edges=1)
     elif p.op(node) == "mul":
         gates = [v.node for v in p.operands(node) if _frozen_zero(p, v.node) and p.op(v.node) == PARAM]
         for gate in gates:

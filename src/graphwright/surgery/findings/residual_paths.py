@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from graphwright.array import Spec
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program import Program, Value
@@ -12,6 +9,8 @@ from graphwright.program.kinds import CONST, KINDS, PARAM
 from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.finding import Fix
 
+GATE = "gate"
+"""The op that makes the values of all gates of a program."""
 _FAR = 400
 """Nodes of a branch that are looked at before it counts as having another start."""
 
@@ -22,8 +21,12 @@ def hands_on(p: Program, node: NodeId) -> bool:
     row = None if op in KINDS else OPS.get(op)
     if row is None:
         return False
-    gated = op == "mul" and any(p.op(v.node) in (PARAM, CONST) and p.spec(v).size == 1 for v in p.operands(node))
+    gated = op == "mul" and any(p.op(v.node) in (PARAM, CONST, GATE) and _one(p, v) for v in p.operands(node))
     return row.traits.convert or row.traits.sums or row.traits.nary or gated
+
+
+def _one(p: Program, value: Value) -> bool:
+    return p.specs(value.node)[value.port].size == 1
 
 
 def carried(p: Program, source: NodeId, target: NodeId) -> bool:
@@ -76,14 +79,4 @@ def bridges(p: Program, source: Value, junction: NodeId) -> tuple[Fix, ...]:
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
     """An edge that multiplies by a trained number, which starts at 0."""
-    spec = e.spec(source)
-    base = e.program.free_name(f"{e.program.path(junction)}.bridge")
-    gate = e.param(f"{base}.gate", np.zeros((), np.float32))
-    e.connect(e.add("mul", source, in_dtype(e, gate, spec, f"{base}.gate"), name=base), junction)
-
-
-def in_dtype(e: Transaction, param: NodeId, like: Spec, name: str) -> NodeId:
-    """A new param in the dtype that it is computed with."""
-    if e.spec(param).dtype is like.dtype:
-        return param
-    return e.add("cast", param, dtype=like.dtype, name=f"{name}.cast")
+    e.gate(e.connect(source, junction), "scale", init=0.0)
