@@ -13,6 +13,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphwright import verbs
 from graphwright.errors import GraphwrightError
 
 __version__ = "0.1.0.dev0"
@@ -284,5 +285,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
+
+verbs.register("constraint", "graphwright.surgery.constraints:from_json")
+verbs.register("diagnose", "graphwright.surgery.diagnose:diagnose_model")
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

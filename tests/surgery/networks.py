@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from fixtures import tiny_llama
 
 import graphwright as gw
+from fixtures import tiny_llama
 from graphwright import evolve as ev
 from graphwright.evolve import program as genomes
 from graphwright.models.create import config_from, create
@@ -56,7 +56,9 @@ def gpt2(layers: int = 3, width: int = 24, heads: int = 3, vocab: int = 37) -> g
             split = b.unflatten(part, axis=2, sizes=(heads, width // heads), name=f"{path}.attn.{name}_split")
             parts.append(b.permute(split, axes=(0, 2, 1, 3), name=f"{path}.attn.{name}_heads"))
         o = b.sdpa(*parts, scale=(width // heads) ** -0.5, name=f"{path}.attn.sdpa")
-        rows = b.flatten(b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.attn.rows"), start=2, end=3, name=f"{path}.attn.merged")
+        rows = b.flatten(
+            b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.attn.rows"), start=2, end=3, name=f"{path}.attn.merged"
+        )
         x = b.junction(x, linear(rows, f"{path}.attn.c_proj", width, width), name=f"{path}.mid")
         hidden = b.gelu(linear(norm(x, f"{path}.ln_2"), f"{path}.mlp.c_fc", 4 * width, width), name=f"{path}.mlp.act")
         x = b.junction(x, linear(hidden, f"{path}.mlp.c_proj", width, 4 * width), name=f"{path}.out")
@@ -100,7 +102,15 @@ def cnn() -> gw.Program:
 
 def neat() -> gw.Program:
     """A recurrent network of neurons: every link open, two of them through a delay."""
-    links = [(0, 4, 0, 0.7), (1, 4, 0, -1.1), (2, 4, 0, 0.4), (3, 4, 0, 0.2), (1, 5, 0, 0.9), (4, 5, 0, 1.3), (5, 4, 1, -0.6)]
+    links = [
+        (0, 4, 0, 0.7),
+        (1, 4, 0, -1.1),
+        (2, 4, 0, 0.4),
+        (3, 4, 0, 0.2),
+        (1, 5, 0, 0.9),
+        (4, 5, 0, 1.3),
+        (5, 4, 1, -0.6),
+    ]
     made = tuple(ev.Link(10 + i, s, t, delay, True, w) for i, (s, t, delay, w) in enumerate(links))
     own = ev.Link(10 + len(links), 5, 5, 1, True, 0.5)
     return genomes.founder(ev.Genome(3, 1, (ev.Node(4, "tanh"), ev.Node(5, "tanh")), (*made, own)), batch=2)

@@ -190,6 +190,8 @@ class Transaction:
             p.valid = False
             with suppress(UsageError):  # what can be inferred is
                 infer(p, alive, self.specs_before)
+        if p.valid:
+            p.constraints.check(p)
         for node in alive:
             if p.is_junction(node) and not p.graph.in_degree(node):
                 self.warnings.append(f"{p.path(node)} has no edge left and is zero")

@@ -123,4 +123,3 @@ def diagnose_model(model: Model, text: str | None = None, **options: Any) -> Fin
 def _feeds(p: Program, ids: np.ndarray) -> dict[str, np.ndarray]:
     given = {"ids": ids, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(ids.shape[1]), ids.shape))}
     return {name: given[name] for name in p.input_names() if name in given}
-

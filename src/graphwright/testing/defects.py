@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.array import Spec
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, KINDS, WRITE
-from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
 from graphwright.surgery.findings.limits import Limits
 from graphwright.surgery.findings.residual_paths import around
@@ -183,7 +184,7 @@ def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
-    """q of some heads times 64 and k by 64, or o and v: the function stays, the balance goes."""
+    """Q of some heads times 64 and k by 64, or o and v: the function stays, the balance goes."""
     for node in _shuffled(rng, list(p.of_kind("sdpa"))):
         parts = attention_parts(p, node)
         names = [("q", "k"), ("o", "v")][int(rng.integers(2))]
@@ -199,7 +200,9 @@ def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
             ):
                 for param, dim in ((part.weight, part.dim), (part.bias, 0)):
                     if param is not None:
-                        e.set_weight(param, lambda v, part=part, heads=heads, by=by, dim=dim: _scaled(v, part, heads, by, dim))
+                        e.set_weight(
+                            param, lambda v, part=part, heads=heads, by=by, dim=dim: _scaled(v, part, heads, by, dim)
+                        )
         return p.path(node)
     return None
 
@@ -212,28 +215,30 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
     """A value in half precision, or cut short, where the reader takes it as it was."""
+    known = p.validate().mismatches
     for node in _shuffled(rng, [v.node for v in _values(p)]):
         for edge in _shuffled(rng, list(p.in_edges(node))):
             spec = p.spec(p.edge_value(edge))
             if not spec.dtype.is_float or p.edge_value(edge).port:
                 continue
             name = p.free_name(f"{p.path(node)}.misfit")
-            narrow = bool(rng.integers(2)) and spec.shape and isinstance(spec.shape[-1], int) and spec.shape[-1] > 1
+            narrow = (
+                bool(rng.integers(2)) and isinstance(width := spec.shape[-1] if spec.shape else 0, int) and width > 1
+            )
+            op, attrs = ("slice", {"axis": -1, "start": 0, "size": width - 1}) if narrow else ("cast", _other(spec))
             trial = p.fork()
-            for q in (trial, p):
-                try:
-                    with _edit(q, "interface") as e:
-                        if narrow:
-                            e.insert(edge, "slice", name=name, axis=-1, start=0, size=spec.shape[-1] - 1)
-                        else:
-                            e.insert(edge, "cast", name=name, dtype="float16" if spec.dtype.name != "float16" else "float32")
-                except GraphwrightError:
-                    break
-                if q is trial and (len(trial.validate().mismatches) != 1 or trial.validate().mismatches[0].where != p.path(node)):
-                    break
-            else:
+            with _edit(trial, "interface") as e:
+                e.insert(edge, op, name=name, **attrs)
+            fresh = [m for m in trial.validate().mismatches if m not in known]
+            if len(fresh) == 1 and fresh[0].where == p.path(node):
+                with _edit(p, "interface") as e:
+                    e.insert(edge, op, name=name, **attrs)
                 return p.path(node)
     return None
+
+
+def _other(spec: Spec) -> dict[str, str]:
+    return {"dtype": "float32" if spec.dtype.name == "float16" else "float16"}
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
@@ -258,18 +263,18 @@ def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
 
 def _tensor(p: Program, rng: np.random.Generator) -> str | None:
     params = [n for n in p.params() if p.spec(n).dtype.is_float and p.spec(n).size]
-    for node in _shuffled(rng, params):
-        flat = int(rng.integers(p.spec(node).size))
-        value = (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
+    if not params:
+        return None
+    node = _shuffled(rng, params)[0]
+    place, value = int(rng.integers(p.spec(node).size)), (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
 
-        def spoil(values: np.ndarray) -> np.ndarray:
-            values.reshape(-1)[flat] = value
-            return values
+    def spoil(values: np.ndarray) -> np.ndarray:
+        values.reshape(-1)[place] = value
+        return values
 
-        with _edit(p, "tensor") as e:
-            e.set_weight(node, spoil)
-        return p.path(node)
-    return None
+    with _edit(p, "tensor") as e:
+        e.set_weight(node, spoil)
+    return p.path(node)
 
 
 _PLANTERS: dict[str, Callable[[Program, np.random.Generator], str | None]] = {

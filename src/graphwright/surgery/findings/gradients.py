@@ -1,4 +1,4 @@
-"""Gradients that do not arrive: by structure, where no differentiable path leads on; by a probe, where it is too weak."""
+"""Gradients that do not arrive: no differentiable path leads on, or a probe shows that they are too weak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIND = "blocked_gradient"
 @finding(KIND)
 def blocked_gradient(d: Diagnosis) -> Iterator[Finding]:
     """Trainable params without a path to the loss over differentiable ops and open gates; with a probe, weak ones."""
-    yield from _by_structure(d)
+    yield from by_structure(d)
     if d.probe is not None and d.probe.loss is not None and d.program.valid:
         yield from _by_probe(d)
 
@@ -46,10 +46,10 @@ def trainable(p: Program) -> list[NodeId]:
     return [n for n in p.params() if p.attrs(n).get("trainable", True) and p.spec(n).dtype.is_float]
 
 
-def learning(d: Diagnosis) -> set[int]:
-    """Numbers of the nodes that a gradient arrives at."""
+def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
+    """Numbers of the nodes that a gradient arrives at, from the loss or other ends."""
     p, w = d.program, d.wiring
-    order = [i for i in roots(d)]
+    order = list(roots(d) if starts is None else starts)
     seen = set(order)
     for i in order:  # grows while it is walked
         if not _open(p, w, i):
@@ -81,7 +81,7 @@ def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
 
 def _frozen_zero(p: Program, node: NodeId) -> bool:
     op = p.op(node)
-    if op == PARAM and p.attrs(node).get("trainable", True) or op not in (PARAM, CONST):
+    if (op == PARAM and p.attrs(node).get("trainable", True)) or op not in (PARAM, CONST):
         return False
     return p.spec(node).size == 1 and not p.weights.array(p.key(node)).to_numpy().any()
 
@@ -91,10 +91,12 @@ def _closed(p: Program, product: NodeId, gate: Value) -> bool:
     return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
 
 
-def _by_structure(d: Diagnosis) -> Iterator[Finding]:
+def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
+    """One finding per node that stops the gradient of trained weights; `loss` names an output to start from."""
     p, w = d.program, d.wiring
-    learns = learning(d)
-    ends = set(w.flood(roots(d), w.before))
+    starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
+    learns = learning(d, starts)
+    ends = set(w.flood(starts, w.before))
     blocked: dict[int, list[NodeId]] = defaultdict(list)
     for param in trainable(p):
         if w.at[param] in learns or w.at[param] not in ends:
@@ -155,7 +157,7 @@ def _train(e: Transaction, gate: NodeId) -> None:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Gradients that are zero, not finite, or far below those of their kind; units that no row of the batch activates."""
+    """Gradients that are zero, not finite or far below those of their kind; units that no row activates."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
@@ -224,8 +226,9 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
 
 def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
     """Whether a bias has gradient zero by construction: one shift of all keys that a softmax cancels (no rotary
-    positions between), or a shift per channel that a batch norm subtracts."""
-    value, here = Value(node), node
+    positions between), or a shift per channel that a batch norm subtracts.
+    """
+    _value, here = Value(node), node
     while True:
         readers = p.out_edges(here)
         if len(readers) != 1:
@@ -242,4 +245,4 @@ def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
         passes = row.view is not None or row.traits.convert or row.traits.addend == port or row.traits.sums
         if not (passes or p.is_junction(reader)):
             return False
-        value, here = Value(reader), reader
+        _value, here = Value(reader), reader

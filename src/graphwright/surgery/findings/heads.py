@@ -77,9 +77,7 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
                 yield _finding(d, node, parts, group, queries, mine, off)
 
 
-def _median(
-    p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]
-) -> float:
+def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
     """Of the heads of a layer; of those of all alike layers, where one of two key heads would be half of them."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
@@ -184,7 +182,7 @@ def _finding(
 def _rescale(
     d: Diagnosis, parts: dict[str, Part], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """q times c and k by c, o times c and v by c: powers of two, which round nothing."""
+    """Q times c and k by c, o times c and v by c: powers of two, which round nothing."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):
@@ -235,4 +233,3 @@ def _cut(p: Program, parts: dict[str, Part], dead: list[int]) -> Fix:
 
     what = f"cut head {', '.join(map(str, dead))}"
     return Fix(what, apply, edges=len(dead), keeps_function=all(map(zero, dead)))
-

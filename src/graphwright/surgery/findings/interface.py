@@ -1,4 +1,4 @@
-"""Specs that differ along an edge, or at a join: what `program.validate()` finds, with the edge, the axis and a repair."""
+"""Specs that differ along an edge or at a join: what `program.validate()` finds, with edge, axis and repair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def interface(d: Diagnosis) -> Iterator[Finding]:
         if mismatch.kind not in MISMATCHES:
             continue
         node = nodes.get(mismatch.where)
-        found = _edge(p, node) if node is not None and mismatch.kind == "spec" else None
+        found = _edge(d, node) if node is not None and mismatch.kind == "spec" else None
         yield _at_edge(d, node, mismatch, *found) if node is not None and found else _at_node(p, node, mismatch)
 
 
@@ -56,8 +56,9 @@ def _at_edge(d: Diagnosis, node: NodeId, m: Mismatch, edge: EdgeId, want: Spec) 
     )
 
 
-def _edge(p: Program, node: NodeId) -> tuple[EdgeId, Spec] | None:
+def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
     """The first edge that carries another spec than the node's results ask for, and the spec it should carry."""
+    p = d.program
     edges = p.in_edges(node)
     specs = [p.specs(v.node)[v.port] for v in map(p.edge_value, edges)]
     if p.op(node) == WRITE:
@@ -72,13 +73,14 @@ def _edge(p: Program, node: NodeId) -> tuple[EdgeId, Spec] | None:
                        if want != spec and fits(p, node, p.edge_port(edge), want))  # fmt: skip
             found += [(edge, want) for want in fitting][:1]
         if found:  # where several edges could be wrong, it is the one that an edit touched last
-            return max(found, key=lambda pair: _touched(p, p.graph.source(pair[0])))
+            return max(found, key=lambda pair: _touched(d, p.graph.source(pair[0])))
     return None
 
 
-def _touched(p: Program, node: NodeId) -> int:
+def _touched(d: Diagnosis, node: NodeId) -> int:
+    p = d.program
     names = [p.path(node), *([p.key(node)] if p.op(node) in STORED else [])]
-    return max((entry.seq for name in names for entry in p.blame(name)), default=-1)
+    return max((entry.seq for name in names for entry in d.original.blame(name)), default=-1)
 
 
 def _dtypes(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> Iterator[Spec]:

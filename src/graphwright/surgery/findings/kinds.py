@@ -1,6 +1,6 @@
 """The register of rules: each is a function from a diagnosis to findings, under the name of their kind.
 
-A rule of your own is registered with `@finding("name")`, or comes as an entry point of the group `graphwright.findings`.
+A rule of your own is registered with `@finding("name")`, or comes as an entry point of `graphwright.findings`.
 """
 
 from __future__ import annotations

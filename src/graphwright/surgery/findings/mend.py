@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Program, Value
+from graphwright.program import AxisGroup, Program, Value
 from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.finding import Fix
 from graphwright.surgery.findings.wiring import Wiring
@@ -53,3 +54,13 @@ def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
     """Remove nodes."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
+
+
+def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
+    """Grow an axis by units that change nothing; none if it can't be grown."""
+    if group.frozen or len(group.atoms) != 1:
+        return ()
+    more = size - group.size
+    held = sum(prod(group.axes.program.weights.array(m.key).shape) for m in group.members if m.key is not None)
+    what = f"grow {group.name} by {more}"
+    return (Fix(what, lambda e: e.grow(group.name, more), parameters=held * more // group.size, keeps_function=True),)

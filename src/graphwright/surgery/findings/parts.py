@@ -57,7 +57,9 @@ def unreachable(d: Diagnosis) -> Iterator[Finding]:
         return
     reached, reaching = w.reached(), w.reaching(w.outputs)
     cut_off = [
-        (name, w.at[v.node]) for name, v in zip(p.output_names(), p.outputs(), strict=True) if w.at[v.node] not in reached
+        (name, w.at[v.node])
+        for name, v in zip(p.output_names(), p.outputs(), strict=True)
+        if w.at[v.node] not in reached
     ]
     idle = [i for i in inputs if i not in reaching]
     if cut_off:
@@ -69,9 +71,7 @@ def unreachable(d: Diagnosis) -> Iterator[Finding]:
             yield _finding(d, "has no effect on any output", w.nodes[i], [i], sorted(w.outputs), reached)
 
 
-def _finding(
-    d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]
-) -> Finding:
+def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]) -> Finding:
     p, w = d.program, d.wiring
     ahead = [i for i in w.flood(starts, w.after) if i in reached and w.ops[i] != WRITE]
     frontier = [i for i in ahead if i not in w.outputs and not any(j in reached for j in w.after[i])]

@@ -55,7 +55,7 @@ class Probe:
         return self._run
 
     def gradients(self, p: Program, wrt: Sequence[Value]) -> dict[Value, np.ndarray]:
-        """d loss / d of some values, as float64 arrays."""
+        """D loss / d of some values, as float64 arrays."""
         _, _, made, loss = self._made(p)
         if loss is None or not wrt:
             return {}

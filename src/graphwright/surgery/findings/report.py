@@ -93,7 +93,9 @@ class Findings(Sequence[Finding]):
                 if node in self.program.graph:
                     told.setdefault(node, []).append(f)
         return {
-            node: Remark(int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found))
+            node: Remark(
+                int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)
+            )
             for node, found in told.items()
         }
 

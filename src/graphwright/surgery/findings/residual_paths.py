@@ -43,7 +43,7 @@ def carried(p: Program, source: NodeId, target: NodeId) -> bool:
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """(source, first node of the branch) of an identity path into a sum and around its branch; None if there is none."""
+    """(source, first node of the branch) of an identity path into a sum, around its branch; None if there is none."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
         starts = [n for n in operands if n != source]

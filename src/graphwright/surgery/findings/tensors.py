@@ -55,7 +55,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             witness={"key": key, "first": list(first), "count": count},
             fixes=(*_restore(d, key), _clamp(key)),
         )
-    waiting = _added(p)
+    waiting = _added(d.original)
     for node in p.params():
         key, spec = p.key(node), p.spec(node)
         if key in bad or len(spec.shape) < 2 or not spec.dtype.is_float or min(spec.sizes) == 0:
@@ -129,7 +129,7 @@ def _clamp(key: str) -> Fix:
 
 def _contradictions(d: Diagnosis) -> Iterator[Finding]:
     """What the config says of the weights, and the program does not have."""
-    model, p = d.model, d.program
+    model, p = d.model, d.original
     if model is None:
         return
     for mismatch in (m for m in validate_model(model).mismatches if m.kind == "tied_mismatch"):
@@ -137,7 +137,7 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
                       severity=Severity.ERROR)  # fmt: skip
     present, added = {p.key(n) for n in p.params()}, set()
     gone = set()
-    for entry in p.journal:
+    for entry in d.original.journal:
         for record in entry.edits:
             added |= {record["attrs"]["key"]} if record["edit"] == "AddNode" and "key" in record["attrs"] else set()
             gone |= {record["path"]} if record["edit"] == "RemoveNode" else set()
@@ -182,4 +182,3 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
 def _equal(p: Program, a: NodeId, b: NodeId) -> bool:
     one, two = (p.weights.array(p.key(n)).to_numpy(bits=True) for n in (a, b))
     return bool(np.array_equal(one, two))
-

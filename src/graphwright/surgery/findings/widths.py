@@ -14,6 +14,7 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.gradients import roots
 from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.mend import grown
 
 
 @finding("bottleneck")
@@ -72,9 +73,6 @@ def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
     rank = len(p.spec(node).shape)
     dim = 1 if rank >= 4 else rank - 1
     for group in p.axes().values():
-        inside = any(m.value == Value(node) and m.dim == dim for m in group.members)
-        if inside and not group.frozen and not group.mixed and len(group.atoms) == 1:
-            count = sum(len(p.weights.array(m.key).shape) for m in group.members if m.key is not None)
-            what = f"widen {group.name} by {more} units"
-            return (Fix(what, lambda e: e.grow(group.name, more), parameters=more * count, keeps_function=True),)
+        if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:
+            return grown(group, group.size + more)
     return ()
