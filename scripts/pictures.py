@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import graphwright as gw
+from graphwright.surgery import diagnose
 
 PLACE = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -20,7 +21,22 @@ def edit() -> str:
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1"})
 
 
-PICTURES = {"edit.svg": edit}
+def findings() -> str:
+    """What a diagnosis finds in the bundled model after five defects were planted, coloured by severity."""
+    p = gw.open("bundled").program
+    with p.edit("five defects", check=False) as e:
+        e.cut("layers.0.mid -> layers.0.out")
+        e.insert("layers.1.mlp.mul -> layers.1.mlp.down", "stop_gradient", name="layers.1.mlp.stopped")
+        e.add("tanh", "layers.1.attn.o", name="layers.1.attn.idle")
+        e.cut("layers.1.attn.v -> layers.1.attn.v_split")
+        e.set_weight("layers.1.mlp.up.weight", lambda w: np.where(w > w.max() / 2, np.nan, w))
+    found = diagnose(p)
+    return p.to_svg(
+        overlay=found.overlay(), expanded={"layers", "layers.0", "layers.1", "layers.1.attn", "layers.1.mlp"}
+    )
+
+
+PICTURES = {"edit.svg": edit, "findings.svg": findings}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

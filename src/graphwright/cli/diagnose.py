@@ -87,15 +87,12 @@ def _open(directory: str) -> Any:
     """A model; a saved program that is no model, or one that is open for repair, as it is."""
     from graphwright.models import open, resolve
     from graphwright.models.saved import FACTS
-    from graphwright.program import InvalidProgram, load
+    from graphwright.program import load
 
     place = resolve(directory)
     if (place / "program.json").is_file() and not (place / FACTS).is_file():
         return load(place, check=False)
-    try:
-        return open(directory)
-    except InvalidProgram:
-        return load(place, check=False)
+    return open(directory, check=False)
 
 
 def _around(p: Any, drawn: Any) -> set[str]:

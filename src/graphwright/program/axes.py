@@ -238,9 +238,12 @@ def axes(p: Program) -> Axes:
 
     Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
     """
-    refuse_broken(p)
-    if (e := p.history.open) is not None:
+    if (e := p.history.open) is None:
+        refuse_broken(p)
+    else:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
+        if not p.valid:  # it was left broken, and may be mended by now
+            p.validate().check(p.name)
     known: Axes | None = p.derived.get("axes")
     if p.history.open is None and known is not None and known.version == p.version and known.program is p:
         return known

@@ -137,7 +137,7 @@ def _cycle(p: Program, rng: np.random.Generator) -> str | None:
     for junction in _shuffled(rng, list(p.junctions()) or [v.node for v in _values(p)]):
         later = [w.nodes[i] for i in w.flood([w.at[junction]], w.after)]
         alike = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
-        if p.is_junction(junction) and alike:
+        if p.is_junction(junction) and alike and p.graph.in_degree(junction):
             with _edit(p, "cycle") as e:
                 e.connect(alike[int(rng.integers(len(alike)))], junction)
             return p.path(junction)

@@ -11,6 +11,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Entry, Program
 from graphwright.program.draw.remarks import Remark
+from graphwright.program.kinds import STORED
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 
 SCHEMA = 1
@@ -89,9 +90,11 @@ class Findings(Sequence[Finding]):
         told: dict[NodeId, list[Finding]] = {}
         for f in self.found:
             ends = [self.program.graph.target(e) for e in f.edges if e in self.program.graph]
-            for node in dict.fromkeys((*f.nodes, *ends)):
-                if node in self.program.graph:
-                    told.setdefault(node, []).append(f)
+            here = [n for n in dict.fromkeys((*f.nodes, *ends)) if n in self.program.graph]
+            if here and self.program.op(here[0]) in STORED:  # it is drawn inside what reads it
+                here += [n for n in self.program.consumers(here[0]) if n not in here]
+            for node in here:
+                told.setdefault(node, []).append(f)
         return {
             node: Remark(
                 int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)

@@ -65,16 +65,17 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             if key not in waiting:  # a new matrix starts at zero, so that the function stays
                 yield Finding.of(p, "tensor", Severity.WARNING, "all its values are zero", node,
                                  fixes=_restore(d, key), witness={"key": key})  # fmt: skip
-        elif min(values.shape) * d.limits.rank >= 1 and (rank := effective_rank(values)) < d.limits.rank * min(
-            values.shape
-        ):
+            continue
+        used = values[values.any(axis=1)][:, values.any(axis=0)]  # units that are zero are another matter
+        least = d.limits.rank * min(used.shape)
+        if least >= 1 and (rank := effective_rank(used)) < least:
             yield Finding.of(
                 p,
                 "tensor",
                 Severity.WARNING,
                 "its rows are nearly dependent",
                 node,
-                expected=f"an effective rank of {d.limits.rank * min(values.shape):.1f} or more",
+                expected=f"an effective rank of {least:.1f} or more",
                 got=f"{rank:.2f}",
                 witness={"key": key, "effective_rank": round(rank, 4)},
                 fixes=_restore(d, key),
