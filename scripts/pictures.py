@@ -31,9 +31,8 @@ def findings() -> str:
         e.cut("layers.1.attn.v -> layers.1.attn.v_split")
         e.set_weight("layers.1.mlp.up.weight", lambda w: np.where(w > w.max() / 2, np.nan, w))
     found = diagnose(p)
-    return p.to_svg(
-        overlay=found.overlay(), expanded={"layers", "layers.0", "layers.1", "layers.1.attn", "layers.1.mlp"}
-    )
+    shown = {"layers", "layers.0", "layers.1", "layers.1.attn", "layers.1.mlp"}
+    return p.to_svg(overlay=found.overlay(), expanded=shown)
 
 
 PICTURES = {"edit.svg": edit, "findings.svg": findings}

@@ -104,11 +104,10 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
     p.constraints.load(forms.array(body.get("constraints", [])))
-    if not p.valid or p.loose or check:
-        report = validate(p)
-        if check:
-            report.check(p.name)
-        p.valid = report.ok
+    report = validate(p)
+    if check:
+        report.check(p.name)
+    p.valid = report.ok
     if verify:
         files.verify()
     return p

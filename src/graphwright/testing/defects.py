@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -222,10 +223,7 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
             if not spec.dtype.is_float or p.edge_value(edge).port:
                 continue
             name = p.free_name(f"{p.path(node)}.misfit")
-            narrow = (
-                bool(rng.integers(2)) and isinstance(width := spec.shape[-1] if spec.shape else 0, int) and width > 1
-            )
-            op, attrs = ("slice", {"axis": -1, "start": 0, "size": width - 1}) if narrow else ("cast", _other(spec))
+            op, attrs = _misfit(spec, bool(rng.integers(2)))
             trial = p.fork()
             with _edit(trial, "interface") as e:
                 e.insert(edge, op, name=name, **attrs)
@@ -237,18 +235,23 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
     return None
 
 
-def _other(spec: Spec) -> dict[str, str]:
-    return {"dtype": "float32" if spec.dtype.name == "float16" else "float16"}
+def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
+    """An op that changes the spec: its last channel is left out, or it has another dtype."""
+    width = spec.shape[-1] if len(spec.shape) else 0
+    if narrow and isinstance(width, int) and width > 1:
+        return "slice", {"axis": -1, "start": 0, "size": width - 1}
+    return "cast", {"dtype": "float32" if spec.dtype.name == "float16" else "float16"}
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
     """A trunk value led through two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
-        wide = spec.shape and isinstance(spec.shape[-1], int) and spec.shape[-1] >= 16 and len(spec.shape) < 4
+        last = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
+        wide = isinstance(last, int) and last >= 16
         if not wide or any(p.op(p.graph.target(e)) == WRITE for e in readers):
             continue
-        width = int(spec.shape[-1])
+        width = int(last)
         base = p.free_name(f"{p.path(node)}.narrow")
         with _edit(p, "bottleneck") as e:
             down = e.param(f"{base}.down.weight", rng.normal(size=(2, width)).astype(np.float32))

@@ -47,7 +47,10 @@ class Diagnosis:
 
     @property
     def assembly(self) -> AssemblyReport:
-        """What `validate()` says of it."""
+        """What `validate()` says of it; what is valid fits by the invariant of `Program`."""
+        p = self.program
+        if p.valid:
+            return AssemblyReport((), len(p), p.graph.edge_count)
         if self._report is None or self._report[0] != self.program.version:
             self._report = self.program.version, self.program.validate()
         return self._report[1]

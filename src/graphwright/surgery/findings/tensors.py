@@ -158,11 +158,11 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
     head, path = TIED_HEAD.removesuffix(".weight"), {p.path(n): n for n in p.nodes()}
     if d.model is None or not getattr(d.model.dims, "tied", False) or head not in path or EMBEDDING not in path:
         return
-    edges = p.in_edges(path[head])
-    read = origin(p, p.edge_value(edges[1])) if len(edges) > 1 else None
-    if read is None or read == path[EMBEDDING]:
+    edge = next((e for e in p.in_edges(path[head]) if p.edge_port(e) == 1), None)
+    read = None if edge is None else origin(p, p.edge_value(edge))
+    if edge is None or read is None or read == path[EMBEDDING]:
         return
-    source, edge = path[EMBEDDING], edges[1]
+    source = path[EMBEDDING]
     while p.graph.source(edge) != read:  # behind a cast
         edge = p.in_edges(p.graph.source(edge))[0]
     fits = p.spec(source) == p.spec(read)
