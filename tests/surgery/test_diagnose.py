@@ -374,6 +374,58 @@ def test_a_rule_of_ones_own():
         del kinds._kinds["long_name"]
 
 
+def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
+    from graphwright.surgery.findings import kinds
+
+    class Point:
+        def __init__(self, name, rule):
+            self.name, self.rule = name, rule
+
+        def load(self):
+            return self.rule()
+
+    def good():
+        @surgery.finding("from_a_package")
+        def rule(d):
+            yield surgery.Finding.of(d.program, "from_a_package", Severity.INFO, "is here", d.program.node("0"))
+
+    points = [Point("broken", lambda: 1 / 0), Point("good", good)]
+    monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == "graphwright.findings" else [])
+    monkeypatch.setattr(kinds, "_loaded", False)
+    try:
+        assert [f.kind for f in diagnose(mlp())] == ["from_a_package"]
+        assert "'broken' was skipped" in caplog.text
+    finally:
+        kinds._kinds.pop("from_a_package", None)
+
+
+def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
+    p = random_decoder("llama")
+    sound = outputs(p)
+    plant(p, "cycle", 4)
+    plant(p, "interface", 5)
+    p.save(tmp_path / "broken")
+    with pytest.raises(gw.program.InvalidProgram):
+        gw.load(tmp_path / "broken")
+    q = gw.load(tmp_path / "broken", check=False)
+    assert not q.valid
+    found = diagnose(q)
+    assert [f.kind for f in found] == ["interface", "cycle"]
+    found.fix_all()
+    assert q.valid
+    assert all(np.array_equal(outputs(q)[k], sound[k]) for k in sound)
+
+
+def test_a_gap_among_ports_is_no_operand():
+    """What stands behind an empty port does not move up into it: the spec of the node stays as it was."""
+    p = gpt2()
+    spec = p.spec("h.1.ln_2")
+    with p.edit("cut x", check=False) as e:
+        e.cut("h.1.mid -> h.1.ln_2")
+    assert p.spec("h.1.ln_2") == spec
+    assert [(f.kind, f.where) for f in diagnose(p)] == [("orphan_source", "h.1.ln_2, port 0")]
+
+
 def test_cancelling_and_wrong_use():
     p = random_decoder("llama")
     before, seen = p.state_hash(), []
