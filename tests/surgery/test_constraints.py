@@ -169,6 +169,15 @@ def test_what_cannot_be_solved_leaves_every_bit_and_says_what_was_tried():
     assert p.hash() == before
 
 
+def test_a_repair_may_not_make_a_new_finding():
+    p = branches()
+    found = solve(p, [surgery.NoPath("blocks.0.out", "head")])  # cutting the only edge would leave a sum of nothing
+    assert not found
+    (why,) = [why for u in found.unsatisfied for _, why in u.tried]
+    assert why.startswith("it would make a new finding: ")
+    assert "orphan_source" in why or "unreachable" in why
+
+
 def test_a_repair_that_makes_a_cycle_is_not_made():
     p = branches()
     found = solve(p, [surgery.Reachable("head", "blocks.0.out")])
