@@ -279,6 +279,19 @@ def zeroed(w, places, dim):
     return w
 
 
+def test_the_architecture_knows_residual_paths_that_no_sibling_has():
+    model = gw.open(tiny_llama.directory("f32"))
+    p = model.program
+    with p.edit("no path around any attention") as e:
+        e.cut("embed -> layers.0.mid")
+        e.cut("layers.0.out -> layers.1.mid")
+    assert not diagnose(p)
+    found = diagnose(model)
+    assert [(f.kind, f.where) for f in found] == [("missing_residual", f"layers.{i}.mid") for i in (0, 1)]
+    found.fix_all()
+    assert not diagnose(model)
+
+
 def test_a_tie_broken_against_the_config_is_found_and_tied_again():
     model = gw.open("bundled")
     p = model.program

@@ -10,6 +10,7 @@ from graphwright.graph import EdgeId
 from graphwright.program import Program, Run, Value
 from graphwright.program.kinds import PARAM
 from graphwright.program.transaction import Transaction
+from graphwright.program.weights import as_array
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding
@@ -63,9 +64,10 @@ def _moved(d: Diagnosis, run: Run, edge: EdgeId) -> float:
     """Largest change of an output, as a share of its largest entry, with zero in place of what an edge carries."""
     p = d.program
     assert d.probe is not None
-    zero = np.zeros(run.value(p.edge_value(edge)).shape, np.float32)
+    carried = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in d.probe.inputs.items() if name in p.input_names()}
-    without = p.fork().run(feeds, keep="outputs", patch={edge: run.value(p.edge_value(edge)).to_numpy() * 0 + zero})
+    zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
+    without = p.fork().run(feeds, keep="outputs", patch={edge: zero})
     moved = 0.0
     for value in p.outputs():
         before, after = run.value(value).to_numpy("float64"), without.value(value).to_numpy("float64")

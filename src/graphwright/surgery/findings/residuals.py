@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
@@ -15,7 +16,29 @@ from graphwright.surgery.findings.sources import shifted, template
 
 @finding("missing_residual")
 def missing_residual(d: Diagnosis) -> Iterator[Finding]:
-    """Junctions without an identity path around their branch, where most of their siblings have one."""
+    """Junctions without an identity path around their branch, where most siblings or the architecture have one."""
+    found = {f.identity: f for f in (*_among_siblings(d), *_against_architecture(d))}
+    yield from found.values()
+
+
+def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
+    """Paths that the model has as it was opened, between nodes that both have."""
+    if d.model is None or d.model.checkpoint is None:
+        return
+    p, source = d.program, d.model.original
+    paths = {p.path(n): n for n in p.nodes()}
+    for junction in source.junctions():
+        path = around(source, junction)
+        here = paths.get(source.path(junction))
+        start = None if path is None else paths.get(source.path(path[0]))
+        if here is None or start is None or not p.is_junction(here) or carried(p, start, here):
+            continue
+        if p.specs(start)[0] == p.spec(here):
+            what = f"no identity path leads from {p.path(start)}, as one does in the architecture"
+            yield _finding(p, here, Value(start), what, {"architecture": d.model.arch.name})
+
+
+def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
     p = d.program
     paths = {p.path(n): n for n in p.nodes()}
     known = {n: around(p, n) for n in p.junctions()}
@@ -32,7 +55,10 @@ def missing_residual(d: Diagnosis) -> Iterator[Finding]:
             if entry is None:
                 continue
             if not carried(p, entry.node, junction):
-                yield _finding(p, junction, entry, sibling, (len(alike), len(others)))
+                name = p.path(sibling)
+                what = f"no identity path leads from {p.path(entry)} around its branch, as one does at {name}"
+                witness = {"sibling": name, "siblings_with": len(alike), "siblings": len(others)}
+                yield _finding(p, junction, entry, what, witness)
             break
 
 
@@ -48,19 +74,14 @@ def _entry(
     return entry if entry is not None and p.specs(entry.node)[entry.port] == p.spec(junction) else None
 
 
-def _finding(p: Program, junction: NodeId, entry: Value, sibling: NodeId, counts: tuple[int, int]) -> Finding:
+def _finding(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
     return Finding.of(
         p,
         "missing_residual",
         Severity.WARNING,
-        f"no identity path leads from {p.path(entry)} around its branch, as one does at {p.path(sibling)}",
+        what,
         junction,
         entry.node,
-        witness={
-            "block": f"{p.path(entry)} .. {p.path(junction)}",
-            "sibling": p.path(sibling),
-            "siblings_with": counts[0],
-            "siblings": counts[1],
-        },
+        witness={"block": f"{p.path(entry)} .. {p.path(junction)}", **witness},
         fixes=bridges(p, entry, junction),
     )

@@ -41,12 +41,21 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
 
 
 def features(p: Program, node: NodeId) -> int:
-    """Channels of a floating value: its last axis, of images the second one; 0 for what has none."""
+    """Channels of a floating value: its last axis, of a convolution the second one; 0 for what has none.
+
+    Other values of four axes are heads, or images on their way between convolutions.
+    """
     specs = p.specs(node)
     if len(specs) != 1 or not specs[0].dtype.is_float or len(specs[0].shape) < 2:
         return 0
-    size = specs[0].shape[1 if len(specs[0].shape) >= 4 else -1]
+    axis = _axis(p, node)
+    size = 0 if axis is None else specs[0].shape[axis]
     return size if isinstance(size, int) else 0
+
+
+def _axis(p: Program, node: NodeId) -> int | None:
+    rank = len(p.spec(node).shape)
+    return rank - 1 if rank < 4 else 1 if p.op(node) in ("conv", "conv_transpose") else None
 
 
 def _finding(
@@ -70,8 +79,7 @@ def _finding(
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
     """Grow the axis by units that change nothing, where it can be grown."""
-    rank = len(p.spec(node).shape)
-    dim = 1 if rank >= 4 else rank - 1
+    dim = _axis(p, node)
     for group in p.axes().values():
         if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:
             return grown(group, group.size + more)

@@ -8,7 +8,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.registry import OPS
 from graphwright.program import Program
-from graphwright.program.kinds import INPUT, KINDS, STORED, WRITE
+from graphwright.program.kinds import INPUT, KINDS, WRITE
 
 VALUELESS = frozenset({"full_like", "size", "iota", "uniform", "normal", "gumbel", "randint"})
 """Ops whose result depends on the shape of what they read, not on its values."""
@@ -117,6 +117,3 @@ def least_arity(op: str) -> int:
         return 2
     arity = get(op).arity
     return arity if isinstance(arity, int) else arity[0]
-
-
-__all__ = ["STORED", "VALUELESS", "Wiring", "least_arity"]
