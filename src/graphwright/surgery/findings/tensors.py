@@ -53,7 +53,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             node,
             got=f"the first at {list(first)}",
             witness={"key": key, "first": list(first), "count": count},
-            fixes=(*_restore(d, key), _clamp(key)),
+            fixes=(*_restore(d, key, part=True), _clamp(key)),
         )
     waiting = _added(d.original)
     for node in p.params():
@@ -103,8 +103,8 @@ def _added(p: Program) -> set[str]:
     return keys
 
 
-def _restore(d: Diagnosis, key: str) -> tuple[Fix, ...]:
-    """The values of the checkpoint, if it has other ones of this shape that are finite."""
+def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
+    """The values of the checkpoint, if it has other ones of this shape that are finite; with `part` those needed."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
@@ -116,7 +116,11 @@ def _restore(d: Diagnosis, key: str) -> tuple[Fix, ...]:
         return ()
     if np.array_equal(array.to_numpy(bits=True), d.program.weights.array(key).to_numpy(bits=True)):
         return ()
-    return (Fix(f"restore {key} from the checkpoint", lambda e: e.set_weight(key, array.to_numpy("float32"))),)
+    values = array.to_numpy("float32")
+    if part:
+        what = f"restore what is not finite in {key} from the checkpoint"
+        return (Fix(what, lambda e: e.set_weight(key, lambda now: np.where(np.isfinite(now), now, values))),)
+    return (Fix(f"restore {key} from the checkpoint", lambda e: e.set_weight(key, values)),)
 
 
 def _clamp(key: str) -> Fix:
