@@ -8,6 +8,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import structure as st
+from graphwright.surgery import diagnose
 
 PLACE = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -71,7 +72,21 @@ def _lines(series: dict[str, list[float]], bold: set[str], steps: int) -> str:
     return "\n".join(parts) + "\n"
 
 
-PICTURES = {"edit.svg": edit, "gates.svg": gates}
+def findings() -> str:
+    """What a diagnosis finds in the bundled model after five defects were planted, coloured by severity."""
+    p = gw.open("bundled").program
+    with p.edit("five defects", check=False) as e:
+        e.cut("layers.0.mid -> layers.0.out")
+        e.insert("layers.1.mlp.mul -> layers.1.mlp.down", "stop_gradient", name="layers.1.mlp.stopped")
+        e.add("tanh", "layers.1.attn.o", name="layers.1.attn.idle")
+        e.cut("layers.1.attn.v -> layers.1.attn.v_split")
+        e.set_weight("layers.1.mlp.up.weight", lambda w: np.where(w > w.max() / 2, np.nan, w))
+    found = diagnose(p)
+    shown = {"layers", "layers.0", "layers.1", "layers.1.attn", "layers.1.mlp"}
+    return p.to_svg(overlay=found.overlay(), expanded=shown)
+
+
+PICTURES = {"edit.svg": edit, "gates.svg": gates, "findings.svg": findings}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

@@ -292,5 +292,7 @@ verbs.register("compile_program", "graphwright.plan:compile_program")
 verbs.register("to_onnx", "graphwright.models.onnx.file:save_onnx")
 verbs.register("orthogonalize", "graphwright.surgery.orthogonal.orthogonalize:orthogonalize_model")
 verbs.register("compress", "graphwright.surgery.factorise.compress:compress_model")
+verbs.register("constraint", "graphwright.surgery.constraints:from_json")
+verbs.register("diagnose", "graphwright.surgery.diagnose:diagnose_model")
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

@@ -10,6 +10,7 @@ from graphwright import __version__
 from graphwright.cli import (
     compress,
     demo,
+    diagnose,
     diff,
     edit,
     evolve,
@@ -58,6 +59,7 @@ for _module in (
     train,
     evolve,
     edit,
+    diagnose,
     orthogonalize,
     compress,
     export,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
+from graphwright import verbs
 from graphwright.array import Device, NDArray
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from graphwright.models.export.receipt import Receipt
     from graphwright.program.journal import Entry
     from graphwright.progress import Report
+    from graphwright.surgery import Findings
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -347,6 +349,16 @@ class Model:
         from graphwright.models.assembly import validate
 
         return validate(self)
+
+    def diagnose(self, text: str | None = None, **options: Any) -> Findings:
+        """What is wrong with the program, its weights, and what contradicts its config: `Findings`.
+
+        Args:
+            text: runs it as a probe, with the cross-entropy of the next token as the loss.
+            options: `kinds`, `limits`, `report`, `cancel`; see `graphwright.surgery.diagnose`.
+        Raises: UsageError for unknown kinds or limits, and while an edit is open.
+        """
+        return verbs.verb("diagnose")(self, text, **options)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

@@ -31,6 +31,7 @@ def open(
     compute: str = "float32",
     tokenizer: bool = True,
     arch: Architecture | None = None,
+    check: bool = True,
 ) -> Model:
     """Open a Hugging Face directory (or one .safetensors file beside its config.json) as an editable model.
 
@@ -40,6 +41,7 @@ def open(
         compute: dtype of activations. bfloat16 and float16 weights widen exactly to float32.
         tokenizer: look for one.
         arch: the family; by default found from the config.
+        check: False opens a saved model that was left broken, for repair.
     Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
         UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and others of
         `graphwright.safetensors`; all before the first payload byte.
@@ -50,7 +52,7 @@ def open(
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
     if is_saved(directory):
-        return open_saved(directory, tokenizer)
+        return open_saved(directory, tokenizer, check)
     config = Config.read(directory)
     family = find(config) if arch is None else arch
     checkpoint = Checkpoint(place)

@@ -42,8 +42,8 @@ def is_saved(directory: Path) -> bool:
     return (directory / "program.json").is_file()
 
 
-def open_saved(directory: Path, tokenizer: bool = True) -> Model:
-    """The model of such a directory. Raises: ProgramFileError, ConfigError."""
+def open_saved(directory: Path, tokenizer: bool = True, check: bool = True) -> Model:
+    """The model of such a directory. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
     from graphwright.models.model import Model
 
     config = Config.read(directory)
@@ -51,7 +51,7 @@ def open_saved(directory: Path, tokenizer: bool = True) -> Model:
     family = find(config)
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
+    return Model(load(directory, check), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
 
 
 def _facts(path: Path) -> dict[str, Any]:

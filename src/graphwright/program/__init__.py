@@ -5,10 +5,12 @@ from __future__ import annotations
 from graphwright.program.axes import Axes, AxisGroup
 from graphwright.program.builder import Builder
 from graphwright.program.carried import State
+from graphwright.program.constraints import Constraints
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.errors import (
     BadName,
     BoundaryMismatch,
+    ConstraintViolated,
     DeadGate,
     EmptyAxis,
     FeedError,
@@ -62,6 +64,8 @@ __all__ = [
     "BadName",
     "BoundaryMismatch",
     "Builder",
+    "ConstraintViolated",
+    "Constraints",
     "CountMismatch",
     "DeadGate",
     "EmptyAxis",

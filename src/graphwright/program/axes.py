@@ -18,13 +18,14 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.terms import Atom, Product, Term, atoms, resolve, spread, text
-from graphwright.program.errors import UnknownAxis
+from graphwright.program.errors import BadName, NameTaken, UnknownAxis
 from graphwright.program.gates import RESERVED as GATE_KEYS
 from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.program import Program, Value
 from graphwright.program.solve_axes import Said, Solution, origin, solve
+from graphwright.program.structure import is_name
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class AxisGroup:
             channels of a grouped convolution groups and the channels of each.
         size: number of units.
         frozen: reasons why it can't be resized; none if it can.
+        ends: those of them that are inputs and outputs of the program, which `allow_io=True` resizes too.
         mixed: reasons why removing a unit is not setting it to zero.
         corrected: whether the reasons in `mixed` are norms for which there is a correction.
     """
@@ -81,6 +83,7 @@ class AxisGroup:
     atoms: tuple[Atom, ...]
     size: int
     frozen: tuple[str, ...]
+    ends: tuple[str, ...]
     mixed: tuple[str, ...]
     corrected: bool
 
@@ -191,6 +194,24 @@ class Axes(Mapping[str, AxisGroup]):
         """How many ports read a weight, behind casts of it."""
         return _readers(self.program, weight)
 
+    def name(self, old: str, new: str) -> AxisGroup:
+        """Give an axis a name, as an edit of the program: it is saved, undone and replayed; returns the axis.
+
+        The name goes with the first weight along the axis. Raises: UnknownAxis; BadName for what is no dotted path,
+        NameTaken for that of another axis.
+        """
+        p = self.program
+        group = p.axes()[old]
+        if not is_name(new):
+            raise BadName("an axis is named by a dotted path", where=old, got=repr(new)[:80])
+        if new in p.axes() and new != old:
+            raise NameTaken("an axis has this name", where=old, got=new)
+        node, place = _place(group)
+        names = {**dict(p.attrs(node).get("axes", ())), place: new}
+        with p.edit(f"name the axis {old} {new}") as e:
+            e.set_attr(node, axes=tuple(sorted(names.items())))
+        return p.axes()[new]
+
     def __getitem__(self, name: str) -> AxisGroup:
         try:
             return self._groups[name]
@@ -238,9 +259,12 @@ def axes(p: Program) -> Axes:
 
     Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
     """
-    refuse_broken(p)
-    if (e := p.history.open) is not None:
+    if (e := p.history.open) is None:
+        refuse_broken(p)
+    else:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
+        if not p.valid:  # it was left broken, and may be mended by now
+            p.validate().check(p.name)
     known: Axes | None = p.derived.get("axes")
     if p.history.open is None and known is not None and known.version == p.version and known.program is p:
         return known
@@ -277,10 +301,12 @@ def _grouped(p: Program, solution: Solution) -> Axes:
         if kind in TOGETHER and isinstance(term, Product) and all(f in plain for f in term.factors):
             together[term.factors] = kind  # pyright: ignore[reportArgumentType]  # each is an atom of `plain`
     groups = [*(_group(made, a, kind) for a, kind in together.items()), *plain.values()]
-    wanted = [_wanted(group) for group in groups]
+    given = [_given(group) for group in groups]
+    wanted = [name or _wanted(group) for group, name in zip(groups, given, strict=True)]
     taken = Counter(wanted)
-    for group, name in sorted(zip(groups, wanted, strict=True), key=lambda pair: _rank(pair[0])):
-        name = name if taken[name] == 1 else _fallback(group)
+    ranked = sorted(zip(groups, given, wanted, strict=True), key=lambda row: (row[1] is None, _rank(row[0])))
+    for group, named, name in ranked:
+        name = name if taken[name] == 1 or named else _fallback(group)
         while name in made._groups:
             name += "'"
         object.__setattr__(group, "name", name)
@@ -306,7 +332,8 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
         kinds,
         parts,
         size,
-        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in s.frozen)),
+        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in (*s.frozen, *s.ends))),
+        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in s.ends)),
         tuple(dict.fromkeys(_reason(p, node, why) for node, why in mixed)),
         bool(mixed) and all(node in exact_after for node, _ in mixed),
     )
@@ -337,6 +364,19 @@ def _weights(group: AxisGroup) -> list[Member]:
     weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
     trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
     return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))
+
+
+def _place(group: AxisGroup) -> tuple[NodeId, str]:
+    """The weight that keeps a name given to the axis, and where the axis stands in it."""
+    first = _weights(group)[0]
+    inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
+    return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
+
+
+def _given(group: AxisGroup) -> str | None:
+    """The name that an edit gave the axis."""
+    node, place = _place(group)
+    return dict(group.axes.program.attrs(node).get("axes", ())).get(place)
 
 
 def _rank(group: AxisGroup) -> tuple[int, int, int]:

@@ -66,7 +66,7 @@ def _check_value(p: Program, value: Value) -> None:
         )
 
 
-_KIND_ATTRS = {PARAM: {"key", "trainable"}, CONST: {"key"}, STATE: {"key"}}
+_KIND_ATTRS = {PARAM: {"key", "trainable", "axes"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
 
 
 def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:

@@ -90,6 +90,14 @@ class InvalidProgram(UsageError):
         self.findings = findings
 
 
+class ConstraintViolated(UsageError):
+    """An edit would leave a constraint violated that the program is held to; `findings` says where."""
+
+    def __init__(self, what: str = "", *, findings: tuple[Mismatch, ...] = (), **facts: Unpack[Facts]) -> None:
+        super().__init__(what, **facts)
+        self.findings = findings
+
+
 class ProgramFileError(GraphwrightError, ValueError):
     """A saved program that is incomplete, damaged, newer than this package, or was never one."""
 

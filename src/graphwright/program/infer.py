@@ -46,7 +46,10 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
     op = p.op(node)
     if op in SOURCES:
         return p.specs(node)
-    operands = p.operands(node)
+    edges = p.in_edges(node)
+    if edges and p.edge_port(edges[-1]) != len(edges) - 1 and not p.is_junction(node):
+        check_ports(p, node)  # what stands behind a gap is no operand of the port before it
+    operands = [p.edge_value(e) for e in edges]
     ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
     if op == WRITE:
         if len(ins) != 2:

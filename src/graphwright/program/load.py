@@ -49,6 +49,7 @@ _BODY = {
     "history",
     "files",
 }
+_OPTIONAL = {"constraints"}
 _HEX = set(b"0123456789abcdef")
 
 
@@ -102,11 +103,11 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    if not p.valid or p.loose or check:
-        report = validate(p)
-        if check:
-            report.check(p.name)
-        p.valid = report.ok
+    p.constraints.load(forms.array(body.get("constraints", [])))
+    report = validate(p)
+    if check:
+        report.check(p.name)
+    p.valid = report.ok
     if verify:
         files.verify()
     return p
@@ -136,7 +137,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
             got=f"schema {schema}",
             fix="pip install -U graphwright",
         )
-    return forms.table(body, _BODY)
+    return forms.table(body, _BODY | (body.keys() & _OPTIONAL))
 
 
 # -- structure --------------------------------------------------------------------------------------

@@ -184,7 +184,13 @@ FIELDS: dict[str, dict[str, str]] = {
     "SetAttr": {"node": "node", "attrs": "attrs"},
     "Rename": {"node": "node", "name": "text"},
     "SetWeight": {"key": "text", "array": "array", "inplace": "flag"},
-    "ResizeAxis": {"axes": "axes", "weights": "sliced", "attrs": "node_attrs", "correct": "flag"},
+    "ResizeAxis": {
+        "axes": "axes",
+        "weights": "sliced",
+        "attrs": "node_attrs",
+        "correct": "flag",
+        "inputs": "node_specs",
+    },
     "SetOutputs": {"outputs": "outputs"},
 }
 """Fields of each primitive, with their kinds."""
@@ -206,6 +212,7 @@ WRITERS: dict[str, Callable[[Packer, Any], Any]] = {
         [key, packer.array(array), [[dim, runs(old)] for dim, old in places]] for key, array, places in x
     ],
     "node_attrs": lambda _, x: [[forms.handle_form(node), encode_attrs(attrs)] for node, attrs in x],
+    "node_specs": lambda _, x: [[forms.handle_form(node), [s.to_json() for s in specs]] for node, specs in x],
 }
 READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
     "node": lambda _, x: forms.handle(x, NodeId),
@@ -229,6 +236,10 @@ READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
     "node_attrs": lambda _, x: tuple(
         (forms.handle(node, NodeId), forms.attrs(attrs))
         for node, attrs in (forms.array(row, 2) for row in forms.array(x))
+    ),
+    "node_specs": lambda _, x: tuple(
+        (forms.handle(node, NodeId), forms.specs(specs))
+        for node, specs in (forms.array(row, 2) for row in forms.array(x))
     ),
 }
 

@@ -12,6 +12,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.constraints import Constraints
 from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
@@ -45,6 +46,7 @@ class Program(Structure):
         derived: what layers above keep with the program and can make again (plans); it goes with it.
         journal: every edit that was made, undone and redone.
         valid: False while an edit with `check=False` left it broken; `validate()` says where.
+        constraints: conditions that go with it; enforced ones are checked at every commit.
         checkpoints: subgraphs whose inner values gradients compute again; see `checkpoint`.
         readonly: True for a past state given by `at`; fork it to go on from there.
         source: for a program derived from another by rewriting: that one and the version it had.
@@ -64,6 +66,7 @@ class Program(Structure):
         self.readonly = False
         self.derived: dict[str, Any] = {}
         self.source: tuple[Program, int] | None = None
+        self.constraints = Constraints()
         self.checkpoints: tuple[frozenset[NodeId], ...] = ()
         self._structure = StructureHash(self)
         self.history = History(self)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
 
 
-def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> None:
+def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool, allow_io: bool) -> None:
     """See `Transaction.cut_units`."""
     if not isinstance(units, Units) or units.program is not e.program:
         raise UsageError("not units of this program", got=repr(units)[:80], expected="program.axes()[name].units(ids)")
@@ -38,7 +38,7 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
         if name not in found:
             remove_layers(e, name, ids, units.sizes[name])
             continue
-        group = _resizable(found, name)
+        group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
             raise StaleSelection(
                 "the axis has another size by now", where=name, expected=units.sizes[name], got=group.size
@@ -52,7 +52,7 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
         if apart is None and ragged and group.kind == "heads":
             made = _loosen(e, group)
             rest = Units(e.program, {made: ids}, {made: group.size})
-            cut_units(e, rest, ragged=False, correct=correct)
+            cut_units(e, rest, ragged=False, correct=correct, allow_io=allow_io)
             found = e.program.axes()
             continue
         if apart is None:
@@ -64,10 +64,10 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool) -> N
         e.do(resize(e.program.axes(), places, correct=correct))
 
 
-def permute(e: Transaction, axis: str, order: Sequence[int]) -> None:
+def permute(e: Transaction, axis: str, order: Sequence[int], allow_io: bool) -> None:
     """See `Transaction.permute`."""
     found = e.program.axes()
-    group = _resizable(found, axis)
+    group = _resizable(found, axis, allow_io)
     places = [int(i) for i in order]
     if len(group.atoms) != 1 or sorted(places) != list(range(group.size)):
         of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
@@ -75,10 +75,10 @@ def permute(e: Transaction, axis: str, order: Sequence[int]) -> None:
     e.do(resize(found, {axis: places}))
 
 
-def grow(e: Transaction, axis: str, n: int, init: str, seed: int) -> None:
+def grow(e: Transaction, axis: str, n: int, init: str, seed: int, allow_io: bool) -> None:
     """See `Transaction.grow`."""
     found = e.program.axes()
-    group = _resizable(found, axis)
+    group = _resizable(found, axis, allow_io)
     if init not in ("zero_out", "duplicate") or type(n) is not int or n < 1 or len(group.atoms) != 1:
         raise UsageError(
             "an axis grows by units, zero_out or duplicate", where=axis, got=f"{n} {init}",
@@ -87,10 +87,12 @@ def grow(e: Transaction, axis: str, n: int, init: str, seed: int) -> None:
     _Growth(e, found, group, n, seed).make(init)
 
 
-def _resizable(found: Axes, name: str) -> AxisGroup:
+def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
     group = found[name]
-    if group.frozen:
-        raise FrozenAxis("the axis can't be resized", where=name, got="; ".join(group.frozen[:3]))
+    bound = [why for why in group.frozen if not (allow_io and why in group.ends)]
+    if bound:
+        fix = "allow_io=True changes inputs and outputs too" if set(bound) <= set(group.ends) else None
+        raise FrozenAxis("the axis can't be resized", where=name, got="; ".join(bound[:3]), fix=fix)
     return group
 
 

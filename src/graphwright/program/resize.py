@@ -6,13 +6,13 @@ Weights that keep all their bytes in places are sliced, never computed; the inve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import NDArray, from_numpy
+from graphwright.array import NDArray, Spec, from_numpy
 from graphwright.autograd.lineage import inverse, moved
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
@@ -21,6 +21,7 @@ from graphwright.program.errors import EmptyAxis, FrozenAxis
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.hollow import hollow_array, is_hollow
 from graphwright.program.solve_axes import origin
+from graphwright.program.structure import Value
 from graphwright.program.units import runs
 from graphwright.program.weights import as_array, payload_json
 
@@ -58,12 +59,14 @@ class ResizeAxis:
         weights: the values after.
         attrs: nodes and all their attributes after.
         correct: whether norms over a resized axis were corrected.
+        inputs: of the program that have another size after, with their spec.
     """
 
     axes: tuple[Resized, ...]
     weights: tuple[Sliced, ...]
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
     correct: bool = True
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()
 
     def check(self, p: Program) -> None:
         """Raises: ShapeError for places and values that do not fit the weights."""
@@ -81,6 +84,8 @@ class ResizeAxis:
         for node, attrs in self.attrs:
             p.node(node)
             encode_attrs(attrs)
+        for node, _ in self.inputs:
+            p.node(node)
 
     def invert(self, p: Program) -> ResizeAxis:
         """The values and sizes that are there now."""
@@ -90,7 +95,8 @@ class ResizeAxis:
             back = tuple((dim, _back(old, present.shape[dim])) for dim, old in places)
             weights.append(Sliced(key, present, back))
         axes = tuple(Resized(a.axis, len(a.places), _back(a.places, a.of)) for a in self.axes)
-        return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct)
+        inputs = tuple((n, p.specs(n)) for n, _ in self.inputs)
+        return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct, inputs)
 
     def apply(self, p: Program) -> None:
         """Give weights and nodes their values; what follows them by shape is told by the variables' lineage."""
@@ -102,10 +108,13 @@ class ResizeAxis:
                 p.update_node(node, specs=(array.spec,))
         for node, attrs in self.attrs:
             p.update_node(node, attrs=dict(attrs))
+        for node, specs in self.inputs:
+            p.update_node(node, specs=specs)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         """Nodes of the weights, and those with other attributes."""
-        return (*(n for w in self.weights for n in p.readers(w.key)), *(n for n, _ in self.attrs))
+        own = (n for n, _ in (*self.attrs, *self.inputs))
+        return (*(n for w in self.weights for n in p.readers(w.key)), *own)
 
     def to_json(self, p: Program) -> dict[str, Any]:
         """Axes by name and places; values only where some are new: the others are the places of what is there."""
@@ -156,7 +165,16 @@ def resize(
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
     axes = tuple(Resized(n, found[n].size, tuple(map(int, old))) for n, old in places.items())
-    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct)
+    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
+
+
+def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[NodeId, tuple[Spec, ...]]]:
+    """Inputs of the program along a resized axis, with their spec after."""
+    p = found.program
+    for node in p.inputs():
+        terms = found.solution.dims[Value(node)]
+        if any(a in maps for t in terms for a in atoms(t)):
+            yield node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),)
 
 
 def _sliced(

@@ -103,6 +103,8 @@ def save(
                 "redoable": [e.seq for e in h.redoable],
                 "marks": h.marks,
             }
+        if len(p.constraints):
+            body["constraints"] = p.constraints.to_json()
         body["files"] = _headers(folder)
         write_body(folder, body)
         for name, data in (companions or {}).items():

@@ -18,9 +18,13 @@ from graphwright.program.program import Program, Value
 
 @dataclass(slots=True)
 class Said:
-    """What was said of one atom: (node, text) each, sums with the (operand, dimension) that they run over."""
+    """What was said of one atom: (node, text) each, sums with the (operand, dimension) that they run over.
+
+    `ends` are the inputs and outputs of the program that it reaches.
+    """
 
     frozen: list[tuple[NodeId, str]] = field(default_factory=list)
+    ends: list[tuple[NodeId, str]] = field(default_factory=list)
     mixed: list[tuple[NodeId, str]] = field(default_factory=list)
     summed: list[tuple[NodeId, tuple[tuple[int, int], ...]]] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
@@ -78,7 +82,7 @@ def solve(p: Program) -> Solution:
             if op in STORED:
                 made = by_key.setdefault(p.key(node), made)
             elif op == INPUT:
-                notes += [(node, Note("frozen", t, "is an input of the program")) for t in made]
+                notes += [(node, Note("end", t, "is an input of the program")) for t in made]
             dims[Value(node)] = made
             continue
         operands = p.operands(node)
@@ -106,7 +110,7 @@ def solve(p: Program) -> Solution:
             lookups.setdefault(operands[port].node, []).append((node, axis))
         sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
-        notes += [(value.node, Note("frozen", t, f"is the output {name!r} of the program")) for t in dims[value]]
+        notes += [(value.node, Note("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
     tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
     return Solution(
         {v: tuple(map(resolve, d)) for v, d in dims.items()},
@@ -145,6 +149,8 @@ def _said(notes: Iterable[tuple[NodeId, Note]]) -> dict[Atom, Said]:
             about = said.setdefault(atom, Said())
             if note.fact == "frozen":
                 about.frozen.append((node, note.text))
+            elif note.fact == "end":
+                about.ends.append((node, note.text))
             elif note.fact == "mixed":
                 about.mixed.append((node, note.text))
             elif note.fact == "summed":

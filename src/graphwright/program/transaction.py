@@ -190,6 +190,8 @@ class Transaction:
             p.valid = False
             with suppress(UsageError):  # what can be inferred is
                 infer(p, alive, self.specs_before)
+        if p.valid:
+            p.constraints.check(p)
         for node in alive:
             if p.is_junction(node) and not p.graph.in_degree(node):
                 self.warnings.append(f"{p.path(node)} has no edge left and is zero")
@@ -470,19 +472,20 @@ class Transaction:
         return replace(self, self.program.nodes_of(selection), subprogram, match)
 
     # -- units -------------------------------------------------------------------------------------------------------
-    def cut_units(self, units: Units, *, ragged: bool = False, correct: bool = True) -> None:
+    def cut_units(self, units: Units, *, ragged: bool = False, correct: bool = True, allow_io: bool = False) -> None:
         """Remove units of some axes from every weight along them; other weights and all other places keep their bits.
 
         Args:
             units: `program.axes()["layers.1.attn.heads"].units([3])`, or `program.select("layers.1.attn").heads[3]`.
             ragged: let key heads have query heads in unequal number: a table then says which key head each one reads.
             correct: keep RMSNorms over a cut axis exact where the units that go are zero.
+            allow_io: also where inputs or outputs of the program change their size.
         Raises: EmptySelection, FrozenAxis with the reason, RaggedUnit, EmptyAxis for the last unit, StaleSelection if
             an axis has another size by now.
         """
-        cut_units(self, units, ragged=ragged, correct=correct)
+        cut_units(self, units, ragged=ragged, correct=correct, allow_io=allow_io)
 
-    def grow(self, axis: str, n: int, init: str = "zero_out", *, seed: int = 0) -> None:
+    def grow(self, axis: str, n: int, init: str = "zero_out", *, seed: int = 0, allow_io: bool = False) -> None:
         """Add `n` units at the end of an axis; the function stays the same.
 
         Args:
@@ -491,16 +494,19 @@ class Transaction:
                 what reads them random. "duplicate": copies of random units, which share what reads them by random
                 parts, from a quarter to three quarters.
             seed: of the random numbers.
+            allow_io: also where inputs or outputs of the program change their size.
         Raises: FrozenAxis, UsageError where no weight reads the axis alone.
         """
-        grow(self, axis, n, init, seed)
+        grow(self, axis, n, init, seed, allow_io)
 
-    def permute(self, axis: str, order: Sequence[int]) -> None:
+    def permute(self, axis: str, order: Sequence[int], *, allow_io: bool = False) -> None:
         """Put the units of an axis in another order: new unit i is the old `order[i]`. The function stays the same.
+
+        With `allow_io` also where inputs or outputs of the program change their order: these then are permuted.
 
         Raises: FrozenAxis, UsageError if `order` is none.
         """
-        permute(self, axis, order)
+        permute(self, axis, order, allow_io)
 
     # -- gates -------------------------------------------------------------------------------------------------------
     @overload

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.constraints import (
+    Budget,
+    Constraint,
+    Custom,
+    GradientFlow,
+    HeadBalance,
+    MaxDepth,
+    MultipleOf,
+    NoPath,
+    Reachable,
+    Residual,
+    Uniform,
+    constraint,
+)
+from graphwright.surgery.diagnose import diagnose, diagnose_model
 from graphwright.surgery.factorise import (
     CompressionReport,
     CompressionWouldGrow,
@@ -20,6 +35,7 @@ from graphwright.surgery.factorise import (
     merge_lora,
     svd,
 )
+from graphwright.surgery.findings import Diagnosis, Finding, Findings, Fix, Limits, Severity, finding
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
 from graphwright.surgery.orthogonal import (
     NotAbsorbable,
@@ -41,19 +57,33 @@ from graphwright.surgery.orthogonal import (
     so_generator,
     unbake,
 )
+from graphwright.surgery.solve import Solution, Unsatisfied, solve
 
 __all__ = [
+    "Budget",
     "BudgetUnreachable",
     "Bytes",
     "Calibration",
     "CompressionReport",
     "CompressionWouldGrow",
+    "Constraint",
+    "Custom",
+    "Diagnosis",
     "DtypeUnsupported",
     "Energy",
     "Error",
+    "Finding",
+    "Findings",
+    "Fix",
     "Flops",
+    "GradientFlow",
+    "HeadBalance",
     "Latency",
+    "Limits",
     "LowRank",
+    "MaxDepth",
+    "MultipleOf",
+    "NoPath",
     "NonFiniteWeight",
     "NotAbsorbable",
     "NotFactorable",
@@ -61,15 +91,25 @@ __all__ = [
     "OrthoReport",
     "Params",
     "Ratio",
+    "Reachable",
+    "Residual",
+    "Severity",
+    "Solution",
     "TensorRing",
     "TensorTrain",
+    "Uniform",
+    "Unsatisfied",
     "asvd",
     "bake",
     "cayley",
     "compress",
     "compression_ratio",
+    "constraint",
     "curve",
     "densify",
+    "diagnose",
+    "diagnose_model",
+    "finding",
     "is_orthogonal",
     "lie_exp",
     "lie_log",
@@ -84,6 +124,7 @@ __all__ = [
     "settle",
     "skew",
     "so_generator",
+    "solve",
     "svd",
     "unbake",
 ]

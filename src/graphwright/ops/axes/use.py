@@ -17,7 +17,7 @@ class Note:
     """What a row says of a dimension beside its joins.
 
     Attributes:
-        fact: `frozen`, `mixed`, `summed` or `kind`.
+        fact: `frozen`, `end` (of the program), `mixed`, `summed` or `kind`.
         term: the dimension.
         text: the reason, or which kind.
         ends: (operand, dimension) that a sum runs over.

@@ -10,6 +10,7 @@ from graphwright.program.draw.compose import compose
 from graphwright.program.draw.labels import clean
 from graphwright.program.draw.layout import BUDGET, Box, Edge, Layout
 from graphwright.program.draw.overlay import Overlay, drawn_places, overlay_of
+from graphwright.program.draw.remarks import Remark, Remarks
 from graphwright.program.draw.style import FAMILIES, MARKS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _COLOUR = {"data": "green", "attention": "blue", "residual": "red", "state": "pu
 def to_dot(
     program: Program,
     level: int | None = None,
-    color: str | Mapping[Any, float] | None = "family",
+    color: str | Mapping[Any, float | Remark] | None = "family",
     diff: Program | None = None,
     expanded: Set[str] | None = None,
     *,
@@ -39,7 +40,7 @@ def to_dot(
         program: what to draw.
         level, expanded, fold, params, budget: which groups are open and what is drawn; see `layout`.
         color: `"family"` fills boxes by what they are, None leaves them white, a mapping of numbers by node or path is
-            drawn as colours (`scale` is `linear` or `log`).
+            drawn as colours (`scale` is `linear` or `log`), one of remarks as severities with tooltips.
         diff: an earlier program; what was added, removed and changed since is marked.
     """
     if isinstance(color, str) and color != "family":
@@ -49,7 +50,7 @@ def to_dot(
     return render(made, program.name, colours, fill=color == "family")
 
 
-def render(picture: Layout, name: str, overlay: Overlay | None = None, fill: bool = True) -> str:
+def render(picture: Layout, name: str, overlay: Overlay | Remarks | None = None, fill: bool = True) -> str:
     """A layout as DOT text; what the layout places is left to Graphviz."""
     inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
     for path in sorted(picture.boxes):
@@ -65,7 +66,7 @@ def render(picture: Layout, name: str, overlay: Overlay | None = None, fill: boo
     ]
     if picture.collapsed:
         out.append(f"  label={quoted('closed: ' + ', '.join(picture.collapsed[:8]))};")
-    if overlay is not None and overlay.low is not None:
+    if isinstance(overlay, Overlay) and overlay.low is not None:
         out.append(f"  // scale from {overlay.low!r} to {overlay.high!r}")
     stack: list[tuple[str, int, bool]] = [("", 1, False)]
     while stack:
@@ -95,10 +96,12 @@ def _lines(lines: tuple[str, ...]) -> str:
     return '"' + "\\n".join(quoted(line)[1:-1] for line in lines) + '"'
 
 
-def _node(box: Box, overlay: Overlay | None, fill: bool) -> str:
+def _node(box: Box, overlay: Overlay | Remarks | None, fill: bool) -> str:
     facts = {"label": _lines(box.lines), "tooltip": quoted(box.path)}
-    style = ["rounded"] if box.kind in ("junction", "input", "group") else []
     place = f"{box.path}." if box.kind == "group" else box.path
+    if isinstance(overlay, Remarks) and (note := overlay.note(place)):
+        facts["tooltip"] = _lines((box.path, *note.split("\n")))
+    style = ["rounded"] if box.kind in ("junction", "input", "group") else []
     colour = overlay.colour(place) if overlay is not None else (FAMILIES[box.family][0], "") if fill else None
     if colour and box.mark != "removed":
         style.append("filled")

@@ -16,6 +16,7 @@ from graphwright.program.draw.legend import legend
 from graphwright.program.draw.outline import outline
 from graphwright.program.draw.overlay import Overlay, Place, drawn_places, overlay_of
 from graphwright.program.draw.place import GAP, PAD, PIN, STEP, TITLE
+from graphwright.program.draw.remarks import Remark, Remarks
 from graphwright.program.draw.statistics import statistics
 from graphwright.program.draw.style import FONT, text
 from graphwright.program.draw.svg import ROUND, render
@@ -49,7 +50,7 @@ def to_html(
     program: Program,
     expanded: Set[str] | None = None,
     diff: Program | None = None,
-    overlay: Mapping[Any, float] | None = None,
+    overlay: Mapping[Any, float | Remark] | None = None,
     *,
     level: int | None = None,
     fold: bool = False,
@@ -67,7 +68,7 @@ def to_html(
     data = {
         "sizes": {"PAD": PAD, "TITLE": TITLE, "GAP": GAP, "STEP": STEP, "PIN": PIN, "LINE": LINE, "ROUND": ROUND},
         "open": [at for at, top in enumerate(made.view.shown_as()) if top < 0],
-        "overlay": overlay is not None,
+        "overlay": every is not None and every.everywhere,
         "legend": [below.width, below.height],
         "entries": entries,
         **_content(made, every, blame, statistics(program)),
@@ -90,7 +91,7 @@ def to_html(
 
 
 def _content(
-    made: Composition, overlay: Overlay | None, blame: dict[str, list[int]], values: Mapping[str, str]
+    made: Composition, overlay: Overlay | Remarks | None, blame: dict[str, list[int]], values: Mapping[str, str]
 ) -> dict[str, Any]:
     """Nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
     scene, tree = made.view.scene, made.view.tree
@@ -171,19 +172,21 @@ def _box(
     mark: str,
     half: int,
     height: int,
-    overlay: Overlay | None,
+    overlay: Overlay | Remarks | None,
     blame: list[int],
 ) -> dict[str, Any]:
+    place = f"{path}." if kind == "group" else path
+    note = overlay.note(place) if isinstance(overlay, Remarks) else ""
     found = {
         "path": clean(path),
         "kind": kind,
         "family": group,
         "lines": lines,
-        "tip": tip,
+        "tip": "\n".join((tip, *map(clean, note.split("\n")))) if note else tip,
         "half": half,
         "height": height,
     }
-    colour = overlay.colour(f"{path}." if kind == "group" else path) if overlay is not None else None
+    colour = overlay.colour(place) if overlay is not None else None
     return {
         **found,
         **({"mark": mark} if mark else {}),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from graphwright.program.draw.labels import short, text_width
 from graphwright.program.draw.layout import Layout
 from graphwright.program.draw.overlay import Overlay, shade
+from graphwright.program.draw.remarks import LEVELS, Remarks
 from graphwright.program.draw.style import EDGES, MARKS, text
 
 _ROW, _BAR = 22, 160
@@ -22,7 +23,7 @@ class Legend:
     height: int = 0
 
 
-def legend(picture: Layout, overlay: Overlay | None, diff: bool, hidden: Collection[str] = ()) -> Legend:
+def legend(picture: Layout, overlay: Overlay | Remarks | None, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """The legend of a picture, its top left at 0, 0; `hidden` are kinds of edge inside closed groups."""
     made = Legend(height=8)
     found = {e.kind for e in picture.edges}.union(hidden)
@@ -30,7 +31,9 @@ def legend(picture: Layout, overlay: Overlay | None, diff: bool, hidden: Collect
     _lines(made, [(k, EDGES[k][3]) for k in kinds])
     if diff:
         _lines(made, [(k, MARKS[k][3]) for k in MARKS])
-    if overlay is not None:
+    if isinstance(overlay, Remarks):
+        _levels(made, overlay)
+    elif overlay is not None:
         _scale(made, overlay)
     if picture.collapsed:
         names = ", ".join(short(p, 40) for p in picture.collapsed[:3])
@@ -70,6 +73,18 @@ def _scale(made: Legend, overlay: Overlay) -> None:
     )
     made.width, made.height = max(made.width, left + _BAR + 24 + text_width(high + kind)), made.height + _ROW
     _say(made, "hatched: no value")
+
+
+def _levels(made: Legend, remarks: Remarks) -> None:
+    x, y = 16, made.height + 4
+    for level in remarks.levels:
+        word, fill, _ = LEVELS[level]
+        made.body.append(
+            f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}" stroke="#555e69"/>'
+            f'<text class="gw-s" x="{x + 20}" y="{y + 11}">{word}</text>'
+        )
+        x += 20 + text_width(word) + 20
+    made.width, made.height = max(made.width, x), made.height + _ROW
 
 
 def _say(made: Legend, words: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program.draw.layout import Layout
+from graphwright.program.draw.remarks import Remark, Remarks, remarks_of
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -38,6 +39,8 @@ class Overlay:
     low: float | None
     high: float | None
     logarithmic: bool
+    everywhere = True
+    """Places without a value are hatched."""
 
     def colour(self, name: str) -> tuple[str, str] | None:
         """Fill and text colour of a place; None if it has no value."""
@@ -45,6 +48,10 @@ class Overlay:
         if value is None or self.low is None or self.high is None or not self._has_place(value):
             return None
         return shade(self.share(value))
+
+    def note(self, name: str) -> str:
+        """What hovering shows of a place."""
+        return f"value {self.values[name]!r}" if name in self.values else ""
 
     def share(self, value: float) -> float:
         """Place of a value between low (0) and high (1); 0.5 if all are the same."""
@@ -66,19 +73,26 @@ def drawn_places(picture: Layout) -> list[Place]:
     return places + [Place(f"{p}.", ()) for p in picture.groups]
 
 
-def overlay_of(program: Program, places: Iterable[Place], data: Mapping[Any, float], scale: str = "linear") -> Overlay:
+def overlay_of(
+    program: Program, places: Iterable[Place], data: Mapping[Any, float | Remark], scale: str = "linear"
+) -> Overlay | Remarks:
     """The overlay of a picture.
 
     Args:
         program: whose nodes the keys name.
         places: what is coloured.
-        data: numbers by handle, value, path of a node, or path of a group.
+        data: numbers by handle, value, path of a node, or path of a group; or remarks by node.
         scale: `linear` or `log`.
     Raises: UnknownNode for a key that is neither a node nor a group; UsageError for another scale.
     """
     if scale not in ("linear", "log"):
         raise UsageError("no such scale", expected="linear or log", got=scale)
     places = list(places)
+    remarks = {key: r for key, r in data.items() if isinstance(r, Remark)}
+    if data and len(remarks) == len(data):
+        return remarks_of(program, places, remarks)
+    if remarks:
+        raise UsageError("numbers and remarks are drawn apart", got=f"{len(remarks)} remarks of {len(data)} values")
     groups = {p.name[:-1] for p in places if p.name.endswith(".")}
     groups.update(above for node in program.nodes() for above in _above(program.path(node)))
     paths = {program.path(node) for node in program.nodes()}
@@ -86,9 +100,9 @@ def overlay_of(program: Program, places: Iterable[Place], data: Mapping[Any, flo
     by_node: dict[NodeId, float] = {}
     for key, number in data.items():
         if isinstance(key, str) and key in groups and key not in paths:
-            own[key] = float(number)
+            own[key] = float(number)  # pyright: ignore[reportArgumentType]  # no remark is left
         else:
-            by_node[program.node(key)] = float(number)
+            by_node[program.node(key)] = float(number)  # pyright: ignore[reportArgumentType]
     logarithmic = scale == "log"
     usable = [v for v in (*own.values(), *by_node.values()) if isfinite(v) and not (logarithmic and v <= 0)]
     values: dict[str, float] = {}

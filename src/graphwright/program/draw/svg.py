@@ -10,6 +10,7 @@ from graphwright.program.draw.labels import LINE
 from graphwright.program.draw.layout import BUDGET, Box, Edge, Group, Layout
 from graphwright.program.draw.legend import Legend, legend
 from graphwright.program.draw.overlay import Overlay, drawn_places, overlay_of
+from graphwright.program.draw.remarks import Remark, Remarks
 from graphwright.program.draw.style import css, text, tips
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def to_svg(
     program: Program,
     expanded: Set[str] | None = None,
     diff: Program | None = None,
-    overlay: Mapping[Any, float] | None = None,
+    overlay: Mapping[Any, float | Remark] | None = None,
     *,
     level: int | None = None,
     fold: bool = False,
@@ -37,14 +38,15 @@ def to_svg(
         program: what to draw.
         expanded, level, fold, params, budget: which groups are open and what is drawn; see `layout`.
         diff: an earlier program; what was added, removed and changed since is marked.
-        overlay: numbers by node or path, drawn as colours with a legend; `scale` is `linear` or `log`.
+        overlay: numbers by node or path, drawn as colours with a legend; `scale` is `linear` or `log`. Or remarks by
+            node: `found.overlay()` of a diagnosis.
     """
     made = compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff).layout()
     colours = None if overlay is None else overlay_of(program, drawn_places(made), overlay, scale)
     return render(made, legend(made, colours, diff is not None), colours, diff is not None)
 
 
-def render(picture: Layout, below: Legend, overlay: Overlay | None = None, diff: bool = False) -> str:
+def render(picture: Layout, below: Legend, overlay: Overlay | Remarks | None = None, diff: bool = False) -> str:
     """A layout and its legend as an SVG document."""
     width, height = max(picture.width, below.width), picture.height + below.height
     left = (width - picture.width) // 2
@@ -62,7 +64,7 @@ def render(picture: Layout, below: Legend, overlay: Overlay | None = None, diff:
     return "\n".join(parts)
 
 
-def frame(group: Group, overlay: Overlay | None = None) -> str:
+def frame(group: Group, overlay: Overlay | Remarks | None = None) -> str:
     """The frame of an open group, tinted if it has a value of its own."""
     colour = overlay.colour(f"{group.path}.") if overlay is not None and group.path in overlay.own else None
     fill = f' style="fill:{colour[0]};fill-opacity:.3"' if colour else ""
@@ -80,16 +82,17 @@ def heading(group: Group) -> str:
     )
 
 
-def box(b: Box, overlay: Overlay | None) -> str:
+def box(b: Box, overlay: Overlay | Remarks | None) -> str:
     """A node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
     place = f"{b.path}." if b.kind == "group" else b.path
     colour = overlay.colour(place) if overlay is not None else None
-    if overlay is not None and colour is None:
+    if overlay is not None and overlay.everywhere and colour is None:
         classes += " gw-none"
     fill = f' style="fill:{colour[0]}"' if colour else ""
     ink = f' style="fill:{colour[1]}"' if colour else ""
-    tip = b.tip + (f"\nvalue {overlay.values[place]!r}" if overlay is not None and place in overlay.values else "")
+    note = overlay.note(place) if overlay is not None else ""
+    tip = b.tip + (f"\n{note}" if note else "")
     tip += f"\n{b.mark}" if b.mark else ""
     round_ = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
     shape = f'<rect x="{b.x}" y="{b.y}" width="{b.w}" height="{b.h}" rx="{round_}"{fill}/>'

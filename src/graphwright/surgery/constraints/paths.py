@@ -1,0 +1,175 @@
+"""Constraints on paths: an identity path between two nodes, some path, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from graphwright.graph import EdgeId, NodeId
+from graphwright.graph.analysis import reachable
+from graphwright.program import Program, Value
+from graphwright.program.kinds import PARAM
+from graphwright.program.solve_axes import origin
+from graphwright.program.transaction import Transaction
+from graphwright.surgery.constraints.constraint import Constraint
+from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.mend import sweep
+from graphwright.surgery.findings.residual_paths import carried, gated
+
+
+@dataclass(frozen=True)
+class Residual(Constraint):
+    """What node `a` computes reaches node `b` by identity edges (or a projection, where widths differ) into a sum.
+
+    Where `b` is no sum, it is the sum of `b` and others that all its readers read.
+    """
+
+    a: str
+    b: str
+    name: ClassVar[str] = "residual"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """It looks at this pair alone: a residual path elsewhere does not count."""
+        ends = self.ends(p, self.a, self.b)
+        if ends is None:
+            return self.absent(p, self.a, self.b)
+        source, target = ends
+        sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
+        if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
+            return []
+        what = f"no identity path leads from {self.a} into {self.b}"
+        return [self.broken(p, what, target, source, where=f"{self.a} -> {self.b}", severity=Severity.WARNING,
+                            fixes=bridge(p, source, target))]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reachable(Constraint):
+    """Some path leads from node `a` to node `b`."""
+
+    a: str
+    b: str
+    name: ClassVar[str] = "reachable"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One if there is no path; it is repaired by an edge that changes nothing until it is trained."""
+        ends = self.ends(p, self.a, self.b)
+        if ends is None:
+            return self.absent(p, self.a, self.b)
+        if ends[1] in reachable(p.graph, ends[0]):
+            return []
+        where = f"{self.a} -> {self.b}"
+        return [self.broken(p, f"no path leads from {self.a} to {self.b}", *ends, where=where, fixes=bridge(p, *ends))]
+
+
+@dataclass(frozen=True)
+class NoPath(Constraint):
+    """No path leads from node `a` to node `b`."""
+
+    a: str
+    b: str
+    name: ClassVar[str] = "no_path"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One if there is a path; it is repaired by cutting edges into sums. From or to what is gone no path leads."""
+        ends = self.ends(p, self.a, self.b)
+        if ends is None or ends[1] not in reachable(p.graph, ends[0]):
+            return []
+        edges = _cut_set(p, *ends)
+        fixes = () if edges is None else (Fix(f"cut {', '.join(map(p.path, edges))}", lambda e: _cut(e, edges),
+                                              edges=len(edges)),)  # fmt: skip
+        where = f"{self.a} -> {self.b}"
+        return [self.broken(p, f"a path leads from {self.a} to {self.b}", *ends, where=where, fixes=fixes)]
+
+
+def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
+    """An edge from one node into another, or into a sum put behind it, that is zero until it is trained."""
+    if source in reachable(p.graph, target):
+        return ()
+    have, want = p.specs(source)[0], p.specs(target)[0]
+    fits = have == want
+    wider = (
+        have.dtype == want.dtype
+        and have.dtype.is_float
+        and len(have.shape) == len(want.shape) > 0
+        and have.shape[:-1] == want.shape[:-1]
+        and isinstance(have.shape[-1], int)
+        and isinstance(want.shape[-1], int)
+    )
+    if not fits and not wider:
+        return ()
+
+    def apply(e: Transaction) -> None:
+        junction = target if e.program.is_junction(target) else _sum_behind(e, target)
+        if fits:
+            gated(e, Value(source), junction)
+            return
+        weight = np.zeros((int(want.shape[-1]), int(have.shape[-1])), np.float32)
+        matrix = e.param(base := e.program.free_name(f"{e.program.path(junction)}.bridge.weight"), weight)
+        if want.dtype.name != "float32":
+            matrix = e.add("cast", matrix, dtype=want.dtype, name=f"{base}.cast")
+        e.connect(e.add("linear", source, matrix, name=base.removesuffix(".weight")), junction)
+
+    how = "through a gate at 0" if fits else "through a matrix of zeros"
+    size = 1 if fits else int(want.shape[-1]) * int(have.shape[-1])
+    ops = 1 if p.is_junction(target) else 2
+    return (Fix(f"connect {p.path(source)} -> {p.path(target)} {how}", apply, 1, ops, size, keeps_function=True),)
+
+
+def _sum_behind(e: Transaction, node: NodeId) -> NodeId:
+    """A junction that all readers of a node read in its place."""
+    p = e.program
+    readers = p.out_edges(node)
+    junction = e.add("junction", node, name=p.free_name(f"{p.path(node)}.sum"))
+    for edge in readers:
+        if p.edge_value(edge).port == 0:
+            e.rewire(edge, junction)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if any(v == Value(node) for v in outputs.values()):
+        e.set_outputs(**{name: junction if v == Value(node) else v for name, v in outputs.items()})
+    return junction
+
+
+def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
+    """Whether a linear map of the source, by a param, enters a sum."""
+    if p.specs(source)[0] == p.spec(junction):
+        return False
+    for node in p.consumers(source):
+        if p.op(node) == "linear" and p.operands(node)[0].node == source:
+            weight = origin(p, p.operands(node)[1])
+            if weight is not None and p.op(weight) == PARAM and carried(p, node, junction):
+                return True
+    return False
+
+
+def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
+    """Edges into sums without which no path is left: of each path that is, the last one; None if a path has none."""
+    gone: set[EdgeId] = set()
+    while True:
+        came: dict[NodeId, EdgeId | None] = {source: None}
+        queue = [source]
+        for node in queue:
+            for edge in p.out_edges(node):
+                after = p.graph.target(edge)
+                if edge not in gone and after not in came:
+                    came[after] = edge
+                    queue.append(after)
+        if target not in came:
+            return sorted(gone)
+        node, found = target, None
+        while (edge := came[node]) is not None:
+            if p.is_junction(p.graph.target(edge)):
+                found = edge
+                break
+            node = p.graph.source(edge)
+        if found is None:
+            return None
+        gone.add(found)
+
+
+def _cut(e: Transaction, edges: list[EdgeId]) -> None:
+    sources = [e.program.graph.source(edge) for edge in edges]
+    for edge in edges:
+        e.cut(edge)
+    sweep(e, *sources)

@@ -1,0 +1,111 @@
+"""Constraints on sizes: budgets, axes that are alike or multiples, the longest way through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.graph.dominance import critical_path
+from graphwright.ops import OPS
+from graphwright.program import Program
+from graphwright.program.axes import AxisGroup
+from graphwright.program.cost import flops, parameters
+from graphwright.program.kinds import KINDS
+from graphwright.program.paths import matches
+from graphwright.surgery.constraints.constraint import Constraint
+from graphwright.surgery.findings.finding import Finding
+from graphwright.surgery.findings.mend import grown
+
+
+@dataclass(frozen=True)
+class Budget(Constraint):
+    """Upper limits; None for what has none. It has no repair of its own: what to give up is not its choice.
+
+    Attributes:
+        parameters: numbers in all weights.
+        flops: operations of one run with all named sizes 1.
+        bytes: of all weights as they are stored.
+    """
+
+    parameters: int | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    name: ClassVar[str] = "budget"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One per limit that is passed."""
+        sizes = {d: 1 for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)}
+        specs: list[Spec] = [p.spec(n) for n in p.params()]
+        have = {
+            "parameters": lambda: parameters(p),
+            "flops": lambda: flops(p, sizes),
+            "bytes": lambda: sum(s.nbytes for s in specs),
+        }
+        found = []
+        for what, count in have.items():
+            most = getattr(self, what)
+            if most is not None and (got := count()) > most:
+                found.append(self.broken(p, f"too many {what}", where=what, expected=f"{most:,}", got=f"{got:,}"))
+        return found
+
+
+@dataclass(frozen=True)
+class Uniform(Constraint):
+    """Axes whose names match a pattern have one size; smaller ones are grown by units that change nothing."""
+
+    axis: str
+    name: ClassVar[str] = "uniform"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One per axis that is smaller than the largest."""
+        groups = _matching(p, self.axis)
+        most = max((g.size for g in groups), default=0)
+        return [self.broken(p, "smaller than its siblings", where=g.name, expected=str(most), got=str(g.size),
+                            fixes=grown(g, most)) for g in groups if g.size < most]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MultipleOf(Constraint):
+    """Sizes of axes whose names match a pattern are multiples of `k`; others are grown by units that change nothing."""
+
+    axis: str
+    k: int
+    name: ClassVar[str] = "multiple_of"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One per axis that is no multiple."""
+        found = []
+        for group in _matching(p, self.axis):
+            if group.size % self.k:
+                size = -(-group.size // self.k) * self.k
+                found.append(self.broken(p, "not a multiple", where=group.name, expected=f"a multiple of {self.k}",
+                                         got=str(group.size), fixes=grown(group, size)))  # fmt: skip
+        return found
+
+
+@dataclass(frozen=True)
+class MaxDepth(Constraint):
+    """No way through the program passes more than `n` ops, views not counted. It has no repair of its own."""
+
+    n: int
+    name: ClassVar[str] = "max_depth"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """One, with the longest way."""
+        length, path = critical_path(p.graph, lambda node: float(_computes(p, node)))
+        if length <= self.n:
+            return []
+        ops = tuple(node for node in path if _computes(p, node))
+        return [self.broken(p, "the longest way is too long", *ops, where=p.path(ops[-1]), expected=f"{self.n} ops",
+                            got=f"{length:.0f}", witness={"path": [p.path(n) for n in ops]})]  # fmt: skip
+
+
+def _computes(p: Program, node: NodeId) -> bool:
+    row = None if p.op(node) in KINDS else OPS.get(p.op(node))
+    return row is not None and row.view is None
+
+
+def _matching(p: Program, pattern: str) -> list[AxisGroup]:
+    return [g for name, g in p.axes().items() if matches(pattern, name)]

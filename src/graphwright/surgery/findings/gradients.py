@@ -1,0 +1,248 @@
+"""Gradients that do not arrive: no differentiable path leads on, or a probe shows that they are too weak."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from graphwright.graph import NodeId
+from graphwright.ops import get
+from graphwright.program import Program, Value
+from graphwright.program.gates import Gates
+from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
+from graphwright.program.transaction import Transaction
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.mend import bypassed
+from graphwright.surgery.findings.residual_paths import GATE
+from graphwright.surgery.findings.sources import template
+from graphwright.surgery.findings.wiring import Wiring
+
+KIND = "blocked_gradient"
+
+
+@finding(KIND)
+def blocked_gradient(d: Diagnosis) -> Iterator[Finding]:
+    """Trainable params without a path to the loss over differentiable ops and open gates; with a probe, weak ones."""
+    yield from by_structure(d)
+    if d.probe is not None and d.probe.loss is not None and d.program.valid:
+        yield from _by_probe(d)
+
+
+def roots(d: Diagnosis) -> list[int]:
+    """Numbers of the nodes that a gradient starts from: the loss, else all floating outputs."""
+    p, w = d.program, d.wiring
+    if d.probe is not None and isinstance(d.probe.loss, str):
+        name = d.probe.loss
+        return [w.at[p.output(name).node if name in p.output_names() else p.node(name)]]
+    return [w.at[v.node] for v in p.outputs() if v.node in w.at and p.specs(v.node)[v.port].dtype.is_float]
+
+
+def trainable(p: Program) -> list[NodeId]:
+    """Param nodes that an optimizer would change."""
+    return [n for n in p.params() if p.attrs(n).get("trainable", True) and p.spec(n).dtype.is_float]
+
+
+def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
+    """Numbers of the nodes that a gradient arrives at, from the loss or other ends."""
+    p, w = d.program, d.wiring
+    order = list(roots(d) if starts is None else starts)
+    seen = set(order)
+    for i in order:  # grows while it is walked
+        if not _open(p, w, i):
+            continue
+        for j in _differentiated(p, w, i):
+            if j not in seen:
+                seen.add(j)
+                order.append(j)
+        if i in w.carried and w.carried[i] not in seen:
+            seen.add(w.carried[i])
+            order.append(w.carried[i])
+    return seen
+
+
+def _open(p: Program, w: Wiring, i: int) -> bool:
+    node = w.nodes[i]
+    return w.differentiable(i) and not (w.ops[i] == "scale_gradient" and p.attrs(node)["scale"] == 0)
+
+
+def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
+    """What a node reads and gives a gradient to: floating operands, but for those that a frozen zero multiplies."""
+    node = w.nodes[i]
+    values = p.operands(node)
+    shut: set[int] = set()
+    if w.ops[i] == "mul" and len(values) == 2:
+        shut = {1 - k for k, v in enumerate(values) if _frozen_zero(p, v.node) or _closed(p, node, v)}
+    return [w.at[v.node] for k, v in enumerate(values) if k not in shut and p.specs(v.node)[v.port].dtype.is_float]
+
+
+def _frozen_zero(p: Program, node: NodeId) -> bool:
+    op = p.op(node)
+    if (op == PARAM and p.attrs(node).get("trainable", True)) or op not in (PARAM, CONST):
+        return False
+    return p.spec(node).size == 1 and not p.weights.array(p.key(node)).to_numpy().any()
+
+
+def _closed(p: Program, product: NodeId, gate: Value) -> bool:
+    """Whether a product is by a gate that is held at 0."""
+    return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
+
+
+def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
+    """One finding per node that stops the gradient of trained weights; `loss` names an output to start from."""
+    p, w = d.program, d.wiring
+    starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
+    learns = learning(d, starts)
+    ends = set(w.flood(starts, w.before))
+    blocked: dict[int, list[NodeId]] = defaultdict(list)
+    for param in trainable(p):
+        if w.at[param] in learns or w.at[param] not in ends:
+            continue  # what no output reads was found before
+        blocker = _first_blocker(p, w, w.at[param], ends)
+        blocked[blocker].append(param)
+    for blocker, params in blocked.items():
+        node = w.nodes[blocker]
+        yield Finding.of(
+            p,
+            KIND,
+            Severity.ERROR,
+            f"no gradient passes, and {len(params)} trained weights get none",
+            node,
+            *params,
+            got=p.op(node),
+            witness={"blocker": p.path(node), "params": [p.path(n) for n in params]},
+            fixes=tuple(_fixes(p, node, params)),
+        )
+
+
+def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
+    """The nearest node behind a param through which no gradient comes, on a way to the loss."""
+    order, seen = [start], {start}
+    for i in order:  # grows while it is walked
+        if i != start and (not _open(p, w, i)):
+            return i
+        for j in w.after[i]:
+            if j in ends and j not in seen:
+                if w.ops[j] not in KINDS and i not in _differentiated(p, w, j):
+                    return j
+                seen.add(j)
+                order.append(j)
+    return start
+
+
+def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
+    if p.op(node) == "stop_gradient" or (p.op(node) == "scale_gradient" and p.attrs(node)["scale"] == 0):
+        yield bypassed(p, node, keeps=True)
+    elif p.op(node) == "mul" and any(_closed(p, node, v) for v in p.operands(node)):
+        yield Fix(f"let the gate {p.path(node)} train", lambda e: e.set_gate(node, "soft"), edges=1)
+    elif p.op(node) == "mul":
+        gates = [v.node for v in p.operands(node) if _frozen_zero(p, v.node) and p.op(v.node) == PARAM]
+        for gate in gates:
+            what = f"let {p.path(gate)} train, so that it opens"
+            yield Fix(what, lambda e, gate=gate: _train(e, gate), edges=1, keeps_function=True)
+
+    def freeze(e: Transaction) -> None:
+        for param in params:
+            e.set_attr(param, trainable=False)
+
+    yield Fix(f"freeze {len(params)} weights that cannot learn", freeze, edges=1 + len(params), keeps_function=True)
+
+
+def _train(e: Transaction, gate: NodeId) -> None:
+    e.set_attr(gate, trainable=True)
+
+
+# -- by a probe --------------------------------------------------------------------------------------------------------
+def _by_probe(d: Diagnosis) -> Iterator[Finding]:
+    """Gradients that are zero, not finite or far below those of their kind; units that no row activates."""
+    assert d.probe is not None
+    p, w, learns = d.program, d.wiring, learning(d)
+    params = [n for n in trainable(p) if w.at[n] in learns]
+    norms = {v.node: float(np.linalg.norm(g)) for v, g in d.probe.gradients(p, [Value(n) for n in params]).items()}
+    alike: dict[str, list[float]] = defaultdict(list)
+    for node, norm in norms.items():
+        alike[_role(p, node)].append(norm)
+    silent = {w.nodes[i] for i in _silent(d)}
+    now = set(w.flood(roots(d), w.before))
+    for node, norm in norms.items():
+        median = float(np.median(alike[_role(p, node)]))
+        if not np.isfinite(norm):
+            what = "its gradient is not finite"
+        elif norm == 0 or norm < d.limits.gradient * median:
+            if w.at[node] not in now or _meets_state(p, node):
+                continue  # what a first step cannot tell: it acts through what is carried
+            if _cancelled(p, w, node) or silent & {w.nodes[i] for i in w.flood([w.at[node]], w.after)}:
+                continue
+            what = "its gradient is zero" if norm == 0 else "its gradient is far below that of its kind"
+        else:
+            continue
+        witness = {"norm": norm if np.isfinite(norm) else str(norm), "median": median}
+        yield Finding.of(p, KIND, Severity.WARNING, what, node, witness=witness)
+    for i, units in _silent(d).items():
+        node = w.nodes[i]
+        yield Finding.of(
+            p,
+            KIND,
+            Severity.WARNING,
+            f"{len(units)} units are inactive on all rows of the probe",
+            node,
+            witness={"units": units},
+        )
+
+
+def _meets_state(p: Program, node: NodeId) -> bool:
+    """Whether a param acts on what a state holds, which is often zero before the first step."""
+    return any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
+
+
+def _role(p: Program, node: NodeId) -> str:
+    """Params of one template, or without siblings of one rank, are of a kind."""
+    name, numbers = template(p.path(node))
+    return name if numbers else f"rank {len(p.spec(node).shape)}"
+
+
+def _silent(d: Diagnosis) -> dict[int, list[int]]:
+    """ReLU nodes -> units that are zero on every row, where there are enough rows to tell."""
+    assert d.probe is not None
+    p, w, found = d.program, d.wiring, {}
+    run = d.probe.run(p)
+    for node in p.of_kind("relu"):
+        value = Value(node)
+        if value not in run.values:
+            continue
+        rows = run.values[value].to_numpy("float32")
+        if rows.ndim < 2:
+            continue
+        axis = -1 if rows.ndim <= 3 else 1  # channels of an image stand second
+        rows = np.moveaxis(rows, axis, -1).reshape(-1, rows.shape[axis])
+        units = np.flatnonzero(~rows.any(axis=0))
+        if len(rows) >= d.limits.rows and len(units):
+            found[w.at[node]] = [int(u) for u in units]
+    return found
+
+
+def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
+    """Whether a bias has gradient zero by construction: one shift of all keys that a softmax cancels (no rotary
+    positions between), or a shift per channel that a batch norm subtracts.
+    """
+    _value, here = Value(node), node
+    while True:
+        readers = p.out_edges(here)
+        if len(readers) != 1:
+            return False
+        edge, reader = readers[0], p.graph.target(readers[0])
+        op, port = p.op(reader), p.edge_port(edge)
+        if op == "sdpa":
+            return port == 1
+        if op == "batch_norm_train":
+            return port == 0
+        if op in KINDS:
+            return False
+        row = get(op)
+        passes = row.view is not None or row.traits.convert or row.traits.addend == port or row.traits.sums
+        if not (passes or p.is_junction(reader)):
+            return False
+        _value, here = Value(reader), reader

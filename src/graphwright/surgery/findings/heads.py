@@ -1,0 +1,235 @@
+"""Heads out of balance: slices of q, k, v and o whose norm stands far from that of the other heads of the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphwright.errors import GraphwrightError
+from graphwright.graph import NodeId
+from graphwright.ops import OPS
+from graphwright.program import Program, Value
+from graphwright.program.kinds import KINDS
+from graphwright.program.solve_axes import origin
+from graphwright.program.transaction import Transaction
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.sources import template
+
+KIND = "unbalanced_heads"
+_BETWEEN = frozenset({"rope", "rms_norm"})
+"""Ops that keep heads apart between a product and the attention, beside views and casts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The slices of one projection of an attention.
+
+    Attributes:
+        name: q, k, v or o.
+        weight: param node.
+        bias: param node, or None.
+        dim: dimension of the weight along which heads lie.
+        start: first place of head 0.
+        heads, width: how many, and places of each.
+    """
+
+    name: str
+    weight: NodeId
+    bias: NodeId | None
+    dim: int
+    start: int
+    heads: int
+    width: int
+
+    def places(self, head: int) -> slice:
+        """Of one head along `dim`."""
+        return slice(self.start + head * self.width, self.start + (head + 1) * self.width)
+
+    def norms(self, p: Program) -> np.ndarray:
+        """Frobenius norm per head."""
+        values = np.moveaxis(p.weights.array(p.key(self.weight)).to_numpy("float64"), self.dim, 0)
+        return np.array([np.linalg.norm(values[self.places(h)]) for h in range(self.heads)])
+
+
+@finding(KIND, reads="weights")
+def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
+    """One finding per key head and its queries that stand out, with the parts that do."""
+    p = d.program
+    found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
+    norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
+    for node, parts in found.items():
+        if not {"q", "k", "v"} <= parts.keys() or parts["q"].heads % parts["k"].heads:
+            continue
+        queries = parts["q"].heads // parts["k"].heads
+        ratios = {}
+        for name in parts:
+            median = _median(p, node, name, parts["k"].heads, norms)
+            if median > 0 and np.isfinite(norms[node, name]).all():
+                ratios[name] = norms[node, name] / median
+        for group in range(parts["k"].heads):
+            mine = {n: _of_group(n, r, group, queries) for n, r in ratios.items()}
+            off = [(n, h, r) for n, rows in mine.items() for h, r in rows.items() if not _within(d, r)]
+            if off:
+                yield _finding(d, node, parts, group, queries, mine, off)
+
+
+def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
+    """Of the heads of a layer; of those of all alike layers, where one of two key heads would be half of them."""
+    own = template(p.path(node))[0]
+    among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
+    return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
+
+
+def attention_parts(p: Program, node: NodeId) -> dict[str, Part]:
+    """Projections of an attention by name, as far as they are linear maps of whole heads."""
+    found = {}
+    for name, port in (("q", 0), ("k", 1), ("v", 2)):
+        heads = p.spec(p.operands(node)[port]).shape[1]
+        made = _made_by(p, p.operands(node)[port])
+        if made is not None and isinstance(heads, int):
+            linear, start, size = made
+            operands = p.operands(linear)
+            weight = origin(p, operands[1])
+            bias = origin(p, operands[2]) if len(operands) > 2 else None
+            if weight is not None and size % heads == 0 and (len(operands) == 2 or bias is not None):
+                found[name] = Part(name, weight, bias, 0, start, heads, size // heads)
+    reader = _read_by(p, node)
+    heads = p.spec(node).shape[1]
+    if reader is not None and isinstance(heads, int):
+        weight = origin(p, p.operands(reader)[1])
+        if weight is not None and p.spec(weight).sizes[1] % heads == 0:
+            found["o"] = Part("o", weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
+    return found
+
+
+def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
+    """(linear, first row, rows) that make what attention reads, behind views, rotary positions and norms per head."""
+    start, size = 0, None
+    while True:
+        op = p.op(value.node)
+        if op == "linear":
+            return value.node, start, size if size is not None else int(p.spec(value).shape[-1])
+        if op in KINDS or op not in OPS:
+            return None
+        row, attrs = OPS[op], p.attrs(value.node)
+        if op == "slice" and size is None and attrs["step"] == 1:
+            if attrs["axis"] % len(p.spec(value).shape) != len(p.spec(value).shape) - 1:
+                return None
+            start, size = attrs["start"], attrs["size"]
+        elif not (op in _BETWEEN or (row.view is not None and op != "slice") or row.traits.convert):
+            return None
+        value = p.operands(value.node)[0]
+
+
+def _read_by(p: Program, node: NodeId) -> NodeId | None:
+    """The linear map that alone reads an attention, behind views."""
+    while True:
+        readers = p.consumers(node)
+        if len(readers) != 1:
+            return None
+        node = readers[0]
+        op = p.op(node)
+        if op == "linear":
+            return node
+        if op in KINDS or op not in OPS or not (OPS[op].view is not None or OPS[op].traits.convert) or op == "slice":
+            return None
+
+
+def _of_group(name: str, ratios: np.ndarray, group: int, queries: int) -> dict[int, float]:
+    heads = range(group * queries, (group + 1) * queries) if name in ("q", "o") else (group,)
+    return {h: float(ratios[h]) for h in heads}
+
+
+def _within(d: Diagnosis, ratio: float) -> bool:
+    return 1 / d.limits.head_ratio <= ratio <= d.limits.head_ratio
+
+
+def _finding(
+    d: Diagnosis,
+    node: NodeId,
+    parts: dict[str, Part],
+    group: int,
+    queries: int,
+    mine: dict[str, dict[int, float]],
+    off: list[tuple[str, int, float]],
+) -> Finding:
+    p = d.program
+    dead = sorted({h for n, h, r in off if r < d.limits.dead_head and n in ("q", "o")})
+    if any(r < d.limits.dead_head and n in ("k", "v") for n, h, r in off):
+        dead = list(range(group * queries, (group + 1) * queries))
+    heads = sorted({h if n in ("q", "o") else h * queries for n, h, _ in off})
+    names = ", ".join(f"{n} of head {h} by {r:.3g}" for n, h, r in off)
+    fixes = [*_rescale(d, parts, mine, off), *([_cut(p, parts, dead)] if dead else [])]
+    return Finding.of(
+        p,
+        KIND,
+        Severity.WARNING,
+        f"{'a dead head' if dead else 'norms far from the median of the layer'}: {names}",
+        node,
+        *dict.fromkeys(parts[n].weight for n, _, _ in off),
+        where=f"{p.path(node)}, key head {group}",
+        expected=f"1/{d.limits.head_ratio:g} to {d.limits.head_ratio:g} times the median",
+        got=", ".join(f"{r:.3g}" for _, _, r in off),
+        witness={"heads": heads, "dead": dead, "parts": [[n, h, round(r, 6)] for n, h, r in off]},
+        fixes=tuple(fixes),
+    )
+
+
+def _rescale(
+    d: Diagnosis, parts: dict[str, Part], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
+) -> Iterator[Fix]:
+    """Q times c and k by c, o times c and v by c: powers of two, which round nothing."""
+    p, factors = d.program, {}
+    for one, shared in (("q", "k"), ("o", "v")):
+        if not any(n in (one, shared) for n, _, _ in off):
+            continue
+        if one not in mine or shared not in mine or not all(min(mine[n].values()) > 0 for n in (one, shared)):
+            return
+        logs = np.log2(list(mine[one].values())).mean(), np.log2(list(mine[shared].values())).mean()
+        power = round((logs[1] - logs[0]) / 2)
+        factors |= {one: 2.0**power, shared: 2.0**-power}
+        after = [r * factors[n] for n in (one, shared) for r in mine[n].values()]
+        if not all(_within(d, r) for r in after):
+            return
+    weights = [(node, part.places(h), part.dim if node == part.weight else 0, factors[n])
+               for n in factors for part in [parts[n]] for h in mine[n]
+               for node in (part.weight, part.bias) if node is not None]  # fmt: skip
+    if any(p.axes().readers(node) != 1 for node, *_ in weights):
+        return
+
+    def apply(e: Transaction) -> None:
+        for node in dict.fromkeys(node for node, *_ in weights):
+
+            def scaled(values: np.ndarray, node: NodeId = node) -> np.ndarray:
+                for other, places, dim, factor in weights:
+                    if other == node:
+                        np.moveaxis(values, dim, 0)[places] *= factor
+                return values
+
+            e.set_weight(node, scaled)
+
+    pairs = " and ".join(f"{a}, {b}" for a, b in (("q", "k"), ("v", "o")) if a in factors)
+    yield Fix(f"rescale {pairs} of the head against each other", apply, edges=len(weights), keeps_function=True)
+
+
+def _cut(p: Program, parts: dict[str, Part], dead: list[int]) -> Fix:
+    """Cut dead heads; where their output is exactly zero nothing changes."""
+
+    def zero(head: int) -> bool:
+        exact = [("v", head * parts["v"].heads // parts["q"].heads)] + ([("o", head)] if "o" in parts else [])
+        return any(parts[n].norms(p)[h] == 0 and parts[n].bias is None for n, h in exact)
+
+    def apply(e: Transaction) -> None:
+        axes = e.program.axes()
+        here = {a for g in axes.of(e.program.path(parts["q"].weight), 0) for a in g.atoms}
+        group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
+        if group is None:
+            raise GraphwrightError("the heads are no axis that can be cut", where=p.path(parts["q"].weight))
+        e.cut_units(group.units(dead), ragged=len(group.atoms) > 1)
+
+    what = f"cut head {', '.join(map(str, dead))}"
+    return Fix(what, apply, edges=len(dead), keeps_function=all(map(zero, dead)))

@@ -1,0 +1,156 @@
+"""Findings: what was found, as a value that is printed, drawn, written as JSON, and mended in one edit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.program import Entry, Program
+from graphwright.program.draw.remarks import Remark
+from graphwright.program.kinds import STORED
+from graphwright.surgery.findings.finding import Finding, Fix, Severity
+
+SCHEMA = 1
+TOOL = "graphwright diagnose"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Findings(Sequence[Finding]):
+    """What a diagnosis found; false if nothing.
+
+    Attributes:
+        program: that was asked about.
+        version: of it at the time.
+        found: the findings, the most severe first.
+        asked: kinds that were asked for.
+        complete: False if the caller cancelled.
+    """
+
+    program: Program
+    version: int
+    found: tuple[Finding, ...]
+    asked: tuple[str, ...]
+    complete: bool = True
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        return self.found[index]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.found)
+
+    def of(self, kind: str) -> tuple[Finding, ...]:
+        """Those of one kind."""
+        return tuple(f for f in self.found if f.kind == kind)
+
+    def counts(self) -> dict[str, int]:
+        """Severity -> how many, the worst first."""
+        found = Counter(f.severity for f in self.found)
+        return {str(s): found[s] for s in sorted(Severity, reverse=True)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report as plain values."""
+        return {
+            "schema": SCHEMA,
+            "program": self.program.name,
+            "version": self.version,
+            "complete": self.complete,
+            "kinds": list(self.asked),
+            "counts": self.counts(),
+            "findings": [f.to_json() for f in self.found],
+        }
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"{self.program.name}: no defects ({len(self.asked)} kinds)"
+        counts = ", ".join(f"{n} {name}" for name, n in self.counts().items() if n)
+        rows = [(str(f.severity), f.kind, f.where, _sentence(f), _offer(f)) for f in self.found]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [f"{self.program.name}: {len(self.found)} finding{'s'[: len(self.found) > 1]} ({counts})"]
+        for severity, kind, where, what, offer in rows:
+            lines.append(f"  {severity:<{widths[0]}}  {kind:<{widths[1]}}  {where:<{widths[2]}}  {what}")
+            lines.append(f"  {'':<{widths[0]}}  {'':<{widths[1]}}  {'':<{widths[2]}}  {offer}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
+
+    def overlay(self) -> dict[NodeId, Remark]:
+        """For pictures: each node that a finding names, with the worst severity and what was found.
+
+        `program.to_html(overlay=found.overlay())`; nodes that are gone by now are left out.
+        """
+        told: dict[NodeId, list[Finding]] = {}
+        for f in self.found:
+            ends = [self.program.graph.target(e) for e in f.edges if e in self.program.graph]
+            here = [n for n in dict.fromkeys((*f.nodes, *ends)) if n in self.program.graph]
+            if here and self.program.op(here[0]) in STORED:  # it is drawn inside what reads it
+                here += [n for n in self.program.consumers(here[0]) if n not in here]
+            for node in here:
+                told.setdefault(node, []).append(f)
+        return {
+            node: Remark(
+                int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)
+            )
+            for node, found in told.items()
+        }
+
+    # -- mending -----------------------------------------------------------------------------------------------------
+    def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
+        """Mend one finding, by its cheapest fix or one of its others, as one edit.
+
+        Raises: UsageError if there is no fix; whatever the edit raises, with the program as before.
+        """
+        chosen = fix or finding.fix()
+        if chosen is None:
+            raise UsageError("no fix is known", where=finding.where, got=finding.kind)
+        self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
+        return self.program.journal[-1]
+
+    def fix_all(self, only: str | None = "keeps_function") -> tuple[Finding, ...]:
+        """Mend what can be mended, in one edit, each finding by its cheapest fix.
+
+        Args:
+            only: "keeps_function" takes fixes that change no result; None takes any.
+        Returns: the findings that were mended. Raises: UsageError for another `only`; SpecMismatch and others if the
+            result does not fit, with the program as before.
+        """
+        if only not in ("keeps_function", None):
+            raise UsageError("no such restriction", expected='"keeps_function" or None', got=only)
+        pairs = [(f, fix) for f in self.found if (fix := f.fix(only)) is not None]
+        if pairs:
+            self._make(pairs, f"fix {len(pairs)} finding{'s'[: len(pairs) > 1]}")
+        return tuple(f for f, _ in pairs)
+
+    def _make(self, pairs: list[tuple[Finding, Fix]], why: str) -> None:
+        p = self.program
+        if p.version != self.version:
+            raise UsageError(
+                "the program changed since it was diagnosed",
+                where=p.name,
+                expected=f"version {self.version}",
+                got=f"version {p.version}",
+                fix="diagnose it again",
+            )
+        with p.edit(why, tool=TOOL, check=p.valid) as e:
+            for _, fix in pairs:
+                fix.apply(e)
+
+
+def _sentence(f: Finding) -> str:
+    known = [f"{name} {value}" for name, value in (("expected", f.expected), ("got", f.got)) if value]
+    return f.what + (f" ({', '.join(known)})" if known else "")
+
+
+def _offer(f: Finding) -> str:
+    fix = f.fix()
+    if fix is None:
+        return "no fix known"
+    return f"fix: {fix.what}" + (" (keeps the function)" if fix.keeps_function else "")

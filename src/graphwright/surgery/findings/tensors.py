@@ -1,0 +1,189 @@
+"""Weights: values that are not finite, matrices that carry nothing, and what contradicts the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from graphwright.graph import NodeId
+from graphwright.models.assembly import validate as validate_model
+from graphwright.models.health import non_finite
+from graphwright.models.open import EMBEDDING, TIED_HEAD
+from graphwright.program import Program
+from graphwright.program.kinds import PARAM, STORED
+from graphwright.program.solve_axes import origin
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.mend import rewired
+
+
+@finding("tensor", reads="weights")
+def tensor(d: Diagnosis) -> Iterator[Finding]:
+    """Everything that is wrong with stored tensors."""
+    yield from _unused(d)
+    yield from _values(d)
+    yield from _contradictions(d)
+
+
+def _unused(d: Diagnosis) -> Iterator[Finding]:
+    p, w = d.program, d.wiring
+    for i, node in enumerate(w.nodes):
+        if w.ops[i] in STORED and w.unread(i) and node not in d.claimed:
+            fix = Fix(f"remove {p.path(node)}", lambda e, node=node: e.remove(node), edges=1, keeps_function=True)
+            yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads it", node, fixes=(fix,),
+                             witness={"key": p.key(node)})  # fmt: skip
+    for mismatch in d.assembly.mismatches:
+        if mismatch.kind == "name":
+            yield Finding("tensor", mismatch.where, mismatch.what, severity=Severity.ERROR)
+
+
+def _values(d: Diagnosis) -> Iterator[Finding]:
+    """NaN and infinity in any weight; zero or nearly dependent rows in trained matrices."""
+    p = d.program
+    bad = {key: (count, first) for key, count, first in non_finite(p)}
+    for key, (count, first) in bad.items():
+        node = p.readers(key)[0]
+        yield Finding.of(
+            p,
+            "tensor",
+            Severity.ERROR,
+            f"{count} values are not finite",
+            node,
+            got=f"the first at {list(first)}",
+            witness={"key": key, "first": list(first), "count": count},
+            fixes=(*_restore(d, key, part=True), _clamp(key)),
+        )
+    waiting = _added(d.original)
+    for node in p.params():
+        key, spec = p.key(node), p.spec(node)
+        if key in bad or len(spec.shape) < 2 or not spec.dtype.is_float or min(spec.sizes) == 0:
+            continue
+        values = p.weights.array(key).to_numpy("float32").reshape(spec.sizes[0], -1)
+        if not values.any():
+            if key not in waiting:  # a new matrix starts at zero, so that the function stays
+                yield Finding.of(p, "tensor", Severity.WARNING, "all its values are zero", node,
+                                 fixes=_restore(d, key), witness={"key": key})  # fmt: skip
+            continue
+        used = values[values.any(axis=1)][:, values.any(axis=0)]  # units that are zero are another matter
+        least = d.limits.rank * min(used.shape)
+        if least >= 1 and (rank := effective_rank(used)) < least:
+            yield Finding.of(
+                p,
+                "tensor",
+                Severity.WARNING,
+                "its rows are nearly dependent",
+                node,
+                expected=f"an effective rank of {least:.1f} or more",
+                got=f"{rank:.2f}",
+                witness={"key": key, "effective_rank": round(rank, 4)},
+                fixes=_restore(d, key),
+            )
+
+
+def effective_rank(matrix: np.ndarray) -> float:
+    """exp(H(s / Σ s)) of the singular values s. Source: Roy and Vetterli 2007, "The effective rank"."""
+    small = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = small.astype(np.float64)
+    s = np.sqrt(np.clip(np.linalg.eigvalsh(wide @ wide.T), 0, None))
+    share = s[s > 0] / s.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def _added(p: Program) -> set[str]:
+    """Keys of params that an edit of the journal added and none has set since."""
+    keys: set[str] = set()
+    for entry in p.journal:
+        for record in entry.edits:
+            if record["edit"] == "AddNode" and record["op"] == PARAM:
+                keys.add(record["attrs"]["key"])
+            elif record["edit"] == "SetWeight":
+                keys.discard(record["key"])
+    return keys
+
+
+def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
+    """The values of the checkpoint, if it has other ones of this shape that are finite; with `part` those needed."""
+    if d.model is None or d.model.checkpoint is None:
+        return ()
+    source = d.model.original.weights
+    if key not in source or source[key].spec != d.program.weights[key].spec:
+        return ()
+    array = source.array(key)
+    same = array is d.program.weights.array(key)
+    if same or not np.isfinite(array.to_numpy("float32")).all():
+        return ()
+    if np.array_equal(array.to_numpy(bits=True), d.program.weights.array(key).to_numpy(bits=True)):
+        return ()
+    values = array.to_numpy("float32")
+    if part:
+        what = f"restore what is not finite in {key} from the checkpoint"
+        return (Fix(what, lambda e: e.set_weight(key, lambda now: np.where(np.isfinite(now), now, values))),)
+    return (Fix(f"restore {key} from the checkpoint", lambda e: e.set_weight(key, values)),)
+
+
+def _clamp(key: str) -> Fix:
+    def finite(values: np.ndarray) -> np.ndarray:
+        known = values[np.isfinite(values)]
+        top = float(np.abs(known).max()) if known.size else 0.0
+        return np.nan_to_num(values, nan=0.0, posinf=top, neginf=-top)
+
+    return Fix(f"clamp {key}: NaN to 0, infinity to its largest entry", lambda e: e.set_weight(key, finite), edges=1)
+
+
+def _contradictions(d: Diagnosis) -> Iterator[Finding]:
+    """What the config says of the weights, and the program does not have."""
+    model, p = d.model, d.original
+    if model is None:
+        return
+    for mismatch in (m for m in validate_model(model).mismatches if m.kind == "tied_mismatch"):
+        yield Finding("tensor", mismatch.where, mismatch.what, None, mismatch.expected, mismatch.got,
+                      severity=Severity.ERROR)  # fmt: skip
+    present, added = {p.key(n) for n in p.params()}, set()
+    gone = set()
+    for entry in d.original.journal:
+        for record in entry.edits:
+            added |= {record["attrs"]["key"]} if record["edit"] == "AddNode" and "key" in record["attrs"] else set()
+            gone |= {record["path"]} if record["edit"] == "RemoveNode" else set()
+    expected = {key: path for path, key in model.keys.items()}
+    for key, path in expected.items():
+        if key not in present and path not in gone:
+            yield Finding("tensor", key, "the config asks for this weight, and it is missing", severity=Severity.ERROR)
+    for key in sorted(present - expected.keys() - added):
+        yield Finding.of(p, "tensor", Severity.ERROR, "the config knows no such weight", p.readers(key)[0],
+                         witness={"key": key})  # fmt: skip
+    yield from _tie(d)
+
+
+def _tie(d: Diagnosis) -> Iterator[Finding]:
+    """The config ties head and embedding, and they read two weights."""
+    p = d.program
+    head, path = TIED_HEAD.removesuffix(".weight"), {p.path(n): n for n in p.nodes()}
+    if d.model is None or not getattr(d.model.dims, "tied", False) or head not in path or EMBEDDING not in path:
+        return
+    edge = next((e for e in p.in_edges(path[head]) if p.edge_port(e) == 1), None)
+    read = None if edge is None else origin(p, p.edge_value(edge))
+    if edge is None or read is None or read == path[EMBEDDING]:
+        return
+    source = path[EMBEDDING]
+    while p.graph.source(edge) != read:  # behind a cast
+        edge = p.in_edges(p.graph.source(edge))[0]
+    fits = p.spec(source) == p.spec(read)
+    yield Finding.of(
+        p,
+        "tensor",
+        Severity.ERROR,
+        "the config ties it to the embedding, and it is a weight of its own",
+        read,
+        path[head],
+        edges=(edge,),
+        expected=EMBEDDING,
+        got=p.path(read),
+        fixes=(rewired(p, edge, p.value(source), keeps=_equal(p, source, read)),) if fits else (),
+    )
+
+
+def _equal(p: Program, a: NodeId, b: NodeId) -> bool:
+    one, two = (p.weights.array(p.key(n)).to_numpy(bits=True) for n in (a, b))
+    return bool(np.array_equal(one, two))

@@ -1,0 +1,298 @@
+"""Defects planted in a program, each of one kind, at a random place that admits it: what a diagnosis must find.
+
+A defect is one edit made with `check=False`; `plant` says which element it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import Spec
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.program import Program, Value
+from graphwright.program.kinds import INPUT, KINDS, WRITE
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.gradients import learning, trainable
+from graphwright.surgery.findings.heads import attention_parts
+from graphwright.surgery.findings.limits import Limits
+from graphwright.surgery.findings.residual_paths import around
+from graphwright.surgery.findings.sources import siblings
+from graphwright.surgery.findings.wiring import Wiring
+
+__all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A planted defect: its kind, and the path of a node, or the key of a weight, that is part of it."""
+
+    kind: str
+    element: str
+
+
+def plant(p: Program, kind: str, seed: int = 0) -> Planted:
+    """Plant a defect of a kind at a place drawn from the seed; it is an edit, which undo takes back.
+
+    Raises: UsageError for an unknown kind, or a program that has no place for it.
+    """
+    if kind not in _PLANTERS:
+        raise UsageError("no such defect", got=kind, expected=", ".join(_PLANTERS))
+    if p.history.open is not None:
+        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+    rng = np.random.default_rng(seed)
+    element = _PLANTERS[kind](p, rng)
+    if element is None:
+        raise UsageError("the program has no place for this defect", where=p.name, got=kind)
+    return Planted(kind, element)
+
+
+def _edit(p: Program, kind: str):  # the transaction's type says it
+    return p.edit(f"plant {kind}", tool="graphwright.testing.defects", check=False)
+
+
+def _shuffled(rng: np.random.Generator, items: list) -> list:
+    return [items[i] for i in rng.permutation(len(items))]
+
+
+def _values(p: Program, floating: bool = True) -> list[Value]:
+    """First results of all ops, in order of creation."""
+    nodes = sorted((n for n in p.nodes() if p.op(n) not in KINDS), key=p.seq)
+    return [Value(n) for n in nodes if p.spec(n).dtype.is_float or not floating]
+
+
+def _isolated(p: Program, rng: np.random.Generator) -> str | None:
+    value = _shuffled(rng, _values(p))[0]
+    name = p.free_name(f"{p.path(value)}.isolated")
+    with _edit(p, "isolated") as e:
+        node = e.add("junction", value, name=name)
+        e.cut(p.in_edges(node)[0])
+    return name
+
+
+def _dead_end(p: Program, rng: np.random.Generator) -> str | None:
+    value = _shuffled(rng, _values(p))[0]
+    base = p.path(value)
+    with _edit(p, "dead_end") as e:
+        here = value.node
+        for k in range(int(rng.integers(1, 4))):
+            here = e.add(("tanh", "sigmoid", "neg")[k], here, name=p.free_name(f"{base}.idle{k}"))
+        return p.path(here)
+
+
+def _orphan_source(p: Program, rng: np.random.Generator) -> str | None:
+    for value in _shuffled(rng, _values(p)):
+        edges = [e for e in p.in_edges(value.node) if not p.is_junction(value.node)]
+        if edges:
+            edge = edges[int(rng.integers(len(edges)))]
+            with _edit(p, "orphan_source") as e:
+                e.cut(edge)
+            return p.path(value)
+    return None
+
+
+def _trunk(p: Program) -> list[NodeId]:
+    """Nodes that every way from the inputs to an output passes."""
+    w = Wiring(p)
+    inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
+    found = []
+    for i in range(len(w.nodes)):
+        if not w.is_op(i) or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
+            continue
+        lists = [[j for j in after if j != i] for after in w.after]
+        if not w.outputs.intersection(w.flood(inputs, lists)):
+            found.append(w.nodes[i])
+    return found
+
+
+def _unreachable(p: Program, rng: np.random.Generator) -> str | None:
+    for node in _shuffled(rng, _trunk(p)):
+        edges = p.out_edges(node)
+        name = p.free_name(f"{p.path(node)}.blank")
+        with _edit(p, "unreachable") as e:
+            blank = e.add("full_like", node, name=name, value=0.5)
+            for edge in edges:
+                e.rewire(edge, blank)
+        return p.path(node)
+    return None
+
+
+def _components(p: Program, rng: np.random.Generator) -> str | None:
+    name = p.free_name(f"island{int(rng.integers(100))}")
+    size = int(rng.integers(1, 5))
+    with _edit(p, "components") as e:
+        state = e.state(f"{name}.state", np.zeros(size, np.float32))
+        here = e.add("tanh", state, name=f"{name}.tanh")
+        if rng.integers(2):
+            here = e.add("neg", here, name=f"{name}.neg")
+        e.carry(here, state)
+    return f"{name}.tanh"
+
+
+def _cycle(p: Program, rng: np.random.Generator) -> str | None:
+    w = Wiring(p)
+    for junction in _shuffled(rng, list(p.junctions()) or [v.node for v in _values(p)]):
+        later = [w.nodes[i] for i in w.flood([w.at[junction]], w.after)]
+        alike = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
+        if p.is_junction(junction) and alike and p.graph.in_degree(junction):
+            with _edit(p, "cycle") as e:
+                e.connect(alike[int(rng.integers(len(alike)))], junction)
+            return p.path(junction)
+        edges = [e for e in p.in_edges(junction) if p.specs(p.edge_value(e).node)[0] == p.spec(junction)]
+        if edges and len(alike) > 1:
+            with _edit(p, "cycle") as e:
+                e.rewire(edges[0], alike[1 + int(rng.integers(len(alike) - 1))])
+            return p.path(junction)
+    return None
+
+
+def _blocked_gradient(p: Program, rng: np.random.Generator) -> str | None:
+    """An edge behind which some weight learns and would not with the gradient stopped."""
+    w = Wiring(p)
+    d = Diagnosis(p, None, Limits(), None)
+    learns = {w.nodes[i] for i in learning(d)}
+    wanted = [n for n in trainable(p) if n in learns]
+    for node in _shuffled(rng, [v.node for v in _values(p)]):
+        for edge in _shuffled(rng, list(p.in_edges(node))):
+            if not p.specs(p.edge_value(edge).node)[0].dtype.is_float or p.op(p.graph.source(edge)) in KINDS:
+                continue
+            trial = p.fork()
+            name = p.free_name(f"{p.path(node)}.stopped")
+            with trial.edit("try") as e:
+                e.insert(edge, "stop_gradient", name=name)
+            reached = Diagnosis(trial, None, Limits(), None)
+            if any(reached.wiring.at[n] not in learning(reached) for n in wanted[:]):
+                with _edit(p, "blocked_gradient") as e:
+                    e.insert(edge, "stop_gradient", name=name)
+                return name
+    return None
+
+
+def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
+    for junction in _shuffled(rng, list(p.junctions())):
+        found = around(p, junction)
+        if found is None or not any(around(p, s) for s in siblings(p, junction)):
+            continue
+        edge = next(e for e in p.in_edges(junction) if p.graph.source(e) == found[0])
+        with _edit(p, "missing_residual") as e:
+            e.cut(edge)
+        return p.path(junction)
+    return None
+
+
+def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
+    """Q of some heads times 64 and k by 64, or o and v: the function stays, the balance goes."""
+    for node in _shuffled(rng, list(p.of_kind("sdpa"))):
+        parts = attention_parts(p, node)
+        names = [("q", "k"), ("o", "v")][int(rng.integers(2))]
+        if not set(names) <= parts.keys():
+            continue
+        one, shared = parts[names[0]], parts[names[1]]
+        group, each = int(rng.integers(shared.heads)), one.heads // shared.heads
+        factor = 2.0 ** (6 if rng.integers(2) else -6)
+        with _edit(p, "unbalanced_heads") as e:
+            for part, heads, by in (
+                (one, range(group * each, (group + 1) * each), factor),
+                (shared, [group], 1 / factor),
+            ):
+                for param, dim in ((part.weight, part.dim), (part.bias, 0)):
+                    if param is not None:
+                        e.set_weight(
+                            param, lambda v, part=part, heads=heads, by=by, dim=dim: _scaled(v, part, heads, by, dim)
+                        )
+        return p.path(node)
+    return None
+
+
+def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
+    for head in heads:
+        np.moveaxis(values, dim, 0)[part.places(head)] *= by
+    return values
+
+
+def _interface(p: Program, rng: np.random.Generator) -> str | None:
+    """A value in half precision, or cut short, where the reader takes it as it was."""
+    known = p.validate().mismatches
+    for node in _shuffled(rng, [v.node for v in _values(p)]):
+        for edge in _shuffled(rng, list(p.in_edges(node))):
+            spec = p.spec(p.edge_value(edge))
+            if not spec.dtype.is_float or p.edge_value(edge).port:
+                continue
+            name = p.free_name(f"{p.path(node)}.misfit")
+            op, attrs = _misfit(spec, bool(rng.integers(2)))
+            trial = p.fork()
+            with _edit(trial, "interface") as e:
+                e.insert(edge, op, name=name, **attrs)
+            fresh = [m for m in trial.validate().mismatches if m not in known]
+            if len(fresh) == 1 and fresh[0].where == p.path(node):
+                with _edit(p, "interface") as e:
+                    e.insert(edge, op, name=name, **attrs)
+                return p.path(node)
+    return None
+
+
+def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
+    """An op that changes the spec: its last channel is left out, or it has another dtype."""
+    width = spec.shape[-1] if len(spec.shape) else 0
+    if narrow and isinstance(width, int) and width > 1:
+        return "slice", {"axis": -1, "start": 0, "size": width - 1}
+    return "cast", {"dtype": "float32" if spec.dtype.name == "float16" else "float16"}
+
+
+def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
+    """A trunk value led through two channels and back."""
+    for node in _shuffled(rng, _trunk(p)):
+        spec, readers = p.spec(node), p.out_edges(node)
+        last = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
+        wide = isinstance(last, int) and last >= 16
+        if not wide or any(p.op(p.graph.target(e)) == WRITE for e in readers):
+            continue
+        width = int(last)
+        base = p.free_name(f"{p.path(node)}.narrow")
+        with _edit(p, "bottleneck") as e:
+            down = e.param(f"{base}.down.weight", rng.normal(size=(2, width)).astype(np.float32))
+            up = e.param(f"{base}.up.weight", rng.normal(size=(width, 2)).astype(np.float32))
+            here = e.add("linear", node, down, name=f"{base}.down")
+            back = e.add("linear", here, up, name=f"{base}.up")
+            for edge in readers:
+                e.rewire(edge, back)
+        return f"{base}.down"
+    return None
+
+
+def _tensor(p: Program, rng: np.random.Generator) -> str | None:
+    params = [n for n in p.params() if p.spec(n).dtype.is_float and p.spec(n).size]
+    if not params:
+        return None
+    node = _shuffled(rng, params)[0]
+    place, value = int(rng.integers(p.spec(node).size)), (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
+
+    def spoil(values: np.ndarray) -> np.ndarray:
+        values.reshape(-1)[place] = value
+        return values
+
+    with _edit(p, "tensor") as e:
+        e.set_weight(node, spoil)
+    return p.path(node)
+
+
+_PLANTERS: dict[str, Callable[[Program, np.random.Generator], str | None]] = {
+    "isolated": _isolated,
+    "dead_end": _dead_end,
+    "orphan_source": _orphan_source,
+    "unreachable": _unreachable,
+    "components": _components,
+    "cycle": _cycle,
+    "blocked_gradient": _blocked_gradient,
+    "missing_residual": _missing_residual,
+    "unbalanced_heads": _unbalanced_heads,
+    "interface": _interface,
+    "bottleneck": _bottleneck,
+    "tensor": _tensor,
+}
+KINDS_OF_DEFECT = tuple(_PLANTERS)
+"""The kinds that can be planted."""
