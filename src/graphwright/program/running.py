@@ -153,6 +153,7 @@ def run(
     capture: Collection[Place] = (),
     patch: Mapping[Place, Any] | None = None,
     given: Mapping[Value, NDArray] | None = None,
+    whole: bool = True,
 ) -> Run:
     """Run node by node on arrays; states and params are written together at the end.
 
@@ -164,6 +165,7 @@ def run(
         capture: more values (or what edges carry) to keep.
         patch: arrays to put in place of a node's first result, a value, or what one edge carries; of its spec.
         given: values known already: their nodes do not run, nor what only these need.
+        whole: False runs what the values to keep need and no more: neither outputs nor writes.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
     """
     start = perf_counter()
@@ -177,9 +179,9 @@ def run(
     made = Run(p, "all" if keep == "all" else "some" if wanted else "outputs", arrays, dims)
     made.patched = bool(swaps)
     values: dict[Value, Any] = dict(given or {})
-    kept = wanted | set(p.outputs())
+    kept = wanted | set(p.outputs()) if whole else wanted
     known = {v.node for v in values}
-    needed = p.reachable([*kept, *p.writes()], beyond=known) - known
+    needed = p.reachable([*kept, *(p.writes() if whole else ())], beyond=known) - known
     order = [node for node in p.order() if node in needed]
     unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
     writes: list[tuple[str, NDArray]] = []
