@@ -13,6 +13,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphwright import verbs
 from graphwright.errors import GraphwrightError
 
 __version__ = "0.1.0.dev0"
@@ -285,4 +286,5 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
 
+verbs.register("prune", "graphwright.surgery:prune")
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

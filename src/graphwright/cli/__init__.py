@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from graphwright import __version__
-from graphwright.cli import demo, diff, edit, evolve, export, generate, inspect, run, train, verify, warmup
+from graphwright.cli import demo, diff, edit, evolve, export, generate, inspect, prune, run, train, verify, warmup
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +36,7 @@ def _root(
     """
 
 
-for _module in (demo, inspect, run, generate, train, evolve, edit, export, verify, diff, warmup):
+for _module in (demo, inspect, run, generate, train, evolve, edit, prune, export, verify, diff, warmup):
     _module.register(app)
 
 

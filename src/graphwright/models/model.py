@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
+from graphwright import verbs
 from graphwright.array import NDArray
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
@@ -303,6 +304,17 @@ class Model:
         from graphwright.models.quantize import quantize
 
         return quantize(self, kind, where)
+
+    def prune(self, target: Any, calibration: Any = None, **options: Any) -> Any:
+        """Take away the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`.
+
+        Args:
+            target: `surgery.Ratio(0.3)`, or another budget of size.
+            calibration: data; by default the bundled text.
+            options: keywords of `surgery.prune`.
+        Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
+        """
+        return verbs.verb("prune")(self, calibration, target, **options)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:

@@ -189,9 +189,14 @@ class Stream:
             yield run(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
-        """An output of each chunk, float32; the first one by default."""
+        """An output of each chunk, as `host` gives it; the first one by default."""
         value = self.p.output(name or self.p.output_names()[0])
-        return (chunk[value].to_numpy("float32") for chunk in self.read([value]))
+        return (host(chunk[value]) for chunk in self.read([value]))
+
+
+def host(array: NDArray) -> np.ndarray:
+    """An array as float32, or float64 where it was computed so."""
+    return array.to_numpy("float64" if array.dtype.name == "float64" else "float32")
 
 
 def moving(p: Program) -> set[NodeId]:

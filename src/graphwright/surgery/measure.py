@@ -14,7 +14,7 @@ from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import Cache
 from graphwright.models.inspect import flops
 from graphwright.program import Program
-from graphwright.surgery.calibration import Calibration, Stream
+from graphwright.surgery.calibration import Calibration, Stream, host
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
@@ -116,14 +116,14 @@ def _median(call: Any) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
 ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Chunk by chunk: path -> (value, gradient of the chunk's summed -ln p of next tokens by it), float32."""
+    """Chunk by chunk: path -> (value, gradient of the chunk's summed -ln p of next tokens by it)."""
     for chunk in feeds:
         for start in range(0, len(chunk["ids"]), per := max(1024 // chunk["ids"].shape[1], 1)):
             given = {name: np.ascontiguousarray(a[start : start + per]) for name, a in chunk.items()}
             batch, length = given["ids"].shape
             with p.run(given, keep=[*paths]) as run:
-                logits = run["logits"].to_numpy("float32").astype(np.float64)
-                values = {path: run.value(path).to_numpy("float32") for path in paths}
+                logits = run["logits"].to_numpy("float64")
+                values = {path: host(run.value(path)) for path in paths}
             z = np.exp(logits - logits.max(axis=-1, keepdims=True))
             seed = z / z.sum(axis=-1, keepdims=True)
             rows, places = np.ogrid[:batch, : length - 1]
@@ -133,4 +133,4 @@ def loss_gradients(
             name = next(n for n in gradient.input_names() if n not in given)
             kind = p.spec(p.output("logits")).dtype.name
             found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-            yield {path: (values[path], found[f"grad.{path}"].to_numpy("float32")) for path in paths}
+            yield {path: (values[path], host(found[f"grad.{path}"])) for path in paths}

@@ -19,6 +19,7 @@ from graphwright.program import Program, Value
 from graphwright.program.axes import AxisGroup
 from graphwright.program.kinds import PARAM
 from graphwright.program.solve_axes import origin
+from graphwright.surgery.calibration import host
 
 _FORMS = {"linear", "matmul", "conv"}
 
@@ -55,7 +56,7 @@ class Consumer:
 
     def rows(self, p: Program, x: NDArray) -> np.ndarray:
         """What the product multiplies the matrix with: [rows, columns], float32 (float64 where it was computed so)."""
-        a = x.to_numpy("float64" if x.dtype.name == "float64" else "float32")
+        a = host(x)
         if self.op != "conv":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)

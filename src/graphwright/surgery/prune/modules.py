@@ -28,9 +28,9 @@ class Module:
     """A branch into a junction.
 
     Attributes:
-        name: path that its nodes share.
+        name: the edge to cut, by its ends.
         kind: `attention` if it mixes positions, else `mlp`.
-        edge: the one to cut.
+        edge: its handle.
         nodes: what no output needs without it.
         start: the first of them that depends on an input.
     """
@@ -54,7 +54,7 @@ def modules(p: Program, inside: Collection[NodeId] | None = None) -> list[Module
             if not computed or not any(p.op(n) == PARAM for n in nodes) or not (inside is None or nodes <= set(inside)):
                 continue
             kind = "attention" if any(p.op(n) == "sdpa" for n in nodes) else "mlp"
-            found.append(Module(_shared([p.path(n) for n in computed]), kind, edge, frozenset(nodes),
+            found.append(Module(p.path(edge), kind, edge, frozenset(nodes),
                                 min(computed, key=rank.__getitem__)))  # fmt: skip
     return found
 
@@ -124,10 +124,3 @@ def _dead(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
         seen.add(node)
         stack += [p.edge_value(e).node for e in p.in_edges(node) if not (node == junction and e == edge)]
     return {n for n in needed if n not in seen and p.op(n) != INPUT}
-
-
-def _shared(paths: Sequence[str]) -> str:
-    """The segments that all paths begin with."""
-    columns = list(zip(*(path.split(".") for path in paths), strict=False))
-    same = next((i for i, column in enumerate(columns) if len(set(column)) > 1), len(columns))
-    return ".".join(paths[0].split(".")[:same]) or paths[0]

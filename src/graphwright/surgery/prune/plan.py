@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         what: `units` of an axis, or a `module`.
-        name: of the axis, or the module's path.
+        name: of the axis, or of the edge that takes the module to the residual path.
         units: numbers of the units that go; none of a module.
         size: units before.
         weights: key -> value after, of products that were restored.
@@ -108,7 +108,7 @@ class Step:
 
     def __str__(self) -> str:
         if self.what == "module":
-            return f"{self.name} (module), {self.params:,} parameters, loss {self.plain:.4f} => {self.error:.4f}"
+            return f"{self.name} cut, {self.params:,} parameters, loss {self.plain:.4f} => {self.error:.4f}"
         of = f"{self.size} => {self.size - len(self.units)}"
         error = "" if self.error is None else f", relative error {self.error:.3e}"
         return f"{self.name} {of}, {self.params:,} parameters{error}"
@@ -142,7 +142,7 @@ class PrunePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"steps": [s.to_json() for s in self.steps], **self.report.to_json()}
+        return self.report.to_json()
 
     def __repr__(self) -> str:
         return "\n".join([f"{i}. {step}" for i, step in enumerate(self.steps)] or ["(nothing to prune)"])

@@ -19,7 +19,7 @@ from graphwright.surgery.prune.plan import PrunePlan
 from graphwright.surgery.prune.prunable import NEURONS, check_finite, prunable, scope
 from graphwright.surgery.prune.recipe import Pruner, Settings
 from graphwright.surgery.prune.report import PruneReport
-from graphwright.surgery.prune.scores import need_method
+from graphwright.surgery.prune.criteria import need_method
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

@@ -227,6 +227,7 @@ class Pruner:
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
+            del moments  # before those of the next layer are made
         return curves
 
     def _carve(self, attempt: Attempt, axes: Sequence[Prunable], kept: Mapping[str, int]) -> None:
@@ -248,6 +249,7 @@ class Pruner:
             own = [effects[c.node] for c in axis.consumers] if effects else ()
             made = removal(p, axis, moments, s.method, effects=own, most=most, ridge=s.ridge, seed=s.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
+            del moments
 
     def _cut(
         self, p: Program, axis: Prunable, gone: np.ndarray, moments: Sequence[Gram], held: Stream, scored: np.ndarray

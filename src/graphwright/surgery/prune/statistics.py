@@ -17,7 +17,7 @@ from graphwright.surgery.prune.errors import NothingToPrune
 from graphwright.surgery.prune.gram import Gram
 from graphwright.surgery.prune.prunable import Prunable, prunable
 from graphwright.surgery.prune.restore import energy
-from graphwright.surgery.prune.scores import greedy, need_method, of_units, taylor
+from graphwright.surgery.prune.criteria import greedy, need_method, of_units, taylor
 
 
 @dataclass(frozen=True, slots=True)
