@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from prune_models import gpt2_like, images
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -16,7 +17,6 @@ from graphwright.surgery.calibration import Stream
 from graphwright.surgery.prune.gram import Gram
 from graphwright.surgery.prune.prunable import prunable
 from graphwright.surgery.prune.statistics import grams
-from prune_models import gpt2_like, images
 
 
 @pytest.fixture(scope="module")

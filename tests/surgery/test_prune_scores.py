@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prune_models import convolutional, correlated, images, outputs
 
 import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import NonFinite, UsageError
-from graphwright.surgery.measure import nats
 from graphwright.surgery.calibration import Stream
+from graphwright.surgery.measure import nats
 from graphwright.surgery.prune import criteria as formulas
 from graphwright.surgery.prune.gram import Gram, regularised
 from graphwright.surgery.prune.prunable import prunable
 from graphwright.surgery.prune.restore import error_of, restored
-from prune_models import convolutional, correlated, images, outputs
 
 IDS = tiny_llama.batch(5, 24)[0]
 RNG = np.random.default_rng
