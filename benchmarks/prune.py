@@ -52,8 +52,8 @@ def quality() -> Figure:
     dense = bits(model.program, held)
     figure = Figure(
         "held-out bits per byte of the bundled model, by share of its layers' parameters removed, no training",
-        f"{calibration.tokens} tokens to learn from, {held.size} held out, windows of {CONTEXT}; dense {dense:.4f}; the "
-        f"same model in transformers {torch_nats(theirs, held) / log(2):.4f}",
+        f"{calibration.tokens} tokens to learn from, {held.size} held out, windows of {CONTEXT}; dense {dense:.4f}; "
+        f"in transformers {torch_nats(theirs, held) / log(2):.4f}",
     )
     for share in SHARES:
         for name, call in methods(model, theirs, calibration, learned).items():
@@ -305,7 +305,7 @@ def speed_up() -> Figure:
     """Decoding and prefill of the pruned model beside the share of operations that went."""
     figure = Figure(
         "measured speed beside the share of operations that went: 22 layers, width 1024, random float32 weights",
-        "neurons by magnitude, the same share of every layer, multiples of 16; decode behind 128 tokens, prefill of 256",
+        "neurons by magnitude, the same share of every layer, multiples of 16; decode behind 128, prefill of 256",
     )
     with tempfile.TemporaryDirectory() as place:
         deep(Path(place))

@@ -40,10 +40,10 @@ def gpt2_like(seed: int = 0, layers: int = 2, width: int = 16, vocab: int = 29, 
         out = b.linear(rows, weight(f"{at}.attn.o.weight", width, width), weight(f"{at}.attn.o.bias", width, scale=0.1),
                        name=f"{at}.attn.o")  # fmt: skip
         x = b.junction(x, out, name=f"{at}.mid")
-        h = b.gelu(b.linear(norm(x, f"{at}.ln_2"), weight(f"{at}.mlp.fc.weight", 4 * width, width),
-                            weight(f"{at}.mlp.fc.bias", 4 * width, scale=0.3), name=f"{at}.mlp.fc"), name=f"{at}.mlp.act")  # fmt: skip
-        h = b.linear(h, weight(f"{at}.mlp.proj.weight", width, 4 * width), weight(f"{at}.mlp.proj.bias", width, scale=0.1),
-                     name=f"{at}.mlp.proj")  # fmt: skip
+        h = b.linear(norm(x, f"{at}.ln_2"), weight(f"{at}.mlp.fc.weight", 4 * width, width),
+                     weight(f"{at}.mlp.fc.bias", 4 * width, scale=0.3), name=f"{at}.mlp.fc")  # fmt: skip
+        h = b.linear(b.gelu(h, name=f"{at}.mlp.act"), weight(f"{at}.mlp.proj.weight", width, 4 * width),
+                     weight(f"{at}.mlp.proj.bias", width, scale=0.1), name=f"{at}.mlp.proj")  # fmt: skip
         x = b.junction(x, h, name=f"{at}.out")
     b.output(b.linear(x, weight("head.weight", vocab, width), name="head"), "logits")
     return b.build()

@@ -14,9 +14,9 @@ from graphwright import surgery as sg
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.surgery.calibration import Stream
-from graphwright.surgery.prune.gram import Gram
-from graphwright.surgery.prune.prunable import prunable
-from graphwright.surgery.prune.statistics import grams
+from graphwright.surgery.pruning.gram import Gram
+from graphwright.surgery.pruning.prunable import prunable
+from graphwright.surgery.pruning.statistics import grams
 
 
 @pytest.fixture(scope="module")

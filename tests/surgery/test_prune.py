@@ -14,10 +14,10 @@ from graphwright import surgery as sg
 from graphwright.models.inspect import flops
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
-from graphwright.surgery.prune.errors import NonFiniteWeight, NothingToPrune, StaleStep
-from graphwright.surgery.prune.gram import Gram
-from graphwright.surgery.prune.prunable import scope
-from graphwright.surgery.prune.restore import error_of
+from graphwright.surgery.pruning.errors import NonFiniteWeight, NothingToPrune, StaleStep
+from graphwright.surgery.pruning.gram import Gram
+from graphwright.surgery.pruning.prunable import scope
+from graphwright.surgery.pruning.restore import error_of
 
 LEARNED, HELD = tiny_llama.batch(11, 128)[0], tiny_llama.batch(12, 64)[0]
 
@@ -28,10 +28,6 @@ def opened() -> gw.Model:
 
 def data(tokens: int = 8192) -> sg.Calibration:
     return sg.Calibration(LEARNED, tokens, held_out=HELD)
-
-
-def held_loss(p: gw.Program) -> float:
-    return nats(Stream(p, data().feeds(p, held=True)))
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +51,22 @@ def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
     return p.run(feeds, keep="outputs")["logits"].to_numpy()
 
 
-@pytest.mark.parametrize("method", ["magnitude", "random"])
-def test_plain_scores_lose_more_even_when_restored(pruned, method):
-    p = pruned[1].fork()
-    sg.prune(p, data(), sg.Ratio(0.3), method=method, scope="layer", recipe="units", timed=False)
-    assert held_loss(pruned[0].program) < held_loss(p)
+def test_plain_scores_lose_more_even_when_restored():
+    """On text, in bits per byte: the bundled model at 40 %."""
+    model = gw.open("bundled")
+    cal = sg.Calibration.of(model, max_tokens=2048, context=256)
+    found = {}
+    for method in ("greedy", "magnitude", "random"):
+        scope = None if method == "greedy" else "layer"
+        p = model.program.fork()
+        sg.prune(p, cal, sg.Ratio(0.4), method=method, scope=scope, recipe="units", timed=False)
+        found[method] = nats(Stream(p, cal.feeds(p, held=True)))
+    assert found["greedy"] < 0.95 * min(found["magnitude"], found["random"])
+
+
+def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
+    feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
+    return p.run(feeds, keep="outputs")["logits"].to_numpy()
 
 
 def test_a_share_is_reached_within_one_unit(pruned):
@@ -200,7 +207,7 @@ def test_each_option_changes_what_is_done():
     def made(**options: Any) -> tuple[Any, ...]:
         given = {"recipe": "units", **options}
         plan = sg.prune(
-            opened().program, data(1024), given.pop("target", sg.Ratio(0.3)), dry_run=True, timed=False, **given
+            opened().program, data(1024), given.pop("target", sg.Ratio(0.25)), dry_run=True, timed=False, **given
         )
         return tuple(
             (s.name, s.units, tuple(sorted((k, a.tobytes()) for k, a in s.weights.items()))) for s in plan.steps
@@ -211,8 +218,8 @@ def test_each_option_changes_what_is_done():
     for options in (
         {"method": "wanda"}, {"method": "taylor"}, {"method": "obs"}, {"scope": "layer"}, {"scope": "global"},
         {"scope": "kind", "method": "wanda"}, {"kinds": ("kv_groups",), "target": sg.Ratio(0.1)}, {"where": "layers.1"},
-        {"protect": "layers.0.mlp"}, {"round_to": 16}, {"min_keep": 0.45}, {"uniform": True}, {"restore": False},
-        {"sequential": False}, {"ridge": 0.05}, {"recipe": "modules"}, {"target": sg.Ratio(0.3, "flops")},
+        {"protect": "layers.0.mlp"}, {"round_to": 16}, {"min_keep": 0.6}, {"uniform": True}, {"restore": False},
+        {"sequential": False}, {"ridge": 0.05}, {"recipe": "modules"}, {"target": sg.Ratio(0.25, "flops")},
     ):  # fmt: skip
         assert made(**options) != base, options
     assert made(method="random", seed=1) != made(method="random", seed=2)
@@ -221,7 +228,7 @@ def test_each_option_changes_what_is_done():
 def test_sizes_are_multiples_and_protected_layers_stay():
     p = opened().program
     plan = sg.prune(
-        p, data(1024), sg.Ratio(0.3), round_to=16, dry_run=True, timed=False, recipe="units", protect="layers.0"
+        p, data(1024), sg.Ratio(0.25), round_to=16, dry_run=True, timed=False, recipe="units", protect="layers.0"
     )
     (step,) = plan.steps
     assert step.name == "layers.1.mlp.neurons"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphwright.errors import UsageError
-from graphwright.surgery.prune.allocate import Curve, allocate, smallest
+from graphwright.surgery.pruning.allocate import Curve, allocate, smallest
 
 
 def curves(seed: int, sizes=(5, 4, 6), costs=(1.0, 1.0, 1.0), kinds=("a", "a", "b")) -> list[Curve]:

@@ -1,4 +1,4 @@
-"""Masked equals pruned in families with biases, fused weights and convolutions; sizes and modules against the programs."""
+"""Masked equals pruned in families with biases, fused weights and convolutions; sizes and modules by the programs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphwright.models.inspect import flops
 from graphwright.program.units import Units
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
-from graphwright.surgery.prune.footprint import Footprint
-from graphwright.surgery.prune.goal import trimmed
-from graphwright.surgery.prune.modules import cheapest, modules, remove_module
-from graphwright.surgery.prune.prunable import prunable
+from graphwright.surgery.pruning.footprint import Footprint
+from graphwright.surgery.pruning.goal import trimmed
+from graphwright.surgery.pruning.modules import cheapest, modules, remove_module
+from graphwright.surgery.pruning.prunable import prunable
 from models.checkpoints import make
 
 IDS = np.random.default_rng(3).integers(0, 29, (48, 16))
@@ -103,7 +103,7 @@ def test_a_budget_of_the_whole_program_is_met_within_one_unit(target):
 
 
 def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
-    from graphwright.surgery.prune import goal
+    from graphwright.surgery.pruning import goal
 
     asked = []
 
@@ -141,14 +141,14 @@ def test_the_first_module_to_go_is_the_best_of_all(monkeypatch):
         with twin.edit("without") as e:
             remove_module(e, module)
         losses[module.name] = nats(Stream(twin, feeds))
-    monkeypatch.setattr("graphwright.surgery.prune.modules.SHORTLIST", 12)
+    monkeypatch.setattr("graphwright.surgery.pruning.modules.SHORTLIST", 12)
     best, value = cheapest(p, found, Stream(p, feeds))
     assert best.name == min(losses, key=losses.__getitem__)
     assert value == pytest.approx(losses[best.name], rel=1e-6)
 
 
 def test_the_shortlist_turns_the_stream_least():
-    from graphwright.surgery.prune.modules import turning
+    from graphwright.surgery.pruning.modules import turning
 
     p = gpt2_like(layers=2)
     feeds = sg.Calibration(IDS, 256).feeds(p)

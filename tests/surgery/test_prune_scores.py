@@ -12,10 +12,10 @@ from graphwright import surgery as sg
 from graphwright.errors import NonFinite, UsageError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
-from graphwright.surgery.prune import criteria as formulas
-from graphwright.surgery.prune.gram import Gram, regularised
-from graphwright.surgery.prune.prunable import prunable
-from graphwright.surgery.prune.restore import error_of, restored
+from graphwright.surgery.pruning import criteria as formulas
+from graphwright.surgery.pruning.gram import Gram, regularised
+from graphwright.surgery.pruning.prunable import prunable
+from graphwright.surgery.pruning.restore import error_of, restored
 
 IDS = tiny_llama.batch(5, 24)[0]
 RNG = np.random.default_rng

@@ -2,7 +2,7 @@
 
 from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.prune import PrunePlan, PruneReport, prune, scores
+from graphwright.surgery.pruning import PrunePlan, PruneReport, prune, scores
 
 __all__ = [
     "BudgetUnreachable",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphwright.surgery.prune.gram import Gram, regularised
+from graphwright.surgery.pruning.gram import Gram, regularised
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from graphwright.graph import NodeId
 from graphwright.program import Program
 from graphwright.surgery.budgets import Bytes, Flops, Latency, Params, Ratio, Size
 from graphwright.surgery.measure import speed
-from graphwright.surgery.prune.footprint import Footprint
-from graphwright.surgery.prune.modules import Module
+from graphwright.surgery.pruning.footprint import Footprint
+from graphwright.surgery.pruning.modules import Module
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from graphwright.array import NDArray
 from graphwright.program import Program
 from graphwright.program.transaction import Transaction
 from graphwright.program.units import Units, runs
-from graphwright.surgery.prune.errors import StaleStep
-from graphwright.surgery.prune.modules import modules, remove_module
+from graphwright.surgery.pruning.errors import StaleStep
+from graphwright.surgery.pruning.modules import modules, remove_module
 
 if TYPE_CHECKING:
-    from graphwright.surgery.prune.report import PruneReport
+    from graphwright.surgery.pruning.report import PruneReport
 
 TOOL = "graphwright.surgery.prune"
 

@@ -16,8 +16,8 @@ from graphwright.program.kinds import PARAM
 from graphwright.program.layers import layers
 from graphwright.program.selection import Selection
 from graphwright.surgery.calibration import moving
-from graphwright.surgery.prune.consumers import Consumer, consumers
-from graphwright.surgery.prune.errors import NonFiniteWeight, NothingToPrune
+from graphwright.surgery.pruning.consumers import Consumer, consumers
+from graphwright.surgery.pruning.errors import NonFiniteWeight, NothingToPrune
 
 NEURONS = ("neurons", "channels", "units")
 """Kinds that are pruned if none is named: inner units of MLPs, channels between convolutions."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphwright.surgery.prune.plan import Step
+from graphwright.surgery.pruning.plan import Step
 
 SCHEMA = 1
 

@@ -14,12 +14,12 @@ from graphwright.progress import Report
 from graphwright.surgery.budgets import Size
 from graphwright.surgery.calibration import Calibration, MissingCalibration
 from graphwright.surgery.measure import quality, size, speaks, speed
-from graphwright.surgery.prune.goal import Goal
-from graphwright.surgery.prune.plan import PrunePlan
-from graphwright.surgery.prune.prunable import NEURONS, check_finite, prunable, scope
-from graphwright.surgery.prune.recipe import Pruner, Settings
-from graphwright.surgery.prune.report import PruneReport
-from graphwright.surgery.prune.criteria import need_method
+from graphwright.surgery.pruning.criteria import need_method
+from graphwright.surgery.pruning.goal import Goal
+from graphwright.surgery.pruning.plan import PrunePlan
+from graphwright.surgery.pruning.prunable import NEURONS, check_finite, prunable, scope
+from graphwright.surgery.pruning.recipe import Pruner, Settings
+from graphwright.surgery.pruning.report import PruneReport
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

@@ -12,12 +12,12 @@ from graphwright.program import Program
 from graphwright.program.axes import AxisGroup
 from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
 from graphwright.surgery.measure import loss_gradients, speaks
-from graphwright.surgery.prune.consumers import Consumer
-from graphwright.surgery.prune.errors import NothingToPrune
-from graphwright.surgery.prune.gram import Gram
-from graphwright.surgery.prune.prunable import Prunable, prunable
-from graphwright.surgery.prune.restore import energy
-from graphwright.surgery.prune.criteria import greedy, need_method, of_units, taylor
+from graphwright.surgery.pruning.consumers import Consumer
+from graphwright.surgery.pruning.criteria import greedy, need_method, of_units, taylor
+from graphwright.surgery.pruning.errors import NothingToPrune
+from graphwright.surgery.pruning.gram import Gram
+from graphwright.surgery.pruning.prunable import Prunable, prunable
+from graphwright.surgery.pruning.restore import energy
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.surgery.prune.gram import Gram, regularised
+from graphwright.surgery.pruning.gram import Gram, regularised
 
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
 ROUNDS = 512

@@ -22,15 +22,15 @@ from graphwright.progress import Progress, Report
 from graphwright.surgery.budgets import BudgetUnreachable
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, Stream
 from graphwright.surgery.measure import loss, speaks
-from graphwright.surgery.prune.allocate import Curve, allocate, smallest
-from graphwright.surgery.prune.consumers import Consumer
-from graphwright.surgery.prune.goal import Goal, unit_cost
-from graphwright.surgery.prune.gram import RIDGE, Gram
-from graphwright.surgery.prune.modules import Module, cheapest, modules, remove_module
-from graphwright.surgery.prune.plan import TOOL, Step, quantiles
-from graphwright.surgery.prune.prunable import Prunable, prunable
-from graphwright.surgery.prune.restore import Restored, error_of, restored
-from graphwright.surgery.prune.statistics import grams, importance, removal, scales
+from graphwright.surgery.pruning.allocate import Curve, allocate, smallest
+from graphwright.surgery.pruning.consumers import Consumer
+from graphwright.surgery.pruning.goal import Goal, unit_cost
+from graphwright.surgery.pruning.gram import RIDGE, Gram
+from graphwright.surgery.pruning.modules import Module, cheapest, modules, remove_module
+from graphwright.surgery.pruning.plan import TOOL, Step, quantiles
+from graphwright.surgery.pruning.prunable import Prunable, prunable
+from graphwright.surgery.pruning.restore import Restored, error_of, restored
+from graphwright.surgery.pruning.statistics import grams, importance, removal, scales
 
 SHARES = (0.0, 0.25, 0.5)
 """Shares of what is to go that whole attention modules are tried for."""

@@ -1,0 +1,8 @@
+"""Pruning of real checkpoints: scores, restoring, allocation, modules, plans, and healing afterwards."""
+
+from graphwright.surgery.pruning.plan import PrunePlan, Step
+from graphwright.surgery.pruning.prune import prune
+from graphwright.surgery.pruning.report import PruneReport
+from graphwright.surgery.pruning.statistics import scores
+
+__all__ = ["PrunePlan", "PruneReport", "Step", "prune", "scores"]
