@@ -64,11 +64,6 @@ def test_plain_scores_lose_more_even_when_restored():
     assert found["greedy"] < 0.95 * min(found["magnitude"], found["random"])
 
 
-def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
-    feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
-    return p.run(feeds, keep="outputs")["logits"].to_numpy()
-
-
 def test_a_share_is_reached_within_one_unit(pruned):
     model, before, report = pruned
     counts = [sum(p.spec(n).size for n in p.params() if n in scope(p)) for p in (before, model.program)]

@@ -2,7 +2,8 @@
 
 from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.pruning import PrunePlan, PruneReport, prune, scores
+from graphwright.surgery.pruning import PrunePlan, PruneReport, prune, remove_zeros, scores
+from graphwright.surgery.reports import Comparison, ErrorReport, compare, optimise_report
 
 __all__ = [
     "BudgetUnreachable",
@@ -10,8 +11,10 @@ __all__ = [
     "Calibration",
     "CalibrationLeak",
     "CalibrationTooSmall",
+    "Comparison",
     "Energy",
     "Error",
+    "ErrorReport",
     "Flops",
     "Latency",
     "MissingCalibration",
@@ -19,6 +22,9 @@ __all__ = [
     "PrunePlan",
     "PruneReport",
     "Ratio",
+    "compare",
+    "optimise_report",
     "prune",
+    "remove_zeros",
     "scores",
 ]

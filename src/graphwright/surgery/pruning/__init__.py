@@ -4,5 +4,6 @@ from graphwright.surgery.pruning.plan import PrunePlan, Step
 from graphwright.surgery.pruning.prune import prune
 from graphwright.surgery.pruning.report import PruneReport
 from graphwright.surgery.pruning.statistics import scores
+from graphwright.surgery.pruning.zeros import remove_zeros
 
-__all__ = ["PrunePlan", "PruneReport", "Step", "prune", "scores"]
+__all__ = ["PrunePlan", "PruneReport", "Step", "prune", "remove_zeros", "scores"]

@@ -108,7 +108,8 @@ class Step:
 
     def __str__(self) -> str:
         if self.what == "module":
-            return f"{self.name} cut, {self.params:,} parameters, loss {self.plain:.4f} => {self.error:.4f}"
+            loss = "" if self.plain is None or self.error is None else f", loss {self.plain:.4f} => {self.error:.4f}"
+            return f"{self.name} cut, {self.params:,} parameters{loss}"
         of = f"{self.size} => {self.size - len(self.units)}"
         error = "" if self.error is None else f", relative error {self.error:.3e}"
         return f"{self.name} {of}, {self.params:,} parameters{error}"

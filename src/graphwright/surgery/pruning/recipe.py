@@ -7,7 +7,7 @@ shares of attention, and planning alone, cost the program nothing, and an interr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from statistics import fmean
 from typing import Any
@@ -23,13 +23,12 @@ from graphwright.surgery.budgets import BudgetUnreachable
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, Stream
 from graphwright.surgery.measure import loss, speaks
 from graphwright.surgery.pruning.allocate import Curve, allocate, smallest
-from graphwright.surgery.pruning.consumers import Consumer
 from graphwright.surgery.pruning.goal import Goal, unit_cost
 from graphwright.surgery.pruning.gram import RIDGE, Gram
 from graphwright.surgery.pruning.modules import Module, cheapest, modules, remove_module
 from graphwright.surgery.pruning.plan import TOOL, Step, quantiles
 from graphwright.surgery.pruning.prunable import Prunable, prunable
-from graphwright.surgery.pruning.restore import Restored, error_of, restored
+from graphwright.surgery.pruning.restore import Change, Restored, restored
 from graphwright.surgery.pruning.statistics import grams, importance, removal, scales
 
 SHARES = (0.0, 0.25, 0.5)
@@ -78,22 +77,6 @@ class Attempt:
         """Plain values."""
         gone = [s.name for s in self.steps if s.what == "module"]
         return {"share": self.share, "modules": gone, "calibration_loss": self.loss, "given_up": self.why or None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A product before the cut, and what least squares made of it; None where that is no better."""
-
-    matrix: np.ndarray
-    bias: np.ndarray
-    columns: np.ndarray
-    plain: float
-    made: Restored | None
-
-    def error(self, c: Consumer, p: Program, gram: Gram) -> float:
-        """Of the weights as they are stored now."""
-        shift = 0.0 if c.bias is None else p.weights.array(c.bias).to_numpy("float64") - self.bias
-        return error_of(self.matrix, c.matrix(p), gram, self.columns, shift)
 
 
 class Pruner:
@@ -260,40 +243,35 @@ class Pruner:
         keep = np.ones(axis.size, bool)
         keep[gone] = False
         checked = grams(held.p, axis.consumers, held)
-        fits = [self._fit(p, axis, c, keep, gram) for c, gram in zip(axis.consumers, moments, strict=True)]
+        changes = [Change.of(p, c, keep) for c in axis.consumers]
+        fits = [self._fit(axis, change, gram) for change, gram in zip(changes, moments, strict=True)]
         weights: dict[str, NDArray] = {}
         with p.edit(f"prune {axis.name}", author="pass", tool=TOOL) as e:
             e.cut_units(axis.group.units(gone), ragged=True)
-            for c, fit in zip(axis.consumers, fits, strict=True):
-                if fit.made is None:
-                    continue
-                e.set_weight(c.key, c.shaped(fit.made.matrix, p.weights.array(c.key).shape))
-                if c.bias is not None:
-                    e.set_weight(c.bias, fit.bias + fit.made.shift)
-                weights |= {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
-        outside = [fit.error(c, p, gram) for c, fit, gram in zip(axis.consumers, fits, checked, strict=True)]
-        inside = [fit.error(c, p, gram) for c, fit, gram in zip(axis.consumers, fits, moments, strict=True)]
+            for change, fit in zip(changes, fits, strict=True):
+                if fit is not None:
+                    weights |= change.put(e, fit)
+        outside = [c.error(p, gram) for c, gram in zip(changes, checked, strict=True)]
+        inside = [c.error(p, gram) for c, gram in zip(changes, moments, strict=True)]
         changed = {k: (a, b) for k, a in sizes.items() if (b := p.weights.array(k).shape) != a}
         return Step(
             "units", axis.name, tuple(map(int, gone)), axis.size, weights, digests, changed,
             params=sum(prod(a) - prod(b) for a, b in changed.values()),
-            error=fmean(inside), plain=fmean(fit.plain for fit in fits), held_out=fmean(outside),
-            ridge=max((fit.made.ridge for fit in fits if fit.made is not None), default=None),
+            error=fmean(inside), plain=fmean(c.plain(g) for c, g in zip(changes, moments, strict=True)),
+            held_out=fmean(outside), ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
             quantiles=quantiles(scored), ragged=len(axis.group.atoms) > 1,
         )  # fmt: skip
 
-    def _fit(self, p: Program, axis: Prunable, c: Consumer, keep: np.ndarray, gram: Gram) -> _Fit:
-        matrix = c.matrix(p)
-        columns = c.kept(keep, matrix.shape[1])
-        bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
-        fit = _Fit(matrix, bias, columns, error_of(matrix, matrix[:, columns], gram, columns), None)
+    def _fit(self, axis: Prunable, change: Change, gram: Gram) -> Restored | None:
+        """Least squares for one product; None where it is not wanted, or no better."""
         if not self.settings.restore:
-            return fit
-        self._check_rows(axis, gram, len(columns))
-        found = restored(matrix, gram, columns, bias=c.bias is not None, ridge=self.settings.ridge)
-        if found.ridge > RIDGE and self.settings.ridge is None:
+            return None
+        self._check_rows(axis, gram, len(change.columns))
+        c, ridge = change.consumer, self.settings.ridge
+        found = restored(change.matrix, gram, change.columns, bias=c.bias is not None, ridge=ridge)
+        if found.ridge > RIDGE and ridge is None:
             self.warnings.append(f"{axis.name}: its inputs are nearly dependent; ridge {found.ridge:g} was used")
-        return replace(fit, made=found) if found.worth else fit
+        return found if found.worth else None
 
     def _check_rows(self, axis: Prunable, gram: Gram, columns: int) -> None:
         """Raises: CalibrationTooSmall for fewer rows than columns, unless a ridge is given."""

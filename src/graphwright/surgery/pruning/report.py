@@ -47,6 +47,13 @@ class PruneReport:
         """True if there was nothing to do."""
         return not self.steps
 
+    def figures(self) -> dict[str, Any]:
+        """What `optimise_report` makes again from the journal: everything but times, settings, and what was tried."""
+        times = ("ms_per_token", "tokens_per_s", "ms_per_run")
+        sides = {side: {k: v for k, v in getattr(self, side).items() if k not in times} for side in ("before", "after")}
+        rows = [{k: v for k, v in s.to_json().items() if k not in ("ridge", "quantiles")} for s in self.steps]
+        return {**sides, "layers": rows, "calibration": self.calibration, "journal": self.journal}
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         facts = {name: getattr(self, name) for name in self.__slots__ if name != "steps"}

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphwright.array import NDArray
+from graphwright.program import Program
+from graphwright.program.transaction import Transaction
+from graphwright.surgery.pruning.consumers import Consumer
 from graphwright.surgery.pruning.gram import Gram, regularised
 
 
@@ -76,3 +80,45 @@ def error_of(
 def energy(matrix: np.ndarray, gram: Gram) -> float:
     """Mean square of the output, summed over its entries."""
     return float(np.einsum("oi,ij,oj->", matrix, gram.second, matrix, optimize=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A product around a cut: as it was before, and which of its columns stay.
+
+    Attributes:
+        consumer: the product.
+        matrix: [out, columns] before.
+        bias: [out] before; zeros if it has none.
+        columns: those that stay.
+    """
+
+    consumer: Consumer
+    matrix: np.ndarray
+    bias: np.ndarray
+    columns: np.ndarray
+
+    @staticmethod
+    def of(p: Program, c: Consumer, keep: np.ndarray) -> Change:
+        """Before the cut; `keep` is a mask of the units."""
+        matrix = c.matrix(p)
+        bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
+        return Change(c, matrix, bias, c.kept(keep, matrix.shape[1]))
+
+    def put(self, e: Transaction, fit: Restored) -> dict[str, NDArray]:
+        """Set the fitted weights behind the cut, in an open edit. Returns key -> value as it is stored."""
+        c, p = self.consumer, e.program
+        e.set_weight(c.key, c.shaped(fit.matrix, p.weights.array(c.key).shape))
+        if c.bias is not None:
+            e.set_weight(c.bias, self.bias + fit.shift)
+        return {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
+
+    def plain(self, gram: Gram) -> float:
+        """Relative error of the output with the weights that were there."""
+        return error_of(self.matrix, self.matrix[:, self.columns], gram, self.columns)
+
+    def error(self, p: Program, gram: Gram) -> float:
+        """Relative error of the output with the weights as they are stored now."""
+        c = self.consumer
+        shift = 0.0 if c.bias is None else p.weights.array(c.bias).to_numpy("float64") - self.bias
+        return error_of(self.matrix, c.matrix(p), gram, self.columns, shift)
