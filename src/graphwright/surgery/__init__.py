@@ -2,7 +2,7 @@
 
 from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.pruning import PrunePlan, PruneReport, prune, remove_zeros, scores
+from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
 from graphwright.surgery.reports import Comparison, ErrorReport, compare, optimise_report
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Error",
     "ErrorReport",
     "Flops",
+    "Healing",
     "Latency",
     "MissingCalibration",
     "Params",
@@ -23,6 +24,7 @@ __all__ = [
     "PruneReport",
     "Ratio",
     "compare",
+    "heal",
     "optimise_report",
     "prune",
     "remove_zeros",
