@@ -13,7 +13,7 @@ from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command(
-        epilog="Example: graphwright prune bundled smaller --target 0.3 --tokens 2048 --check none --no-time --quiet"
+        epilog="Example: graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet"
     )(prune)
 
 

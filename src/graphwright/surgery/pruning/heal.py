@@ -38,7 +38,7 @@ def heal(
     calibration: Calibration,
     steps: int = 100,
     *,
-    lr: float = 1e-3,
+    lr: float = 1e-4,
     batch: int = 8,
     seed: int = 0,
     report: Report | None = None,
