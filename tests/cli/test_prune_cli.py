@@ -60,7 +60,12 @@ def test_the_smaller_model_is_written_and_told_from_the_first_one(call, tmp_path
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
 
 
-def test_two_models_compared(call):
+def test_two_models_compared(call, tmp_path):
     facts = json.loads(call("verify", "bundled", "bundled", "--json"))
     assert facts["equal"] is True
     assert facts["outputs"]["top1"] == 1.0
+    out = tmp_path / "saved"
+    call("prune", "bundled", out, "--method", "magnitude", "--save", "--quiet", *SMALL)
+    model = gw.open(out)
+    assert model.program.journal[-1].author == "pass"
+    assert "of another shape" in call("verify", "bundled", out, code=1)

@@ -65,7 +65,7 @@ def test_what_is_no_calibration_is_refused(source):
 
 def test_moments_are_those_of_stored_activations(llama):
     p = llama.program
-    cal = sg.Calibration(IDS, 2048)
+    cal = sg.Calibration(IDS, 2304)
     feeds = cal.feeds(p)
     stream = Stream(p, feeds)
     for axis in prunable(p, kinds=("neurons", "kv_groups")):
@@ -73,7 +73,7 @@ def test_moments_are_those_of_stored_activations(llama):
         (end,) = axis.consumers
         (gram,) = grams(p, [end], stream)
         stored = np.concatenate([p.run(f).value(end.x).to_numpy("float64").reshape(-1, gram.mean.size) for f in feeds])
-        assert gram.rows == len(stored) == 2048
+        assert gram.rows == len(stored) == 2304
         expected = stored.T @ stored / len(stored)
         assert np.abs(gram.second - expected).max() <= 1e-6 * np.abs(expected).max()
         assert np.abs(gram.mean - stored.mean(0)).max() <= 1e-6 * np.abs(stored).max()

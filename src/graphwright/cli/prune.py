@@ -41,6 +41,9 @@ def prune(
     check: Annotated[
         str, typer.Option(metavar="HOW", help="Of the export: auto, required or none: proof by transformers.")
     ] = "auto",
+    save: Annotated[
+        bool, typer.Option("--save", help="Save it to go on from, journal and all; do not export.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -74,11 +77,14 @@ def prune(
         if out is not None and not dry_run:
             plan.apply()
             plan.report.journal = model.program.journal.hash
-            receipt = model.export(out, check=check, overwrite=overwrite, report=report)
+            if save:
+                model.save(out, overwrite=overwrite)
+            else:
+                receipt = model.export(out, check=check, overwrite=overwrite, report=report)
     if as_json:
-        written = {} if receipt is None else {"out": str(out), "receipt": receipt.to_json()}
+        written = {} if dry_run else {"out": str(out), "receipt": None if receipt is None else receipt.to_json()}
         emit_json({"plan" if dry_run else "report": plan.to_json(), **written})
         return
     say(str(plan.report))
-    if receipt is not None:
-        say(f"wrote {out}, rung {receipt.rung}")
+    if not dry_run:
+        say(f"wrote {out}" + ("" if receipt is None else f", rung {receipt.rung}"))
