@@ -238,13 +238,14 @@ def axes(p: Program) -> Axes:
     Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
     """
     refuse_broken(p)
-    if (e := p.history.open) is not None:
+    changed = (e := p.history.open) is not None and bool(e.done)  # an edit that did nothing yet left all as it was
+    if e is not None and changed:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
     known: Axes | None = p.derived.get("axes")
-    if p.history.open is None and known is not None and known.version == p.version and known.program is p:
+    if not changed and known is not None and known.version == p.version and known.program is p:
         return known
     found = _grouped(p, solve(p))
-    if p.history.open is None:
+    if not changed:
         p.derived["axes"] = found
     return found
 

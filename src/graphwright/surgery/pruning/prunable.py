@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +87,12 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
                 and not any(axes.summed.get((m.value.node, m.dim, a)) for a in group.atoms)}  # fmt: skip
         if not made & inside or made & kept or not set(kinds) & set(group.kinds) or group.size < 2:
             continue
-        ends = consumers(group) if not group.frozen and group.exact else None
-        if ends is None:
+        axis = of_group(group, moved)
+        if axis is None:
             why = (*group.frozen, *group.mixed, "a sum over it is no product with a trained matrix")[0]
             refused.append(f"{group.name}: {why}")
-            continue
-        nodes = [m.value.node for m in group.members if m.value.node in moved]
-        found.append(Prunable(group, tuple(ends), min(nodes, key=axes.rank.__getitem__)))
+        else:
+            found.append(axis)
     if not found:
         raise NothingToPrune(
             f"no axis of {', '.join(kinds)} can be pruned here",
@@ -102,6 +101,16 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
             fix="print(program.axes())",
         )
     return sorted(found, key=lambda a: axes.rank[a.start])
+
+
+def of_group(group: AxisGroup, moved: Collection[NodeId] | None = None) -> Prunable | None:
+    """One axis; None if it cannot be pruned: it is frozen, not exact, or ends in other things than trained products."""
+    ends = consumers(group) if not group.frozen and group.exact else None
+    if ends is None:
+        return None
+    moved = moving(group.axes.program) if moved is None else moved
+    nodes = [m.value.node for m in group.members if m.value.node in moved]
+    return Prunable(group, tuple(ends), min(nodes, key=group.axes.rank.__getitem__))
 
 
 def check_finite(p: Program, axes: Iterable[Prunable]) -> None:

@@ -27,7 +27,7 @@ from graphwright.surgery.pruning.goal import Goal, unit_cost
 from graphwright.surgery.pruning.gram import RIDGE, Gram
 from graphwright.surgery.pruning.modules import Module, cheapest, modules, remove_module
 from graphwright.surgery.pruning.plan import TOOL, Step, quantiles
-from graphwright.surgery.pruning.prunable import Prunable, prunable
+from graphwright.surgery.pruning.prunable import Prunable, of_group, prunable
 from graphwright.surgery.pruning.restore import Change, Restored, restored
 from graphwright.surgery.pruning.statistics import grams, importance, removal, scales
 
@@ -224,7 +224,8 @@ class Pruner:
             effects = dict(importance(p, [a for a in axes if a.name in names], self.feeds).effect)
         for i, name in enumerate(names):
             self._tell("restoring" if s.restore else "cutting", i, len(names))
-            axis = next(a for a in prunable(p, kinds=p.axes()[name].kinds) if a.name == name)
+            axis = of_group(p.axes()[name])
+            assert axis is not None
             for stream in (learn, held):
                 stream.advance(axis.start)
             moments: Sequence[Gram] = grams(source, axis.consumers, learn)

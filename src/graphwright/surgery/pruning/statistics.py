@@ -16,7 +16,7 @@ from graphwright.surgery.pruning.consumers import Consumer
 from graphwright.surgery.pruning.criteria import greedy, need_method, of_units, taylor
 from graphwright.surgery.pruning.errors import NothingToPrune
 from graphwright.surgery.pruning.gram import Gram
-from graphwright.surgery.pruning.prunable import Prunable, prunable
+from graphwright.surgery.pruning.prunable import Prunable, of_group
 from graphwright.surgery.pruning.restore import energy
 
 
@@ -140,7 +140,7 @@ def scores(
     """
     need_method(method)
     p = axis.axes.program
-    found = next((a for a in prunable(p, kinds=axis.kinds) if a.name == axis.name), None)
+    found = of_group(axis)
     if found is None:
         raise NothingToPrune("the axis ends in no product with a trained matrix", where=axis.name)
     moments: Sequence[Gram | None] = [None] * len(found.consumers)

@@ -17,7 +17,7 @@ from graphwright.program.resize import ResizeAxis
 from graphwright.surgery.calibration import Calibration, Stream
 from graphwright.surgery.measure import loss, quality, size, speaks
 from graphwright.surgery.pruning.plan import TOOL, Step
-from graphwright.surgery.pruning.prunable import prunable
+from graphwright.surgery.pruning.prunable import of_group
 from graphwright.surgery.pruning.restore import Change
 from graphwright.surgery.pruning.statistics import grams
 
@@ -84,7 +84,8 @@ def _layers(p: Program, steps: list[Step], calibration: Calibration) -> list[dic
             step.apply(p)
             row |= {"error": loss(Stream(p, feeds), reference), "plain": plain, "held_out": None}
         else:
-            axis = next(a for a in prunable(p, kinds=p.axes()[step.name].kinds) if a.name == step.name)
+            axis = of_group(p.axes()[step.name])
+            assert axis is not None
             keep = np.ones(axis.size, bool)
             keep[list(step.units)] = False
             for stream in (learn, check):
