@@ -28,6 +28,7 @@ from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.models.corpus import pydoc_split
 from graphwright.models.export.measure import with_program
+from graphwright.models.model import need_tokenizer
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import next_token_nats
 
@@ -44,7 +45,7 @@ def quality() -> Figure:
     """Bits per byte on the held-out text by share of the layers' parameters that went."""
     model = gw.open("bundled")
     calibration = sg.Calibration.of(model, max_tokens=TOKENS, context=CONTEXT)
-    ids = np.asarray(model.tokenizer.encode(pydoc_split()[1]), np.int64)
+    ids = np.asarray(need_tokenizer(model).encode(pydoc_split()[1]), np.int64)
     held = ids[: len(ids) // CONTEXT * CONTEXT].reshape(-1, CONTEXT)
     calibration.check_held_out({"ids": held})
     learned = calibration.windows["ids"]

@@ -191,6 +191,8 @@ def test_restoring_is_never_worse_in_any_layer():
         opened().program, data(2048), sg.Ratio(0.4), dry_run=True, timed=False, recipe="units", method="magnitude"
     )
     for step in plan.steps:
+        assert step.error is not None
+        assert step.plain is not None
         assert step.error <= step.plain
         assert step.weights
         assert step.ridge == 1e-4
