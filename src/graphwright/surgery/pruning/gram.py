@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +66,3 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
             if ridge is not None or share >= MOST_RIDGE:
                 raise
             share *= 10
-
-
-Rows = Callable[[], Iterable[np.ndarray]]
