@@ -295,4 +295,5 @@ verbs.register("compress", "graphwright.surgery.factorise.compress:compress_mode
 verbs.register("constraint", "graphwright.surgery.constraints:from_json")
 verbs.register("diagnose", "graphwright.surgery.diagnose:diagnose_model")
 
+verbs.register("prune", "graphwright.surgery:prune")
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

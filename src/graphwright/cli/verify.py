@@ -1,4 +1,4 @@
-"""`graphwright verify DIR`: an export against its receipt."""
+"""`graphwright verify DIR`: an export against its receipt, or one model against another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Json, emit_json, say
+from graphwright.cli.common import DONE, FAILED, Debug, Json, emit_json, say
 from graphwright.cli.common import verb as command
 
 
@@ -19,6 +19,9 @@ def register(app: typer.Typer) -> None:
 @command
 def verify(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="What graphwright export wrote.")],
+    other: Annotated[
+        str | None, typer.Argument(metavar="B", help="Another model: compare what both compute.", show_default=False)
+    ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The directory that it was exported from.")
     ] = None,
@@ -28,11 +31,14 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Check an export against its receipt.
+    """Check an export against its receipt, or compare what two models compute.
 
     Checksums, headers, a clean load and the stored probe. Exit 0: all holds, 1: something is wrong, 3: something could
-    not be checked.
+    not be checked. With a second model: logits and greedy tokens on the bundled text, and weights by name; exit 1 if
+    anything differs.
     """
+    if other is not None:
+        return _compare(directory, other, as_json)
     from graphwright.models import resolve
     from graphwright.models.export.verify import verify as check
 
@@ -47,3 +53,16 @@ def verify(
         for line in found.problems:
             say(f"wrong      {line}")
     return found.exit_code
+
+
+def _compare(left: str, right: str, as_json: bool) -> int:
+    from graphwright.models import open
+    from graphwright.surgery import Calibration, compare
+
+    a, b = open(left), open(right)
+    found = compare(a, b, Calibration.of(a, max_tokens=4096, context=256))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        say(str(found))
+    return DONE if found.equal else FAILED

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright import verbs
 from graphwright.array import Device, NDArray
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
@@ -339,6 +338,17 @@ class Model:
         """Matrices as factors in one edit; see `graphwright.surgery.compress`. Gives its `CompressionReport`."""
         return verb("compress")(self, where, method, budget, **options)
 
+    def prune(self, target: Any, calibration: Any = None, **options: Any) -> Any:
+        """Take away the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`.
+
+        Args:
+            target: `surgery.Ratio(0.3)`, or another budget of size.
+            calibration: data; by default the bundled text.
+            options: keywords of `surgery.prune`.
+        Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
+        """
+        return verb("prune")(self, calibration, target, **options)
+
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
         """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
@@ -358,7 +368,7 @@ class Model:
             options: `kinds`, `limits`, `report`, `cancel`; see `graphwright.surgery.diagnose`.
         Raises: UsageError for unknown kinds or limits, and while an edit is open.
         """
-        return verbs.verb("diagnose")(self, text, **options)
+        return verb("diagnose")(self, text, **options)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

@@ -261,15 +261,16 @@ def axes(p: Program) -> Axes:
     """
     if (e := p.history.open) is None:
         refuse_broken(p)
-    else:
+    changed = e is not None and (bool(e.done) or not p.valid)  # an edit that did nothing yet left all as it was
+    if e is not None and changed:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
         if not p.valid:  # it was left broken, and may be mended by now
             p.validate().check(p.name)
     known: Axes | None = p.derived.get("axes")
-    if p.history.open is None and known is not None and known.version == p.version and known.program is p:
+    if not changed and known is not None and known.version == p.version and known.program is p:
         return known
     found = _grouped(p, solve(p))
-    if p.history.open is None:
+    if not changed:
         p.derived["axes"] = found
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
-from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
 from graphwright.surgery.constraints import (
     Budget,
     Constraint,
@@ -57,6 +57,8 @@ from graphwright.surgery.orthogonal import (
     so_generator,
     unbake,
 )
+from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
+from graphwright.surgery.reports import Comparison, ErrorReport, compare, optimise_report
 from graphwright.surgery.solve import Solution, Unsatisfied, solve
 
 __all__ = [
@@ -64,6 +66,9 @@ __all__ = [
     "BudgetUnreachable",
     "Bytes",
     "Calibration",
+    "CalibrationLeak",
+    "CalibrationTooSmall",
+    "Comparison",
     "CompressionReport",
     "CompressionWouldGrow",
     "Constraint",
@@ -72,16 +77,19 @@ __all__ = [
     "DtypeUnsupported",
     "Energy",
     "Error",
+    "ErrorReport",
     "Finding",
     "Findings",
     "Fix",
     "Flops",
     "GradientFlow",
     "HeadBalance",
+    "Healing",
     "Latency",
     "Limits",
     "LowRank",
     "MaxDepth",
+    "MissingCalibration",
     "MultipleOf",
     "NoPath",
     "NonFiniteWeight",
@@ -90,6 +98,8 @@ __all__ = [
     "NotRotation",
     "OrthoReport",
     "Params",
+    "PrunePlan",
+    "PruneReport",
     "Ratio",
     "Reachable",
     "Residual",
@@ -102,6 +112,7 @@ __all__ = [
     "asvd",
     "bake",
     "cayley",
+    "compare",
     "compress",
     "compression_ratio",
     "constraint",
@@ -110,17 +121,22 @@ __all__ = [
     "diagnose",
     "diagnose_model",
     "finding",
+    "heal",
     "is_orthogonal",
     "lie_exp",
     "lie_log",
     "lora",
     "merge_lora",
     "newton_schulz",
+    "optimise_report",
     "orthogonalize",
     "parametrize",
     "polar",
+    "prune",
     "qr",
+    "remove_zeros",
     "retract",
+    "scores",
     "settle",
     "skew",
     "so_generator",

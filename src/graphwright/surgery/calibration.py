@@ -201,10 +201,15 @@ def host(array: NDArray) -> np.ndarray:
 
 def moving(p: Program) -> set[NodeId]:
     """Nodes whose value depends on an input; the others are weights and what is made of them alone."""
+    known = p.derived.get("moving")
+    if known is not None and known[0] == p.version and p.history.open is None:
+        return known[1]
     found: set[NodeId] = set()
     for node in p.order():
         if p.op(node) == INPUT or any(v.node in found for v in p.operands(node)):
             found.add(node)
+    if p.history.open is None:
+        p.derived["moving"] = (p.version, found)
     return found
 
 

@@ -25,7 +25,8 @@ class NonFiniteWeight(UsageError, ArithmeticError):
 
     def __init__(self, key: str, index: tuple[int, ...], value: float) -> None:
         place = ", ".join(map(str, index))
-        super().__init__("the weight is not finite", where=f"{key}[{place}]", got=value, fix="repair or skip it")
+        super().__init__("the weight is not finite", where=f"{key}[{place}]", got=value,
+                         fix="gw.surgery.diagnose(program)")  # fmt: skip
         self.key, self.index = key, index
 
 

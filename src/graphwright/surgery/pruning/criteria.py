@@ -1,0 +1,116 @@
+"""Scores: what removing a unit costs, by the columns of the product that reads it.
+
+A unit is a block J of columns of W [out, columns]. All scores are squared, so that those of different methods rank
+alike and sums of them mean something:
+
+    random      uniform, of a seed
+    magnitude   Σ |W_J|²
+    wanda       tr W_J H_JJ W_Jᵀ, for one column ‖w_j‖² H_jj: the mean square of what the unit adds to the output
+    obs         tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, for one column ‖w_j‖² / (H⁻¹)_jj: the error when the others make up for it
+    taylor      (Σ a_j ∂L/∂a_j)²: what the loss would change to first order
+    greedy      obs, one unit after the other, the weights of the others and H⁻¹ brought up to date each time
+
+Sources: Sun et al. 2024 (wanda), Hassibi and Stork 1993 (obs), Molchanov et al. 2019 (taylor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.surgery.pruning.gram import Gram, regularised
+
+METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
+ROUNDS = 512
+"""Rounds in which `greedy` removes the units of a large axis; of up to 512 units, one goes at a time."""
+
+
+def need_method(method: str) -> None:
+    """Raises: UsageError for a score that there is not."""
+    if method not in METHODS:
+        raise UsageError("no such score", expected=", ".join(METHODS), got=method)
+
+
+def magnitude(matrix: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """[units]: Σ |W_J|²."""
+    return (matrix**2).sum(axis=0)[columns].sum(axis=1)
+
+
+def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """[units]: tr W_J H_JJ W_Jᵀ."""
+    if columns.shape[1] == 1:
+        return (matrix**2).sum(axis=0)[columns[:, 0]] * np.diag(h)[columns[:, 0]]
+    return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
+
+
+def obs(matrix: np.ndarray, columns: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    """[units]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, given H⁻¹."""
+    if columns.shape[1] == 1:
+        return (matrix**2).sum(axis=0)[columns[:, 0]] / np.diag(inverse)[columns[:, 0]]
+    return np.array([np.sum(matrix[:, j].T * np.linalg.solve(inverse[np.ix_(j, j)], matrix[:, j].T)) for j in columns])
+
+
+def taylor(effect: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """[units]: (Σ a ∂L/∂a)² over the unit's columns, given the sum for each column."""
+    return effect[columns].sum(axis=1) ** 2
+
+
+def greedy(
+    matrix: np.ndarray, columns: np.ndarray, h: np.ndarray, *, most: int | None = None, ridge: float | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Units in the order in which they are best removed, the others refitted each time.
+
+    Exact under the quadratic model: W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
+
+    Args:
+        matrix, columns: the product, and which of its columns each unit owns.
+        h: [columns, columns] second moment (or covariance).
+        most: how many to remove; all but one by default.
+        ridge: see `regularised`.
+    Returns: units [most] in order, the growth of the squared error by each, and the scores [units] at the start.
+    """
+    inverse, w = np.linalg.inv(regularised(h, ridge)[0]), matrix.copy()
+    left = np.ones(len(columns), bool)
+    most = len(columns) - 1 if most is None else most
+    step = max(len(columns) // ROUNDS, 1)
+    first = obs(w, columns, inverse)
+    order, growth = np.zeros(0, np.int64), np.zeros(0)
+    while len(order) < most:
+        units = np.flatnonzero(left)
+        scored = obs(w, columns[units], inverse)
+        cheapest = np.argsort(scored, kind="stable")[: min(step, most - len(order))]
+        gone = units[cheapest]
+        j = columns[gone].reshape(-1)
+        pivot = np.linalg.solve(inverse[np.ix_(j, j)], inverse[j])
+        w -= w[:, j] @ pivot
+        inverse -= inverse[:, j] @ pivot
+        w[:, j], inverse[j], inverse[:, j] = 0, 0, 0
+        inverse[j, j] = 1
+        left[gone] = False
+        order, growth = np.append(order, gone), np.append(growth, scored[cheapest])
+    return order, growth, first
+
+
+def of_units(
+    matrix: np.ndarray,
+    columns: np.ndarray,
+    gram: Gram | None,
+    method: str,
+    *,
+    bias: bool = False,
+    ridge: float | None = None,
+    seed: Sequence[int] = (0,),
+) -> np.ndarray:
+    """[units] by one method; `gram` is needed by `wanda` and `obs`. Raises: UsageError."""
+    need_method(method)
+    if method == "random":
+        return np.random.default_rng(list(seed)).random(len(columns))
+    if method == "magnitude":
+        return magnitude(matrix, columns)
+    assert gram is not None
+    h = gram.centred() if bias else gram.second
+    if method == "wanda":
+        return wanda(matrix, columns, gram.second)
+    return obs(matrix, columns, np.linalg.inv(regularised(h, ridge)[0]))

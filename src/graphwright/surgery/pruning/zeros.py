@@ -1,0 +1,121 @@
+"""Units that add exactly nothing, and nodes that no output needs: they go, and the function stays.
+
+A unit adds nothing where every product that reads it has zeros for it, or where what reaches the product is zero
+whatever the input: rows of zeros make zeros, and sums, products and activations with f(0) = 0 keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphwright.ops import get
+from graphwright.ops.terms import atoms
+from graphwright.program import Program, Value
+from graphwright.program.axes import KINDS
+from graphwright.program.kinds import INPUT, PARAM, SOURCES
+from graphwright.program.solve_axes import origin
+from graphwright.surgery.pruning.consumers import unit_places
+from graphwright.surgery.pruning.errors import NothingToPrune
+from graphwright.surgery.pruning.plan import TOOL
+from graphwright.surgery.pruning.prunable import Prunable, prunable
+
+KEEPS_ZERO = frozenset(
+    ("relu", "silu", "gelu", "tanh", "neg", "abs", "sqrt", "sin", "erf", "expm1", "log1p", "leaky_relu", "elu")
+)
+"""Functions with f(0) = 0."""
+
+
+def remove_zeros(p: Program, where: Any = None) -> dict[str, int]:
+    """Remove units that add exactly nothing, and nodes that no output needs, in one edit; the function stays.
+
+    Sums have fewer terms, all of those that went zero; so results differ by the order of summation at most. Of an axis
+    of which nothing matters one unit stays.
+
+    Args:
+        p: the program.
+        where: pattern or nodes whose axes are looked at; everything by default.
+    Returns: axis -> units that went, and `nodes` -> nodes that went; nothing is written if there are none.
+    """
+    gone: dict[str, int] = {}
+    needed = p.reachable([*p.outputs(), *p.writes()])
+    dead = [n for n in p.nodes() if n not in needed and p.op(n) != INPUT]
+    with p.edit("remove what is zero", author="pass", tool=TOOL) as e:
+        if dead:
+            e.remove(sorted(dead, key=p.order_labels.key, reverse=True))
+            gone["nodes"] = len(dead)
+        seen: set[str] = set()
+        while (axis := next((a for a in _axes(p, where) if a.name not in seen), None)) is not None:
+            seen.add(axis.name)
+            units = np.flatnonzero(idle(p, axis))[: axis.size - 1]
+            if len(units):
+                e.cut_units(axis.group.units(units))
+                gone[axis.name] = len(units)
+    return gone
+
+
+def idle(p: Program, axis: Prunable) -> np.ndarray:
+    """[units]: whether each adds exactly nothing to all products that the axis ends in."""
+    zero = _zeros(p, axis)
+    found = np.ones(axis.size, bool)
+    for c in axis.consumers:
+        unread = np.asarray((c.matrix(p) == 0).all(axis=0))
+        found &= unread[c.columns].all(axis=1) | zero.get(c.x, np.zeros(axis.size, bool))
+    return found
+
+
+def _axes(p: Program, where: Any) -> list[Prunable]:
+    """Axes of one kind of unit; heads of grouped queries go by their key heads, or by the queries of each."""
+    try:
+        return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
+    except NothingToPrune:
+        return []
+
+
+def _zeros(p: Program, axis: Prunable) -> dict[Value, np.ndarray]:
+    """Value along the axis -> [units]: whether all of a unit's entries are zero whatever the input."""
+    dims, found = axis.group.axes.solution.dims, {}
+    along = {m.value for m in axis.group.members}
+    for node in sorted({v.node for v in along}, key=p.order_labels.key):
+        value, op, operands = Value(node), p.op(node), p.operands(node)
+        if op in SOURCES or value not in along:
+            continue
+        ins = [found.get(v) for v in operands]
+        known = [z for z in ins if z is not None]
+        made: np.ndarray | None = None
+        if op in ("linear", "matmul", "conv"):
+            made = _made(p, axis, operands, op)
+        elif op in ("mul", "swiglu"):
+            made = np.logical_or.reduce(known) if known else None
+        elif op == "sdpa":
+            made = found.get(operands[2])
+        elif known and len(known) == len(ins) and _keeps(op):
+            made = np.logical_and.reduce(known)
+        if made is not None and any(a in axis.group.atoms for t in dims[value] for a in atoms(t)):
+            found[value] = made
+    return found
+
+
+def _keeps(op: str) -> bool:
+    """Whether zeros alone give zeros."""
+    row = get(op)
+    return op in KEEPS_ZERO or op in ("add", "sub", "junction") or row.view is not None or row.traits.convert
+
+
+def _made(p: Program, axis: Prunable, operands: Sequence[Value], op: str) -> np.ndarray | None:
+    """Units whose rows of a trained matrix, and entries of its bias, are zero."""
+    dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
+    for port, operand in enumerate(operands[1:]):
+        source = origin(p, operand)
+        if source is None or p.op(source) != PARAM:
+            return None
+        dim = (1 if op == "matmul" else 0) if port == 0 else 0
+        term = dims[Value(source)][dim]
+        if not set(axis.group.atoms) <= set(atoms(term)):
+            return None
+        w = np.moveaxis(p.weights.array(p.key(source)).to_numpy("float32"), dim, 0)
+        empty = ~(w.reshape(len(w), -1) != 0).any(axis=1)
+        found &= empty[unit_places(axis.group, term)].all(axis=1)
+    return found

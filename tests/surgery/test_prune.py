@@ -1,0 +1,300 @@
+"""Pruning of a trained model: what it costs, what the report says, plans, undo, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from fixtures import tiny_llama
+from graphwright import surgery as sg
+from graphwright.models.inspect import flops
+from graphwright.surgery.calibration import Stream
+from graphwright.surgery.measure import nats
+from graphwright.surgery.pruning.errors import NonFiniteWeight, NothingToPrune, StaleStep
+from graphwright.surgery.pruning.gram import Gram
+from graphwright.surgery.pruning.prunable import scope
+from graphwright.surgery.pruning.restore import error_of
+
+LEARNED, HELD = tiny_llama.batch(11, 128)[0], tiny_llama.batch(12, 64)[0]
+
+
+def opened() -> gw.Model:
+    return gw.open(tiny_llama.directory("f32"))
+
+
+def data(tokens: int = 8192) -> sg.Calibration:
+    return sg.Calibration(LEARNED, tokens, held_out=HELD)
+
+
+@pytest.fixture(scope="module")
+def pruned() -> tuple[gw.Model, gw.Program, sg.PruneReport]:
+    """The model, 30 % of its layers' parameters gone; the program before; the report."""
+    model = opened()
+    before = model.program.fork()
+    return model, before, sg.prune(model, data(), sg.Ratio(0.3))
+
+
+def test_a_trained_model_keeps_its_accuracy_without_training(pruned):
+    model, before, _ = pruned
+    ids, mask = tiny_llama.batch(13, 256)
+    was, now = (tiny_llama.accuracy(_logits(p, ids), ids, mask) for p in (before, model.program))
+    assert was >= 0.95
+    assert now >= was - 0.01
+
+
+def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
+    feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
+    return p.run(feeds, keep="outputs")["logits"].to_numpy()
+
+
+def test_plain_scores_lose_more_even_when_restored():
+    """On text, in bits per byte: the bundled model at 40 %."""
+    model = gw.open("bundled")
+    cal = sg.Calibration.of(model, max_tokens=2048, context=256)
+    found = {}
+    for method in ("greedy", "magnitude", "random"):
+        scope = None if method == "greedy" else "layer"
+        p = model.program.fork()
+        sg.prune(p, cal, sg.Ratio(0.4), method=method, scope=scope, recipe="units", timed=False)
+        found[method] = nats(Stream(p, cal.feeds(p, held=True)))
+    assert found["greedy"] < 0.95 * min(found["magnitude"], found["random"])
+
+
+def test_a_share_is_reached_within_one_unit(pruned):
+    model, before, report = pruned
+    counts = [sum(p.spec(n).size for n in p.params() if n in scope(p)) for p in (before, model.program)]
+    assert (report.reached["before"], report.reached["after"]) == tuple(counts)
+    assert 0.7 * counts[0] - 3 * 64 < counts[1] <= 0.7 * counts[0]
+
+
+def test_every_number_of_the_report_can_be_recomputed(pruned):
+    model, before, report = pruned
+    for p, facts in ((before, report.before), (model.program, report.after)):
+        weights = [p.weights.array(p.key(n)) for n in p.params()]
+        assert facts["parameters"] == sum(int(np.prod(w.shape)) for w in weights)
+        assert facts["bytes"] == sum(w.nbytes for w in weights)
+        assert facts["flops"] == flops(p, {"B": 1, "T": 1})
+        assert facts["nats"] == pytest.approx(tiny_all(_logits(p, HELD), HELD), rel=1e-5)
+        assert facts["perplexity"] == pytest.approx(math.exp(facts["nats"]))
+        assert facts["tokens_per_s"] == pytest.approx(1e3 / facts["ms_per_token"])
+    assert report.rung == (1, model.export_plan().rung)
+    assert report.journal == model.program.journal.hash
+    assert report.calibration["tokens"] == 8192
+    for step in report.steps:
+        assert step.params == sum(math.prod(a) - math.prod(b) for a, b in step.shapes.values())
+        for key, (a, b) in step.shapes.items():
+            assert (before.weights.array(key).shape, model.program.weights.array(key).shape) == (a, b)
+
+
+def tiny_all(logits: np.ndarray, ids: np.ndarray) -> float:
+    return tiny_llama.loss(logits, ids, np.ones((len(ids), ids.shape[1] - 1), bool))
+
+
+def test_the_errors_of_a_step_are_those_of_the_two_programs(pruned):
+    """The last step: layers before it are as they are in the pruned program, its own product as it was."""
+    model, before, report = pruned
+    step = report.steps[-1]
+    assert step.name == "layers.1.mlp.neurons"
+    mixed, after = model.program.fork(), model.program
+    stay = np.delete(np.arange(step.size), step.units)
+    for held, said in ((False, step.error), (True, step.held_out)):
+        rows = []
+        for feeds in data().feeds(before, held=held):
+            x = after.run(feeds).value("layers.1.mlp.norm").to_numpy("float64").reshape(-1, 64)
+            gate, up = (
+                x @ before.weights[f"model.layers.1.mlp.{n}_proj.weight"].numpy().T.astype("f8") for n in ("gate", "up")
+            )
+            rows.append(gate / (1 + np.exp(-gate)) * up)
+        a = np.concatenate(rows)
+        w, made = (p.weights["model.layers.1.mlp.down_proj.weight"].numpy().astype("f8") for p in (before, after))
+        y = a @ w.T
+        measured = ((a[:, stay] @ made.T - y) ** 2).sum() / (y**2).sum()
+        assert said == pytest.approx(measured, rel=1e-3)
+        if not held:
+            assert step.plain == pytest.approx(error_of(w, w[:, stay], Gram.of([a]), stay), rel=1e-3)
+    assert step.error <= step.plain
+    del mixed
+
+
+def test_undo_brings_back_every_byte_and_the_model_runs_on(pruned):
+    model, before, _ = pruned
+    made = model.generate(HELD[0, :20], 12).ids
+    ids = HELD[0, :20]
+    for _ in range(12):
+        ids = np.append(ids, model.logits(ids)[-1].argmax())
+    assert made == ids[20:].tolist()
+    entry = model.program.journal[-1]
+    assert entry.author == "pass"
+    after = model.program.hash()
+    model.program.undo()
+    assert model.program.hash() == before.hash()
+    model.program.redo()
+    assert model.program.hash() == after
+
+
+def test_nothing_is_no_edit():
+    model = opened()
+    report = model.prune(sg.Ratio(0.0), data(512), timed=False)
+    assert report.empty
+    assert not report.steps
+    assert len(model.program.journal) == 0
+    assert report.after == report.before
+
+
+def test_steps_one_by_one_are_all_at_once_and_a_plan_changes_nothing():
+    one, two = opened().program, opened().program
+    before = one.hash()
+    plan = sg.prune(one, data(2048), sg.Ratio(0.25), dry_run=True, timed=False)
+    assert one.hash() == before
+    assert len(one.journal) == 0
+    assert len(plan.steps) >= 2
+    plan.apply()
+    for step in plan.steps:
+        step.apply(two)
+    assert one.hash() == two.hash()
+    assert len(one.journal) == 1
+    assert len(two.journal) == len(plan.steps)
+    assert plan.report.after["nats"] == pytest.approx(nats(Stream(one, data(2048).feeds(one, held=True))))
+    assert "down_proj.weight: [64, 128] => [64, " in plan.details()
+    assert plan.report.to_json()["layers"][0]["name"] == plan.steps[0].name
+
+
+def test_a_step_whose_group_was_edited_is_refused_and_nothing_happens():
+    p = opened().program
+    plan = sg.prune(p, data(1024), sg.Ratio(0.25), dry_run=True, timed=False)
+    with p.edit("meanwhile") as e:
+        e.set_weight("layers.1.mlp.up.weight", lambda w: 1.01 * w)
+    before = p.hash()
+    with pytest.raises(StaleStep, match="up_proj"):
+        plan.apply()
+    assert p.hash() == before
+
+
+def test_layers_are_scored_on_what_the_pruned_ones_before_them_give():
+    plans = [sg.prune(opened().program, data(2048), sg.Ratio(0.3), dry_run=True, timed=False, recipe="units",
+                      scope="layer", method="obs", sequential=s) for s in (True, False)]  # fmt: skip
+    assert [s.name for s in plans[0].steps] == ["layers.0.mlp.neurons", "layers.1.mlp.neurons"]
+    assert plans[0].steps[0].units == plans[1].steps[0].units
+    assert plans[0].steps[1].quantiles != plans[1].steps[1].quantiles
+    p = opened().program
+    dense = sg.scores(p.axes()["layers.1.mlp.neurons"], data(2048), "obs")
+    np.testing.assert_allclose(plans[1].steps[1].quantiles, np.quantile(dense, [0, 0.25, 0.5, 0.75, 1]), rtol=1e-9)
+    assert plans[1].steps[1].units == tuple(np.sort(np.argsort(dense, kind="stable")[: len(plans[1].steps[1].units)]))
+
+
+def test_restoring_is_never_worse_in_any_layer():
+    plan = sg.prune(
+        opened().program, data(2048), sg.Ratio(0.4), dry_run=True, timed=False, recipe="units", method="magnitude"
+    )
+    for step in plan.steps:
+        assert step.error is not None
+        assert step.plain is not None
+        assert step.error <= step.plain
+        assert step.weights
+        assert step.ridge == 1e-4
+
+
+def test_each_option_changes_what_is_done():
+    """Every public argument but the seed of a method that draws nothing."""
+
+    def made(**options: Any) -> tuple[Any, ...]:
+        given = {"recipe": "units", **options}
+        plan = sg.prune(
+            opened().program, data(1024), given.pop("target", sg.Ratio(0.25)), dry_run=True, timed=False, **given
+        )
+        return tuple(
+            (s.name, s.units, tuple(sorted((k, a.tobytes()) for k, a in s.weights.items()))) for s in plan.steps
+        )
+
+    base = made()
+    assert base == made()
+    for options in (
+        {"method": "wanda"}, {"method": "taylor"}, {"method": "obs"}, {"scope": "layer"}, {"scope": "global"},
+        {"scope": "kind", "method": "wanda"}, {"kinds": ("kv_groups",), "target": sg.Ratio(0.1)}, {"where": "layers.1"},
+        {"protect": "layers.0.mlp"}, {"round_to": 16}, {"min_keep": 0.6}, {"uniform": True}, {"restore": False},
+        {"sequential": False}, {"ridge": 0.05}, {"recipe": "modules"}, {"target": sg.Ratio(0.25, "flops")},
+    ):  # fmt: skip
+        assert made(**options) != base, options
+    assert made(method="random", seed=1) != made(method="random", seed=2)
+
+
+def test_sizes_are_multiples_and_protected_layers_stay():
+    p = opened().program
+    plan = sg.prune(
+        p, data(1024), sg.Ratio(0.25), round_to=16, dry_run=True, timed=False, recipe="units", protect="layers.0"
+    )
+    (step,) = plan.steps
+    assert step.name == "layers.1.mlp.neurons"
+    assert (step.size - len(step.units)) % 16 == 0
+    same = sg.prune(p, data(1024), sg.Ratio(0.2), uniform=True, dry_run=True, timed=False, recipe="units")
+    assert len({len(s.units) for s in same.steps}) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "ragged"), [("kv_groups", False), ("queries", False), ("heads", True), ("head_dim", False)]
+)
+def test_heads_go_whole_equally_or_singly(kind, ragged):
+    model = opened()
+    report = sg.prune(model, data(1024), sg.Ratio(0.06), kinds=(kind,), recipe="units", timed=False)
+    assert report.steps
+    assert all(s.ragged is ragged and s.weights for s in report.steps)
+    assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
+
+
+def test_a_target_out_of_reach_says_how_far_one_gets():
+    p = opened().program
+    with pytest.raises(sg.BudgetUnreachable) as caught:
+        sg.prune(p, data(512), sg.Ratio(0.9), timed=False)
+    assert caught.value.best > caught.value.asked
+    assert len(p.journal) == 0
+
+
+def test_what_cannot_be_pruned_is_refused_before_anything_runs():
+    p = opened().program
+    with pytest.raises(NothingToPrune):
+        sg.prune(p, data(512), sg.Ratio(0.1), where="embed")
+    with pytest.raises(sg.MissingCalibration):
+        sg.prune(p, target=sg.Ratio(0.1))
+    with pytest.raises(sg.CalibrationTooSmall, match="noise"):
+        sg.prune(p, sg.Calibration(LEARNED[:4], 64, held_out=HELD[:1]), sg.Ratio(0.1), timed=False)
+    with p.edit("broken") as e:
+        e.set_weight("layers.1.mlp.up.weight", lambda w: np.where(np.arange(w.size).reshape(w.shape) == 70, np.nan, w))
+    with pytest.raises(NonFiniteWeight) as caught:
+        sg.prune(p, data(512), sg.Ratio(0.1), timed=False)
+    assert caught.value.index == (1, 6)
+    assert len(p.journal) == 1
+
+
+def test_an_interruption_loses_nothing():
+    p = opened().program
+    before = p.hash()
+
+    def stop(progress: Any) -> None:
+        if progress.what == "restoring" and progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sg.prune(p, data(512), sg.Ratio(0.3), timed=False, report=stop)
+    assert p.hash() == before
+    assert p.history.open is None
+
+
+def test_few_rows_are_a_warning_and_a_ridge_allows_fewer():
+    cal = sg.Calibration(LEARNED[:4], 192, held_out=HELD[:1])
+    report = sg.prune(opened().program, cal, sg.Ratio(0.1), timed=False, recipe="units")
+    assert any("few" in w for w in report.warnings)
+    small = sg.Calibration(LEARNED[:4], 64, held_out=HELD[:1])
+    assert sg.prune(opened().program, small, sg.Ratio(0.1), timed=False, ridge=0.1, recipe="units").steps
+
+
+def test_an_exported_model_loads_in_transformers_with_equal_logits(pruned, tmp_path):
+    model, _, _ = pruned
+    receipt = model.export(tmp_path / "smaller", check="none")
+    again = gw.open(tmp_path / "smaller") if receipt.rung < 5 else None
+    if again is not None:
+        np.testing.assert_allclose(again.logits(HELD[:2]), model.logits(HELD[:2]), atol=1e-5)
+    assert receipt.to_json()
