@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from heapq import heappop, heappush
 from typing import Any
 
@@ -20,7 +21,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
 from graphwright.plan.executor import VM, Choice, chooser, may_join
 from graphwright.plan.layout import aligned
-from graphwright.plan.row import Copy, Lists, Row, Use
+from graphwright.plan.row import Copy, Form, Lists, Row, Use
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
 
@@ -35,6 +36,12 @@ _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 Rule = Callable[["Ledger", Row, Op], tuple[int, ...] | None]
 """Looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads` nearer."""
+
+
+@cache
+def packed(spec: Spec) -> tuple[int, Layout]:
+    """Bytes of a value of known sizes that lies row by row, and its layout."""
+    return spec.nbytes, Layout(spec.sizes, row_major(spec.sizes))
 
 
 class Ledger:
@@ -52,7 +59,8 @@ class Ledger:
         slots, buffers, instrs, choices: everything that was ever needed; a buffer is (kind, bytes, key).
         sizes, codes: bytes of each buffer in the arena, and where it lies.
         turn: rises with every plan made of the ledger.
-        frozen, holders: of each slot, whether it depends on frozen weights alone, and its buffer.
+        frozen, holders, shapes: of each slot, whether it depends on frozen weights alone, its buffer, and a number for
+            its dtype and layout.
         native, joins: of each instruction, whether the VM runs it, and whether it may be part of a fusion group.
         fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
@@ -81,7 +89,7 @@ class Ledger:
         self.rows: dict[NodeId, Row] = {}
         self.slots: list[Slot] = []
         self.frozen: list[bool] = []
-        self.holders = array("i")
+        self.holders, self.shapes = array("i"), array("i")
         self.buffers: list[tuple[str, int, str]] = []
         self.sizes, self.codes = array("q"), array("b")
         self.instrs: list[Instr] = []
@@ -104,6 +112,9 @@ class Ledger:
         self._recopied: set[Any] = set()
         self._kept: dict[Any, tuple[int, int]] = {}
         self._workspace = backend(device).workspace
+        self._forms: dict[Any, Form] = {}
+        self._shapes: dict[tuple[Any, Layout], int] = {}
+        self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
 
@@ -242,7 +253,7 @@ class Ledger:
         if self.dims:
             for s in specs:
                 if s.symbolic:
-                    row.specs = specs = tuple(s.bind(self.dims) for s in specs)
+                    row.specs = specs = tuple(map(self._bound, specs))
                     break
         rows = self.rows
         row.reads = tuple([rows[v.node].results[v.port] for v in row.sources])
@@ -398,18 +409,16 @@ class Ledger:
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
+        self.shapes.append(self._shapes.setdefault((dtype, layout), len(self._shapes)))
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
         """A slot with a buffer of its own."""
-        shape: Any = spec.shape
-        size = spec.dtype.itemsize
-        for n in shape:
-            size *= n
+        size, layout = packed(spec)
         self.buffers.append((kind, size, key))
         self.sizes.append(aligned(size))
         self.codes.append(_CODES.get(kind, ELSEWHERE))
-        return self._slot(value, len(self.buffers) - 1, spec.dtype, Layout(shape, row_major(shape)), -1, frozen)
+        return self._slot(value, len(self.buffers) - 1, spec.dtype, layout, -1, frozen)
 
     def _fresh(
         self,
@@ -439,20 +448,19 @@ class Ledger:
         self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
     ) -> None:
         """The row's instruction, with the scratch its kernel wants."""
-        slots, made = self.slots, row.results
+        made = row.results
         if old is not None and old.instr >= 0:
             had = self.instrs[old.instr]
             if (had.op, had.ins, had.outs, had.why) == (op, ins, made, why) and had.attrs is attrs:
                 row.instr, row.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, row.node, why)
-        choice = self.choose(instr, [slots[s] for s in made], [slots[s] for s in ins])
-        if choice.executor != VM:  # which has scratch of its own
-            scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
+        scratch = self._form(instr).scratch
+        if scratch:
             work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch)]
             instr = instr._replace(work=tuple(work))
         row.own = (*made, *instr.work)
-        row.instr = self.instruction(instr, _MAIN, choice)
+        row.instr = self.instruction(instr)
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -466,28 +474,44 @@ class Ledger:
         if self.codes[buffer] != ELSEWHERE:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
-    def instruction(self, instr: Instr, rank: int = _MAIN, choice: Choice | None = None) -> int:
+    def instruction(self, instr: Instr, rank: int = _MAIN) -> int:
         """A new instruction; `rank` orders those of one node."""
-        slots = self.slots
+        form = self._form(instr)
         self.instrs.append(instr)
         self._ranks.append(rank)
-        outs, ins = [slots[s] for s in instr.outs], [slots[s] for s in instr.ins]
-        choice = self.choose(instr, outs, ins) if choice is None else choice
-        self.choices.append(choice)
-        self.native.append(choice.executor == VM)
-        self.joins.append(choice.executor == VM and may_join(instr))
-        self.reads.add([s.buffer for s in ins])
-        self.outs.add([s.buffer for s in outs])
-        self.works.add([slots[s].buffer for s in instr.work])
+        self.choices.append(form.choice)
+        self.native.append(form.choice.executor == VM)
+        self.joins.append(form.joins)
+        holders, buffers = self.holders, self.buffers
+        outs, ins = [holders[s] for s in instr.outs], [holders[s] for s in instr.ins]
+        self.reads.add(ins)
+        self.outs.add(outs)
+        self.works.add([holders[s] for s in instr.work])
         pairs: list[int] = []
-        for out, place in OPS[instr.op].inplace(len(ins), len(outs)):
-            if place < len(ins):
-                a, b = outs[out], ins[place]
-                alike = a.dtype is b.dtype and a.layout == b.layout
-                if alike and self.buffers[a.buffer][1] == self.buffers[b.buffer][1]:
-                    pairs += (a.buffer, b.buffer)
+        for out, place in form.inplace:
+            a, b = outs[out], ins[place]
+            if buffers[a][1] == buffers[b][1]:
+                pairs += (a, b)
         self.pairs.add(pairs)
         return len(self.instrs) - 1
+
+    def _form(self, instr: Instr) -> Form:
+        """What instructions of the same op on the same layouts have in common."""
+        shapes = self.shapes
+        ins, outs = instr.ins, instr.outs
+        key = (instr.op, repr(instr.attrs) if instr.attrs else "", len(ins), *[shapes[s] for s in (*ins, *outs)])
+        found = self._forms.get(key)
+        if found is None:
+            read, made = ([self.slots[s] for s in slots] for slots in (ins, outs))
+            choice = self.choose(instr, made, read)
+            native = choice.executor == VM  # which has scratch of its own
+            scratch = (
+                [] if native else self._workspace(instr.op, [s.spec for s in made], [s.spec for s in read], instr.attrs)
+            )
+            pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
+            alike = tuple((out, place) for out, place in pairs if shapes[outs[out]] == shapes[ins[place]])
+            found = self._forms[key] = Form(choice, native and may_join(instr), tuple(scratch), alike)
+        return found
 
     def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
         """The slot, or a copy of it that lies row by row; rows that want the same one share it."""

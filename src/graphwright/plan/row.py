@@ -10,6 +10,7 @@ import numpy as np
 
 from graphwright.array import Spec
 from graphwright.graph import NodeId
+from graphwright.plan.executor import Choice
 from graphwright.program import Value
 
 
@@ -69,6 +70,22 @@ class Row:
         self.folded = False
 
 
+class Form(NamedTuple):
+    """What instructions of one op on operands of the same layouts have in common.
+
+    Attributes:
+        choice: what runs them.
+        joins: whether they may be part of a fusion group.
+        scratch: specs of what the kernel works in.
+        inplace: (result, operand) of the same layout, where the result may take the operand's memory.
+    """
+
+    choice: Choice
+    joins: bool
+    scratch: tuple[Spec, ...]
+    inplace: tuple[tuple[int, int], ...]
+
+
 class Lists:
     """Lists of numbers, one per instruction, as arrays that native code walks."""
 
@@ -77,7 +94,8 @@ class Lists:
 
     def add(self, numbers: Sequence[int]) -> None:
         """One more list."""
-        self.data.extend(numbers)
+        if numbers:
+            self.data.extend(numbers)
         self.at.append(len(self.data))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
