@@ -11,17 +11,16 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array import Device, Layout, NDArray, Spec, backend
-from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.executor import VM, Choice, chooser, may_join
-from graphwright.plan.layout import aligned
-from graphwright.plan.row import Copy, Form, Lists, Row, Use
+from graphwright.plan.executor import VM, Choice, chooser
+from graphwright.plan.forms import Form, Forms, adjacent, packed
+from graphwright.plan.row import Copy, Lists, Row, Use
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
 
@@ -34,14 +33,17 @@ _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 
-Rule = Callable[["Ledger", Row, Op], tuple[int, ...] | None]
-"""Looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads` nearer."""
+class Rule(NamedTuple):
+    """A rewrite.
 
+    Attributes:
+        use: looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads`
+            nearer.
+        wants: which ops it looks at.
+    """
 
-@cache
-def packed(spec: Spec) -> tuple[int, Layout]:
-    """Bytes of a value of known sizes that lies row by row, and its layout."""
-    return spec.nbytes, Layout(spec.sizes, row_major(spec.sizes))
+    use: Callable[[Ledger, Row, Op], tuple[int, ...] | None]
+    wants: Callable[[Op], bool]
 
 
 class Ledger:
@@ -83,7 +85,7 @@ class Ledger:
     ) -> None:
         self.program, self.dims, self.rules, self.freeze = p, dict(dims), tuple(rules), freeze
         self.held: frozenset[Value] = frozenset()
-        self.device, self.choose = device, chooser(executor, device)
+        self.device, self.forms = device, Forms(chooser(executor, device), backend(device).workspace)
         self.on_host: set[int] = set()
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
@@ -111,9 +113,7 @@ class Ledger:
         self._came: list[int] = []
         self._recopied: set[Any] = set()
         self._kept: dict[Any, tuple[int, int]] = {}
-        self._workspace = backend(device).workspace
-        self._forms: dict[Any, Form] = {}
-        self._shapes: dict[tuple[Any, Layout], int] = {}
+        self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
         self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
@@ -169,6 +169,7 @@ class Ledger:
             if row.instr >= 0:
                 self._came.append(row.instr)
         self.settled += len(nodes)
+        self.order, self._came = np.array(self._came, np.int32), []
         self._heap.clear()  # in order, nothing has to be looked at twice
         self._waiting.clear()
 
@@ -268,12 +269,13 @@ class Ledger:
         return row
 
     def _op(self, row: Row, op: Op, old: Row | None) -> None:
-        for rule in self.rules:
-            stands = rule(self, row, op)
+        for use in self._rules_for(row.op):
+            stands = use(self, row, op)
             if stands is not None:
                 row.results = stands
                 return
-        op = get(row.op)  # a rule may have put another op there
+        if row.op != op.name:  # a rule has put another op there
+            op = get(row.op)
         if op.view is not None or (op.traits.nary and len(row.reads) == 1):
             self._view(row, op, old)
             return
@@ -287,12 +289,17 @@ class Ledger:
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
-        narrow = any(self.slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow)
+        slots = self.slots
+        narrow = any([slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow])
         for place in range(len(ins)) if narrow else op.row_major(len(ins)):
-            ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+            if not adjacent(slots[ins[place]].layout):
+                ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+        converted = row.reads if op.traits.convert else None
         made = tuple(
-            self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, row.reads if op.traits.convert else None)
-            for port, s in enumerate(row.specs)
+            [
+                self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, converted)
+                for port, s in enumerate(row.specs)
+            ]
         )
         row.results = row.own = made
         if op.traits.nary and not ins:
@@ -302,7 +309,7 @@ class Ledger:
 
     def still(self, row: Row, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
-        return bool(row.reads) and not op.traits.update and all(self.frozen[s] for s in row.reads)
+        return bool(row.reads) and not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
 
     def _worth_folding(self, row: Row, op: Op) -> bool:
         """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
@@ -375,14 +382,16 @@ class Ledger:
     # -- rows that do the same ---------------------------------------------------------------------------------------
     def first_of(self, row: Row, key: Any) -> Row | None:
         """Enter a row into the group of rows with this key; the first of them if that is another one."""
-        members = self._groups.setdefault(key, set())
-        earlier, node = self.program.order_labels.key, row.node
-        row.group = key
+        row.group, node = key, row.node
+        members = self._groups.get(key)
+        if members is None:
+            self._groups[key] = {node}
+            return None
         joined = node not in members
         members.add(node)
         if len(members) == 1:
             return None
-        first = min(members, key=earlier)
+        first = min(members, key=self.program.order_labels.key)
         if first != node:
             return self.rows[first]
         if joined:
@@ -409,14 +418,14 @@ class Ledger:
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
-        self.shapes.append(self._shapes.setdefault((dtype, layout), len(self._shapes)))
+        self.shapes.append(self.forms.number(dtype, layout))
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
         """A slot with a buffer of its own."""
-        size, layout = packed(spec)
+        size, room, layout = packed(spec)
         self.buffers.append((kind, size, key))
-        self.sizes.append(aligned(size))
+        self.sizes.append(room)
         self.codes.append(_CODES.get(kind, ELSEWHERE))
         return self._slot(value, len(self.buffers) - 1, spec.dtype, layout, -1, frozen)
 
@@ -455,12 +464,12 @@ class Ledger:
                 row.instr, row.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, row.node, why)
-        scratch = self._form(instr).scratch
-        if scratch:
-            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch)]
+        form, row.own = self.forms.of(instr, self.slots, self.shapes), made
+        if form.scratch:
+            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(form.scratch)]
             instr = instr._replace(work=tuple(work))
-        row.own = (*made, *instr.work)
-        row.instr = self.instruction(instr)
+            row.own = (*made, *work)
+        row.instr = self.instruction(instr, form=form)
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -474,9 +483,9 @@ class Ledger:
         if self.codes[buffer] != ELSEWHERE:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
-    def instruction(self, instr: Instr, rank: int = _MAIN) -> int:
+    def instruction(self, instr: Instr, rank: int = _MAIN, form: Form | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
-        form = self._form(instr)
+        form = self.forms.of(instr, self.slots, self.shapes) if form is None else form
         self.instrs.append(instr)
         self._ranks.append(rank)
         self.choices.append(form.choice)
@@ -495,28 +504,10 @@ class Ledger:
         self.pairs.add(pairs)
         return len(self.instrs) - 1
 
-    def _form(self, instr: Instr) -> Form:
-        """What instructions of the same op on the same layouts have in common."""
-        shapes = self.shapes
-        ins, outs = instr.ins, instr.outs
-        key = (instr.op, repr(instr.attrs) if instr.attrs else "", len(ins), *[shapes[s] for s in (*ins, *outs)])
-        found = self._forms.get(key)
-        if found is None:
-            read, made = ([self.slots[s] for s in slots] for slots in (ins, outs))
-            choice = self.choose(instr, made, read)
-            native = choice.executor == VM  # which has scratch of its own
-            scratch = (
-                [] if native else self._workspace(instr.op, [s.spec for s in made], [s.spec for s in read], instr.attrs)
-            )
-            pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
-            alike = tuple((out, place) for out, place in pairs if shapes[outs[out]] == shapes[ins[place]])
-            found = self._forms[key] = Form(choice, native and may_join(instr), tuple(scratch), alike)
-        return found
-
     def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
         """The slot, or a copy of it that lies row by row; rows that want the same one share it."""
         layout = self.slots[slot].layout
-        if is_row_major(layout.shape, layout.strides):
+        if adjacent(layout):
             return slot
         key = (self.slots[slot].base, layout)
         copy = self._copies.get(key)

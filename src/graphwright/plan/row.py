@@ -10,7 +10,6 @@ import numpy as np
 
 from graphwright.array import Spec
 from graphwright.graph import NodeId
-from graphwright.plan.executor import Choice
 from graphwright.program import Value
 
 
@@ -68,22 +67,6 @@ class Row:
         self.uses: tuple[Use, ...] = ()
         self.group: Any = None
         self.folded = False
-
-
-class Form(NamedTuple):
-    """What instructions of one op on operands of the same layouts have in common.
-
-    Attributes:
-        choice: what runs them.
-        joins: whether they may be part of a fusion group.
-        scratch: specs of what the kernel works in.
-        inplace: (result, operand) of the same layout, where the result may take the operand's memory.
-    """
-
-    choice: Choice
-    joins: bool
-    scratch: tuple[Spec, ...]
-    inplace: tuple[tuple[int, int], ...]
 
 
 class Lists:
