@@ -301,10 +301,9 @@ class Binding:
         for segment in plan.segments:
             over = self._override
             if over is not None and over.start <= segment.start and segment.stop <= over.stop:
-                begins = segment.start == over.start
-                if begins:
-                    self._calls.append(OverrideCall(plan, over, self._view))
-                self._sizes.append(_first(segment.stop - segment.start, int(begins)))
+                call = [OverrideCall(plan, over, self._view)] if segment.start == over.start else []
+                self._calls += call
+                self._sizes.append(_first(segment.stop - segment.start, len(call)))
             elif self.poison:  # what dies is filled after each instruction or group
                 at = segment.start
                 while at < segment.stop:

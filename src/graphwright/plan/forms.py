@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from graphwright.array import Layout, Spec
@@ -64,13 +64,13 @@ class Forms:
         return found
 
 
-@cache
+@lru_cache(4096)
 def packed(spec: Spec) -> tuple[int, int, Layout]:
     """Of a value of known sizes that lies row by row: its bytes, those that it takes in an arena, and its layout."""
     return spec.nbytes, aligned(spec.nbytes), Layout(spec.sizes, row_major(spec.sizes))
 
 
-@cache
+@lru_cache(4096)
 def adjacent(layout: Layout) -> bool:
     """True if elements lie row by row without gaps."""
     return is_row_major(layout.shape, layout.strides)

@@ -121,12 +121,16 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
         ins = [held.get(v.address, v) if isinstance(v, View) else v for v in m.ins]
         outs: list[View | Inner] = []
         for v in m.outs:
-            again = isinstance(v, View) and last[v.address] > n
-            if again and v.address not in held and free:
-                held[v.address] = Inner(free.pop())
-            outs.append(held.get(v.address, v) if again else v)
-            if isinstance(v, View) and not again and v.address in held:
-                free.add(held.pop(v.address).tile)
+            if isinstance(v, Inner):
+                outs.append(v)
+            elif last[v.address] > n:
+                if v.address not in held and free:
+                    held[v.address] = Inner(free.pop())
+                outs.append(held.get(v.address, v))
+            else:
+                outs.append(v)
+                if v.address in held:
+                    free.add(held.pop(v.address).tile)
         made.append(m._replace(outs=outs, ins=ins))
     return made
 

@@ -10,7 +10,7 @@ from numba import config
 from numba.core import cgutils
 
 LANES = 16
-WIDE = not config.CPU_NAME and bool(get_host_cpu_features().get("avx512f"))
+WIDE = not getattr(config, "CPU_NAME", None) and bool(get_host_cpu_features().get("avx512f"))
 """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
 F32, I64, I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 I16, I8, I1 = ir.IntType(16), ir.IntType(8), ir.IntType(1)
