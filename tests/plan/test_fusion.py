@@ -223,3 +223,23 @@ def test_a_norm_joins_the_sum_before_it_and_the_product_behind() -> None:
     assert plan.groups == ((0, 1, 2),)
     assert plan.buffers[plan.slots[plan.instrs[0].outs[0]].buffer].kind == "tile"
     assert plan.arena_bytes <= 3 * 64 * 1500 * 4 + 1500 * 4 + 64  # the inputs and the result
+
+
+def test_a_row_of_several_tiles_leaves_room_for_fewer_inner_values() -> None:
+    b = Builder("wide rows")
+    x, w = b.input("x", (3, 4096)), b.input("w", (4096,))
+    made = [b.tanh(b.mul(x, b.full_like(x, value=0.2 * i))) for i in range(7)]
+    total = b.rms_norm(made[0], w, eps=1e-3)
+    for other in made[1:]:
+        total = b.add(total, other)
+    b.output(total, "y")
+    p = b.build()
+    plan = p.compile(x=(3, 4096), w=(4096,), executor="vm")
+    assert "registers" in plan.cuts.values()
+    assert max(b.offset for b in plan.buffers if b.kind == "tile") < fuse.TILES // 4
+    feeds = {
+        "x": np.random.default_rng(0).normal(size=(3, 4096)).astype("f4"),
+        "w": np.linspace(-1, 1, 4096, dtype="f4"),
+    }
+    truth = p.compile(shapes(feeds))(feeds)["y"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=1e-5, atol=1e-5)

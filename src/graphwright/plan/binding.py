@@ -93,7 +93,7 @@ class Binding:
         self._placed: list[tuple[NDArray, int]] = []
         self._scratch: np.ndarray | None = None
         self._fed: Any = None
-        self._points: list[Callable[[NDArray], object] | None] = []
+        self._points: list[tuple[int, Callable[[NDArray], object]]] = []
         self._busy = Lock()
         self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
@@ -379,9 +379,8 @@ class Binding:
         copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
         rows = [row for row in copies if row is not None]
         fed = self._fed = VmSegment(self._code(0, len(self.plan.arranged.order)), self._room_of_vm(), rows)
-        at = iter(range(len(rows)))
-        for target in targets:
-            self._points.append(None if target is None else pointer(target, fed.source_of(next(at))))
+        read = [(i, target) for i, target in enumerate(targets) if target is not None]
+        self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 
     def _room_of_vm(self) -> np.ndarray:
         """Scratch of the VM, one for all segments."""
