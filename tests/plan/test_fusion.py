@@ -177,3 +177,69 @@ def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
     space = Workspace(plan)
     space.run({"x": np.ones(n, "f4"), "y": np.ones(n, "f4")})
     assert len(space._calls) == plan.schedule.dispatches <= len(plan.instrs)
+
+
+@st.composite
+def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
+    """Elementwise ops before, between and behind norms and softmaxes of rows, also such as are too long for a tile."""
+    rows, cols = draw(st.sampled_from([(1, 7), (3, 40), (200, 40), (5, 1025), (2, 4096), (2, 4097), (70, 33), (0, 8)]))
+    b, rng = Builder("rows"), np.random.default_rng(0)
+    feeds = {n: rng.uniform(-2, 2, s).astype("f4") for n, s in (("x", (rows, cols)), ("y", (rows, cols)), ("w", cols))}
+    x, y, w = (b.input(name, a.shape) for name, a in feeds.items())
+    made = [x, y]
+    for _ in range(draw(st.integers(2, 16))):
+        one, other = (made[draw(st.integers(0, len(made) - 1))] for _ in range(2))
+        kind = draw(st.integers(0, 5))
+        if kind == 0:
+            made.append(b.rms_norm(one, w, eps=1e-3))
+        elif kind == 1:
+            made.append(b.softmax(one, axis=-1))
+        elif kind == 2:
+            made.append(b.mul(one, w))
+        else:
+            made.append(b.tanh(b.add(one, other)))
+    for k, node in enumerate(made[-draw(st.integers(1, 3)) :]):
+        b.output(node, f"y{k}")
+    return b.build(), feeds
+
+
+@settings(max_examples=120, deadline=None)
+@given(programs_with_rows())
+def test_row_by_row_is_op_by_op(case) -> None:
+    p, feeds = case
+    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    plan = p.compile(shapes(feeds), executor="vm")
+    for poison in (False, True):
+        for name, value in Workspace(plan, poison=poison).run(feeds).items():
+            np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=3e-5, atol=3e-5)
+    assert_groups(plan)
+
+
+def test_a_norm_joins_the_sum_before_it_and_the_product_behind() -> None:
+    b = Builder("norm")
+    x, y, w = b.input("x", (64, 1500)), b.input("y", (64, 1500)), b.input("w", (1500,))
+    b.output(b.mul(b.rms_norm(b.add(x, y), w, eps=1e-6), y), "z")
+    plan = b.build().compile(x=(64, 1500), y=(64, 1500), w=(1500,), executor="vm")
+    assert plan.groups == ((0, 1, 2),)
+    assert plan.buffers[plan.slots[plan.instrs[0].outs[0]].buffer].kind == "tile"
+    assert plan.arena_bytes <= 3 * 64 * 1500 * 4 + 1500 * 4 + 64  # the inputs and the result
+
+
+def test_a_row_of_several_tiles_leaves_room_for_fewer_inner_values() -> None:
+    b = Builder("wide rows")
+    x, w = b.input("x", (3, 4096)), b.input("w", (4096,))
+    made = [b.tanh(b.mul(x, b.full_like(x, value=0.2 * i))) for i in range(7)]
+    total = b.rms_norm(made[0], w, eps=1e-3)
+    for other in made[1:]:
+        total = b.add(total, other)
+    b.output(total, "y")
+    p = b.build()
+    plan = p.compile(x=(3, 4096), w=(4096,), executor="vm")
+    assert "registers" in plan.cuts.values()
+    assert max(b.offset for b in plan.buffers if b.kind == "tile") < fuse.TILES // 4
+    feeds = {
+        "x": np.random.default_rng(0).normal(size=(3, 4096)).astype("f4"),
+        "w": np.linspace(-1, 1, 4096, dtype="f4"),
+    }
+    truth = p.compile(shapes(feeds))(feeds)["y"].to_numpy()
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=1e-5, atol=1e-5)

@@ -238,7 +238,7 @@ def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
             inner.append(error)
 
     space._calls.insert(0, again)
-    space._counts = [c + 1 for c in space._counts]
+    space._ends = [c + 1 for c in space._counts]
     space.run({"x": feed(2)})
     assert "running already" in str(inner[0])
     del space._calls[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from threading import Lock
 from typing import Any
 from weakref import finalize, ref
@@ -31,6 +31,11 @@ from graphwright.plan.transfer import made_of, pointer, reader, writer
 from graphwright.program.kinds import STORED
 
 _NO_ROWS: list[Row] = []
+
+
+def _first(instructions: int, calls: int = 1) -> Iterable[int]:
+    """Calls of each of some instructions, of which the first has them all."""
+    return (calls, *repeat(0, instructions - 1))
 
 
 class Binding:
@@ -69,7 +74,8 @@ class Binding:
         self._folded: list[tuple[NDArray, int]] = []
         self._folds: Mapping[Any, tuple[int, ...]] = {}
         self._calls: list[Any] = []
-        self._counts: list[int] = []
+        self._sizes: list[Iterable[int]] = []
+        self._ends: list[int] | None = None
         self._singles: dict[int, list[Any]] = {}
         self._arena: Storage | None = None
         self._lease: Lease | None = None
@@ -88,7 +94,7 @@ class Binding:
         self._placed: list[tuple[NDArray, int]] = []
         self._scratch: np.ndarray | None = None
         self._fed: Any = None
-        self._points: list[Callable[[NDArray], object] | None] = []
+        self._points: list[tuple[int, Callable[[NDArray], object]]] = []
         self._busy = Lock()
         self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
@@ -124,17 +130,17 @@ class Binding:
             changed = after.moved_since(before)
             ledger, run = after.ledger, loops(len(after.order))
             lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            moved = set(run.moved(after.order, *lists, changed).tolist())
-            for q in self._bound_calls.keys() - set(after.order.tolist()) | moved:
+            moved = run.moved(after.order, *lists, changed)
+            stays = np.zeros(len(ledger.instrs), np.bool_)
+            stays[after.order] = True
+            stays[moved] = False
+            for q in before.order[~stays[before.order]].tolist():
                 self._bound_calls.pop(q, None)
-            alive = set(after.order.tolist()) - moved
-            self._groups = {key: rows for key, rows in self._groups.items() if alive.issuperset(key[0])}
-            known = np.fromiter(self._views, np.int64, len(self._views))
+            self._groups = {key: rows for key, rows in self._groups.items() if stays[list(key[0])].all()}
             holders = np.frombuffer(ledger.holders, np.int32)
-            for slot in known[changed[holders[known]]].tolist():
-                del self._views[slot]
-                self._readers.pop(slot, None)
-                self._writers.pop(slot, None)
+            for slot in np.flatnonzero(changed[holders]).tolist():
+                for kept in (self._views, self._readers, self._writers):
+                    kept.pop(slot, None)
             self._calls, self._singles = [], {}  # put together at the next run
             return True
         finally:
@@ -161,6 +167,13 @@ class Binding:
         self._seen = changes.count
 
     @property
+    def _counts(self) -> list[int]:
+        """Per instruction, the number of calls up to its last one."""
+        if self._ends is None:
+            self._ends = list(accumulate(chain.from_iterable(self._sizes)))
+        return self._ends
+
+    @property
     def single(self) -> Callable[[], Any] | None:
         """The one native call that does it all, if it is so; it returns None, or `failed_single` says what failed."""
         only = self._calls[0] if len(self._calls) == 1 else None
@@ -184,7 +197,7 @@ class Binding:
         """Let go of the arena; the next run binds anew."""
         self.end_lease()
         self._arena, self._seen = None, -1
-        self._calls, self._counts, self._singles, self._feeds, self._takes = [], [], {}, [], {}
+        self._calls, self._sizes, self._ends, self._singles, self._feeds, self._takes = [], [], None, {}, [], {}
         self._fed, self._points = None, []
         for kept in (self._bound_calls, self._groups, self._segments, self._views, self._readers, self._writers):
             kept.clear()
@@ -282,22 +295,23 @@ class Binding:
     def _bind_calls(self) -> None:
         plan = self.plan
         order = plan.arranged.order.tolist()
-        self._calls, self._counts, self._singles = [], [], {}
+        self._calls, self._sizes, self._ends, self._singles = [], [], None, {}
         self._place_host()
         segments: dict[Any, Any] = {}
         together = {group[0]: group[-1] + 1 for group in plan.groups}
         for segment in plan.segments:
             over = self._override
             if over is not None and over.start <= segment.start and segment.stop <= over.stop:
-                if segment.start == over.start:
-                    self._calls.append(OverrideCall(plan, over, self._view))
-                self._counts += [len(self._calls)] * (segment.stop - segment.start)
+                call = [OverrideCall(plan, over, self._view)] if segment.start == over.start else []
+                self._calls += call
+                self._sizes.append(_first(segment.stop - segment.start, len(call)))
             elif self.poison:  # what dies is filled after each instruction or group
                 at = segment.start
                 while at < segment.stop:
                     stop = together.get(at, at + 1)
-                    self._calls += self._gate(at) + self._calls_of(at, stop)
-                    self._counts += [len(self._calls)] * (stop - at)
+                    calls = self._gate(at) + self._calls_of(at, stop)
+                    self._calls += calls
+                    self._sizes.append(_first(stop - at, len(calls)))
                     at = stop
             elif segment.kind == VM:
                 from graphwright.array.vm.segment import VmSegment  # loads numba
@@ -307,7 +321,7 @@ class Binding:
                 known = self._segments.get(key)
                 segments[key] = known = (rows, VmSegment(rows, self._room_of_vm())) if known is None else known
                 self._calls.append(known[1])
-                self._counts += [len(self._calls)] * (segment.stop - segment.start)
+                self._sizes.append(_first(segment.stop - segment.start))
             else:
                 part, bound = order[segment.start : segment.stop], self._bound_calls
                 for i, q in enumerate(part, segment.start):
@@ -319,7 +333,7 @@ class Binding:
                         *self._gate(plan.commit_start),
                         *lists[plan.commit_start - segment.start],
                     ]
-                self._counts += list(accumulate(map(len, lists), initial=len(self._calls)))[1:]
+                self._sizes.append(map(len, lists))
                 self._calls += chain.from_iterable(lists)
         self._segments = segments
         ledger = plan.arranged.ledger
@@ -366,9 +380,8 @@ class Binding:
         copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
         rows = [row for row in copies if row is not None]
         fed = self._fed = VmSegment(self._code(0, len(self.plan.arranged.order)), self._room_of_vm(), rows)
-        at = iter(range(len(rows)))
-        for target in targets:
-            self._points.append(None if target is None else pointer(target, fed.source_of(next(at))))
+        read = [(i, target) for i, target in enumerate(targets) if target is not None]
+        self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 
     def _room_of_vm(self) -> np.ndarray:
         """Scratch of the VM, one for all segments."""

@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_MANY = 10_000  # objects made since the last collection
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -17,4 +19,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+            gc.freeze()  # what was made is old at once, by moving a list: to visit it would free nothing
+            gc.unfreeze()
         gc.enable()

@@ -244,7 +244,7 @@ class _Entry:
             array = a.data if type(a) is Tensor else None
             if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
                 return None
-            if array.storage.device is not CPU:
+            if array.device is not CPU:
                 return None  # it may lie where the plan cannot read it
             arrays.append(array)
         return arrays

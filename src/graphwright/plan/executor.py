@@ -13,6 +13,7 @@ from typing import NamedTuple
 from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode import ENCODERS, View, encode
+from graphwright.array.vm.fuse import BY_ROW
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot
@@ -77,9 +78,10 @@ def _say() -> None:
 
 
 def may_join(instr: Instr) -> bool:
-    """True if an instruction computes each element of its one result from elements at the same place."""
+    """True if an instruction computes each element of its one result from elements, or the row, at the same place."""
     traits = get(instr.op).traits
-    return (traits.elementwise or traits.nary) and len(instr.outs) == 1 and not traits.update
+    by_place = traits.elementwise or traits.nary or instr.op in BY_ROW
+    return by_place and len(instr.outs) == 1 and not traits.update
 
 
 def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> Choice:

@@ -14,9 +14,9 @@ import numpy as np
 from graphwright.array import Layout, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode import ENCODERS, View
-from graphwright.array.vm.fuse import TILES, layout_of_tiles
+from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
-from graphwright.plan.executor import VM, Choice
+from graphwright.plan.executor import VM, Choice, may_join
 from graphwright.plan.ledger import TEMPORARY, Ledger
 from graphwright.plan.passes import root
 from graphwright.plan.table import Instr
@@ -158,6 +158,7 @@ class _Run:
         self.rows, self.found = rows, found
         self.members: list[int] = []
         self.shape: tuple[int, ...] | None = None
+        self.by_row = False
         self.strides: set[Layout] = set()
         self.seen: dict[int, Layout | None] = {}  # buffer -> the one layout it is looked at in; None: several
         self.written: set[int] = set()
@@ -165,11 +166,8 @@ class _Run:
     def refuses(self, instr: Instr) -> str:
         """Why an instruction cannot be the next member, or nothing."""
         rows = self.rows
-        traits = OPS[instr.op].traits
-        if not (traits.elementwise or traits.nary) or len(instr.outs) != 1:
-            return "not_elementwise"
-        if traits.update:
-            return "stateful"
+        if not may_join(instr):
+            return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
         out = rows.slots[instr.outs[0]].layout
         if self.shape is not None and out.shape != self.shape:
             return "shape"
@@ -182,7 +180,10 @@ class _Run:
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
-        if fresh and layout_of_tiles(out.shape, [*self._views(fresh), *self._views({out})]) is None:
+        by_row = instr.op in BY_ROW
+        again = by_row and not self.by_row  # so far a turn could be less or more than a row
+        views = [*self._views(fresh), *self._views({out})]
+        if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
             return "layout"
         return ""
 
@@ -195,7 +196,7 @@ class _Run:
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
-        self.shape = out.shape
+        self.shape, self.by_row = out.shape, self.by_row or instr.op in BY_ROW
         self.written.add(rows.buffer(instr.outs[0]))
         for s in (*instr.ins, *instr.outs):
             buffer, layout = rows.buffer(s), rows.slots[s].layout
@@ -216,13 +217,13 @@ class _Run:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """How many members may be one group before more than `TILES` inner values are alive."""
-        rows, held = self.rows, set()
+        """How many members may be one group before more inner values are alive than there are tiles."""
+        rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
             if rows.inner(b, members[0], members[-1]):
                 held.add(b)
-            if len(held) > TILES:
+            if len(held) > most:
                 return n
             held -= {x for x in held if rows.last[x] == i}
         return len(members)
@@ -231,7 +232,7 @@ class _Run:
         """Give inner buffers a tile in place of bytes; let what is read live to the end of the group."""
         rows, tiles = self.rows, self.found.tiles
         start, stop = members[0], members[-1]
-        free = list(range(TILES - 1, -1, -1))
+        free = list(range(self._tiles() - 1, -1, -1))
         dying: dict[int, list[int]] = {}
         for i in members:
             for b in self._touched(i):
@@ -243,6 +244,9 @@ class _Run:
             for b in self._touched(i):
                 if b not in tiles and rows.own[b] and start <= rows.last[b] < stop:  # no later result takes its place
                     self.found.ends[b] = stop
+
+    def _tiles(self) -> int:
+        return tiles_for(self.shape or (), self.by_row)
 
     def _touched(self, i: int) -> Iterator[int]:
         instr = self.rows.instr(i)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array import Device, Layout, NDArray, Spec, backend
-from graphwright.array.layout import is_row_major, row_major
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.executor import VM, Choice, chooser, may_join
-from graphwright.plan.layout import aligned
+from graphwright.plan.executor import VM, Choice, chooser
+from graphwright.plan.forms import Form, Forms, adjacent, packed
 from graphwright.plan.row import Copy, Lists, Row, Use
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Program, Value, kinds
@@ -33,8 +33,17 @@ _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 
-Rule = Callable[["Ledger", Row, Op], tuple[int, ...] | None]
-"""Looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads` nearer."""
+class Rule(NamedTuple):
+    """A rewrite.
+
+    Attributes:
+        use: looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads`
+            nearer.
+        wants: which ops it looks at.
+    """
+
+    use: Callable[[Ledger, Row, Op], tuple[int, ...] | None]
+    wants: Callable[[Op], bool]
 
 
 class Ledger:
@@ -52,7 +61,8 @@ class Ledger:
         slots, buffers, instrs, choices: everything that was ever needed; a buffer is (kind, bytes, key).
         sizes, codes: bytes of each buffer in the arena, and where it lies.
         turn: rises with every plan made of the ledger.
-        frozen, holders: of each slot, whether it depends on frozen weights alone, and its buffer.
+        frozen, holders, shapes: of each slot, whether it depends on frozen weights alone, its buffer, and a number for
+            its dtype and layout.
         native, joins: of each instruction, whether the VM runs it, and whether it may be part of a fusion group.
         fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
@@ -75,13 +85,13 @@ class Ledger:
     ) -> None:
         self.program, self.dims, self.rules, self.freeze = p, dict(dims), tuple(rules), freeze
         self.held: frozenset[Value] = frozenset()
-        self.device, self.choose = device, chooser(executor, device)
+        self.device, self.forms = device, Forms(chooser(executor, device), backend(device).workspace)
         self.on_host: set[int] = set()
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
         self.slots: list[Slot] = []
         self.frozen: list[bool] = []
-        self.holders = array("i")
+        self.holders, self.shapes = array("i"), array("i")
         self.buffers: list[tuple[str, int, str]] = []
         self.sizes, self.codes = array("q"), array("b")
         self.instrs: list[Instr] = []
@@ -103,7 +113,8 @@ class Ledger:
         self._came: list[int] = []
         self._recopied: set[Any] = set()
         self._kept: dict[Any, tuple[int, int]] = {}
-        self._workspace = backend(device).workspace
+        self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
+        self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
 
@@ -158,6 +169,7 @@ class Ledger:
             if row.instr >= 0:
                 self._came.append(row.instr)
         self.settled += len(nodes)
+        self.order, self._came = np.array(self._came, np.int32), []
         self._heap.clear()  # in order, nothing has to be looked at twice
         self._waiting.clear()
 
@@ -242,7 +254,7 @@ class Ledger:
         if self.dims:
             for s in specs:
                 if s.symbolic:
-                    row.specs = specs = tuple(s.bind(self.dims) for s in specs)
+                    row.specs = specs = tuple(map(self._bound, specs))
                     break
         rows = self.rows
         row.reads = tuple([rows[v.node].results[v.port] for v in row.sources])
@@ -257,12 +269,13 @@ class Ledger:
         return row
 
     def _op(self, row: Row, op: Op, old: Row | None) -> None:
-        for rule in self.rules:
-            stands = rule(self, row, op)
+        for use in self._rules_for(row.op):
+            stands = use(self, row, op)
             if stands is not None:
                 row.results = stands
                 return
-        op = get(row.op)  # a rule may have put another op there
+        if row.op != op.name:  # a rule has put another op there
+            op = get(row.op)
         if op.view is not None or (op.traits.nary and len(row.reads) == 1):
             self._view(row, op, old)
             return
@@ -276,12 +289,17 @@ class Ledger:
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
-        narrow = any(self.slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow)
+        slots = self.slots
+        narrow = any([slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow])
         for place in range(len(ins)) if narrow else op.row_major(len(ins)):
-            ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+            if not adjacent(slots[ins[place]].layout):
+                ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+        converted = row.reads if op.traits.convert else None
         made = tuple(
-            self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, row.reads if op.traits.convert else None)
-            for port, s in enumerate(row.specs)
+            [
+                self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, converted)
+                for port, s in enumerate(row.specs)
+            ]
         )
         row.results = row.own = made
         if op.traits.nary and not ins:
@@ -291,7 +309,7 @@ class Ledger:
 
     def still(self, row: Row, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
-        return bool(row.reads) and not op.traits.update and all(self.frozen[s] for s in row.reads)
+        return bool(row.reads) and not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
 
     def _worth_folding(self, row: Row, op: Op) -> bool:
         """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
@@ -364,14 +382,16 @@ class Ledger:
     # -- rows that do the same ---------------------------------------------------------------------------------------
     def first_of(self, row: Row, key: Any) -> Row | None:
         """Enter a row into the group of rows with this key; the first of them if that is another one."""
-        members = self._groups.setdefault(key, set())
-        earlier, node = self.program.order_labels.key, row.node
-        row.group = key
+        row.group, node = key, row.node
+        members = self._groups.get(key)
+        if members is None:
+            self._groups[key] = {node}
+            return None
         joined = node not in members
         members.add(node)
         if len(members) == 1:
             return None
-        first = min(members, key=earlier)
+        first = min(members, key=self.program.order_labels.key)
         if first != node:
             return self.rows[first]
         if joined:
@@ -398,18 +418,16 @@ class Ledger:
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
+        self.shapes.append(self.forms.number(dtype, layout))
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
         """A slot with a buffer of its own."""
-        shape: Any = spec.shape
-        size = spec.dtype.itemsize
-        for n in shape:
-            size *= n
+        size, room, layout = packed(spec)
         self.buffers.append((kind, size, key))
-        self.sizes.append(aligned(size))
+        self.sizes.append(room)
         self.codes.append(_CODES.get(kind, ELSEWHERE))
-        return self._slot(value, len(self.buffers) - 1, spec.dtype, Layout(shape, row_major(shape)), -1, frozen)
+        return self._slot(value, len(self.buffers) - 1, spec.dtype, layout, -1, frozen)
 
     def _fresh(
         self,
@@ -439,20 +457,19 @@ class Ledger:
         self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
     ) -> None:
         """The row's instruction, with the scratch its kernel wants."""
-        slots, made = self.slots, row.results
+        made = row.results
         if old is not None and old.instr >= 0:
             had = self.instrs[old.instr]
             if (had.op, had.ins, had.outs, had.why) == (op, ins, made, why) and had.attrs is attrs:
                 row.instr, row.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, row.node, why)
-        choice = self.choose(instr, [slots[s] for s in made], [slots[s] for s in ins])
-        if choice.executor != VM:  # which has scratch of its own
-            scratch = self._workspace(op, [slots[s].spec for s in made], [slots[s].spec for s in ins], attrs)
-            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(scratch)]
+        form, row.own = self.forms.of(instr, self.slots, self.shapes), made
+        if form.scratch:
+            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(form.scratch)]
             instr = instr._replace(work=tuple(work))
-        row.own = (*made, *instr.work)
-        row.instr = self.instruction(instr, _MAIN, choice)
+            row.own = (*made, *work)
+        row.instr = self.instruction(instr, form=form)
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -466,33 +483,31 @@ class Ledger:
         if self.codes[buffer] != ELSEWHERE:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
-    def instruction(self, instr: Instr, rank: int = _MAIN, choice: Choice | None = None) -> int:
+    def instruction(self, instr: Instr, rank: int = _MAIN, form: Form | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
-        slots = self.slots
+        form = self.forms.of(instr, self.slots, self.shapes) if form is None else form
         self.instrs.append(instr)
         self._ranks.append(rank)
-        outs, ins = [slots[s] for s in instr.outs], [slots[s] for s in instr.ins]
-        choice = self.choose(instr, outs, ins) if choice is None else choice
-        self.choices.append(choice)
-        self.native.append(choice.executor == VM)
-        self.joins.append(choice.executor == VM and may_join(instr))
-        self.reads.add([s.buffer for s in ins])
-        self.outs.add([s.buffer for s in outs])
-        self.works.add([slots[s].buffer for s in instr.work])
+        self.choices.append(form.choice)
+        self.native.append(form.choice.executor == VM)
+        self.joins.append(form.joins)
+        holders, buffers = self.holders, self.buffers
+        outs, ins = [holders[s] for s in instr.outs], [holders[s] for s in instr.ins]
+        self.reads.add(ins)
+        self.outs.add(outs)
+        self.works.add([holders[s] for s in instr.work])
         pairs: list[int] = []
-        for out, place in OPS[instr.op].inplace(len(ins), len(outs)):
-            if place < len(ins):
-                a, b = outs[out], ins[place]
-                alike = a.dtype is b.dtype and a.layout == b.layout
-                if alike and self.buffers[a.buffer][1] == self.buffers[b.buffer][1]:
-                    pairs += (a.buffer, b.buffer)
+        for out, place in form.inplace:
+            a, b = outs[out], ins[place]
+            if buffers[a][1] == buffers[b][1]:
+                pairs += (a, b)
         self.pairs.add(pairs)
         return len(self.instrs) - 1
 
     def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
         """The slot, or a copy of it that lies row by row; rows that want the same one share it."""
         layout = self.slots[slot].layout
-        if is_row_major(layout.shape, layout.strides):
+        if adjacent(layout):
             return slot
         key = (self.slots[slot].base, layout)
         copy = self._copies.get(key)

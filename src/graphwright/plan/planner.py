@@ -28,7 +28,7 @@ from graphwright.plan.passes import root
 from graphwright.plan.plan import Options, Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
-from graphwright.plan.rewrites import FAST_RULES, MODES, RULES, narrow_weight
+from graphwright.plan.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
 
@@ -84,7 +84,7 @@ def make_plan(
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
             if rules and freeze and on_vm(executor, device):
-                rules = (*rules, narrow_weight)
+                rules = (*rules, NARROW_WEIGHT)
             ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))
         else:

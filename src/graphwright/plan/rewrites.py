@@ -23,15 +23,12 @@ Stands = tuple[int, ...] | None
 
 def single_edge(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A sum of one edge is what the edge carries."""
-    if not op.traits.nary or len(row.reads) != 1:
-        return None
-    return ledger.stand("single edge", row, row.reads)
+    return ledger.stand("single edge", row, row.reads) if len(row.reads) == 1 else None
 
 
 def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
-    if op.view is None or op.traits.barrier:
-        return None
+    assert op.view is not None
     source = ledger.slots[row.reads[0]]
     shown = op.view(source.layout, row.attrs)
     if shown is None:  # must copy: a source of its own
@@ -59,8 +56,6 @@ def neutral_operand(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A conversion to the dtype at hand is the operand; one after an exact widening starts from the narrow value."""
-    if not op.traits.convert:
-        return None
     slots, last = ledger.slots, row.specs[0].dtype
     source = slots[row.reads[0]]
     before = ledger.maker(source.index)
@@ -79,8 +74,6 @@ def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
     """The same op on the same operands was computed before; never one that carries state."""
-    if op.traits.update or op.view is not None:
-        return None
     # repr: 0.0, -0.0, 0 and False differ
     earlier = ledger.first_of(row, (row.op, repr(row.attrs), row.specs, row.reads))
     return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
@@ -88,7 +81,7 @@ def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def zero_added(ledger: Ledger, row: Row, op: Op) -> Stands:
     """X + 0: x, whose -0 then stays -0."""
-    if not op.traits.sums or len(row.reads) != 2:
+    if len(row.reads) != 2:
         return None
     for place in (0, 1):
         other = row.reads[1 - place]
@@ -99,7 +92,7 @@ def zero_added(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A vector added to a product that nothing else reads: the product's own addend, so that it is written once."""
-    if not op.traits.sums or len(row.reads) != 2:
+    if len(row.reads) != 2:
         return None
     for place in (0, 1):
         inner, other = (ledger.slots[row.reads[p]].spec for p in (place, 1 - place))
@@ -122,7 +115,7 @@ def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def narrow_weight(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A stored bfloat16 weight read as it is instead of as a float32 copy: the VM widens it in registers."""
-    if not op.traits.narrow or ledger.still(row, op):  # what is folded runs outside of the VM
+    if ledger.still(row, op):  # what is folded runs outside of the VM
         return None
     for place in op.traits.narrow:
         wide = ledger.slots[row.reads[place]]
@@ -138,10 +131,15 @@ def narrow_weight(ledger: Ledger, row: Row, op: Op) -> Stands:
     return None
 
 
-RULES: tuple[Rule, ...] = (single_edge, same_view, neutral_operand, conversion_chain, same_result)
-
-
-FAST_RULES: tuple[Rule, ...] = (zero_added, addend_into_product)
+RULES = (
+    Rule(single_edge, lambda op: op.traits.nary),
+    Rule(same_view, lambda op: op.view is not None and not op.traits.barrier),
+    Rule(neutral_operand, lambda op: bool(op.traits.identity)),
+    Rule(conversion_chain, lambda op: op.traits.convert),
+    Rule(same_result, lambda op: op.view is None and not op.traits.update),
+)
+FAST_RULES = (Rule(zero_added, lambda op: op.traits.sums), Rule(addend_into_product, lambda op: op.traits.sums))
+NARROW_WEIGHT = Rule(narrow_weight, lambda op: bool(op.traits.narrow))
 
 
 _DIGITS = {

@@ -77,7 +77,8 @@ class Lists:
 
     def add(self, numbers: Sequence[int]) -> None:
         """One more list."""
-        self.data.extend(numbers)
+        if numbers:
+            self.data.extend(numbers)
         self.at.append(len(self.data))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:

@@ -67,9 +67,8 @@ class Workspace(Binding):
 
     def _run_fed(self, fed: Any, arrays: Sequence[NDArray]) -> None:
         """One native call copies the inputs and runs all instructions."""
-        for point, array in zip(self._points, arrays, strict=True):
-            if point is not None:
-                point(array)
+        for i, point in self._points:
+            point(arrays[i])
         self.runs.count += 1
         if fed.run() is not None:
             raise self._failed_native(fed)
@@ -115,7 +114,7 @@ class Workspace(Binding):
         return {name: take() for name, take in self._takes.items()}
 
     def _begin(self) -> None:
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):  # by place: this is in every run
             raise UsageError(
                 "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
             )

@@ -36,6 +36,7 @@ from graphwright.array.cpu import (
     update,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
+from graphwright.array.cpu.pages import MANY, in_large_pages
 from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
 from graphwright.array.dtype import dtype as named
@@ -84,12 +85,14 @@ class CpuBackend:
 
     def allocate(self, nbytes: int) -> Storage:
         """A block of bytes, aligned to 64."""
-        return Storage(torch.empty(nbytes, dtype=torch.uint8), nbytes, CPU, kind="owned")
+        return Storage(in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
         """An uninitialised array with memory of its own."""
         strides = row_major(shape)
         tensor = torch.empty_strided(shape, strides, dtype=TORCH_DTYPE[dtype])
+        if tensor.numel() >= MANY:
+            in_large_pages(tensor)
         return NDArray.owning(tensor, Spec(shape, dtype), strides)
 
     def wrap(self, array: NDArray) -> torch.Tensor:

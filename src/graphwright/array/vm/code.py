@@ -14,6 +14,8 @@ FEW = 4
 """Rows of activations up to which a product is bound by reading its weights."""
 GROUP = 64
 """Weights along a row that share a scale, where they are int8."""
+PAST = 2
+"""As the step of a result: its columns are adjacent, and go past the caches."""
 LOCAL = 1 << 20
 """Addresses below count from the scratch; no operating system maps memory there."""
 
@@ -50,6 +52,7 @@ class Code(IntEnum):
     EQ = auto()
     LT = auto()
     LE = auto()
+    SCALARS = auto()
     # others
     WHERE = auto()
     FILL = auto()

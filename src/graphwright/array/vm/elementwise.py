@@ -3,7 +3,8 @@
 A row is 16 int64 cells; cell 0 is the opcode.
 Elementwise rows walk `rows` times `cols` elements: cells 1 and 2 are the counts, then per operand its address, the
 bytes from one row to the next, and the step along a row, 1 or 0 (one value for all columns). The result comes first and
-its columns are adjacent. Within a LOOP a row of code does one row of elements at a turn, the one of that turn.
+its columns are adjacent; a step of PAST says that they go past the caches. Within a LOOP a row of code does one row of
+elements at a turn, the one of that turn.
 Addresses below LOCAL count from the scratch of whoever runs the code, so that several threads may run the same rows.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.code import LOCAL
+from graphwright.array.vm.code import LOCAL, PAST
 from graphwright.array.vm.math import native
 from graphwright.array.vm.vector import (
     first,
@@ -29,6 +30,7 @@ from graphwright.array.vm.vector import (
     store,
     store_first,
     store_mask,
+    stream,
 )
 
 F = np.float32
@@ -63,6 +65,21 @@ def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
     return load_first(p + 4 * i, mask) if step else splat(load_f32(p))
 
 
+@native
+def past(row: Any, out: Any) -> Any:
+    """True if a result that begins at `out` goes past the caches."""
+    return cell(row, 5) == PAST and out & 63 == 0
+
+
+@native
+def put(p: Any, x: Any, streamed: Any) -> None:
+    """Write 16 entries of a result."""
+    if streamed:
+        stream(p, x)
+    else:
+        store(p, x)
+
+
 def unary(f: Any) -> Any:
     """Out = f(x)."""
 
@@ -71,9 +88,9 @@ def unary(f: Any) -> Any:
         rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
         x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
         for _ in range(rows):
-            i = 0
+            i, streamed = 0, past(row, o)
             while i + 16 <= cols:
-                store(o + 4 * i, f(_part(x, cx, i)))
+                put(o + 4 * i, f(_part(x, cx, i)), streamed)
                 i += 16
             if i < cols:
                 mask = first(cols - i)
@@ -93,9 +110,9 @@ def binary(f: Any) -> Any:
         x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
         y, sy, cy = place(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
         for _ in range(rows):
-            i = 0
+            i, streamed = 0, past(row, o)
             while i + 16 <= cols:
-                store(o + 4 * i, f(_part(x, cx, i), _part(y, cy, i)))
+                put(o + 4 * i, f(_part(x, cx, i), _part(y, cy, i)), streamed)
                 i += 16
             if i < cols:
                 mask = first(cols - i)
@@ -153,9 +170,9 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
     rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
     value = splat(F(number(row, 6)))
     for _ in range(rows):
-        i = 0
+        i, streamed = 0, past(row, o)
         while i + 16 <= cols:
-            store(o + 4 * i, value)
+            put(o + 4 * i, value, streamed)
             i += 16
         if i < cols:
             store_first(o + 4 * i, value, first(cols - i))

@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 
 from graphwright.array.dtype import DType, bfloat16, bool_, float32, int8, int64
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.code import CELLS, FEW, GROUP, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, PAST, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
 MOST_ROWS = 64
 """Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
+
+
+CACHED = 8 << 20
+"""Bytes of a result from which on it goes past the caches: written and then read, it takes longer below, less above."""
 
 
 class View(NamedTuple):
@@ -117,12 +121,19 @@ def _elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> lis
     cols, steps = axes[-1]
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
+    last = along(out, steps[0])
     for place in places(axes[:-2], len(views)):
         operands: list[int] = []
         for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
             operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
+        operands[2] = last
         rows.append(_row(code, count, cols, *operands, *cells))
     return rows
+
+
+def along(out: View, step: int) -> int:
+    """The step of a result along a row: PAST where it is so large that the caches would not keep it."""
+    return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
@@ -263,8 +274,9 @@ def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any
     if grid is None or not plain or not _all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
         return None
     rows, cols, jump = grid
-    cells = (ins[1].address, _bits(attrs["eps"]))
-    return [_row(Code.RMS_NORM, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1, *cells)]
+    cells = (ins[1].address, 0, _bits(attrs["eps"]))
+    head = (rows, cols, outs[0].address, 4 * cols, along(outs[0], 1))
+    return [_row(Code.RMS_NORM, *head, ins[0].address, 4 * jump, 1, *cells)]
 
 
 @_encoder("cross_entropy", "cross_entropy_backward")
@@ -285,7 +297,8 @@ def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str
     if len(grads) > 1:
         return None
     tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
-    return [_row(Code.CROSS_ENTROPY_BACKWARD, rows, cols, outs[0].address, 4 * cols, 1, *head, *tail)]
+    result = (outs[0].address, 4 * cols, along(outs[0], 1))
+    return [_row(Code.CROSS_ENTROPY_BACKWARD, rows, cols, *result, *head, *tail)]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -313,7 +326,8 @@ def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
     a = x._replace(shape=(m, x.shape[-1]), strides=(step, x.strides[-1]))
     few = _FEW_ROWS if m <= FEW else _MANY_ROWS
-    if w.dtype in few and w.packed and (a.strides[1] == 1 or a.shape[1] == 1):
+    tiny = w.dtype is float32 and m > 2 and w.shape[0] > 1 and w.shape[1] <= SHORT
+    if w.dtype in few and not tiny and w.packed and (a.strides[1] == 1 or a.shape[1] == 1):
         return [_by_rows(few[w.dtype], a, w, outs[0], bias)]
     if w.dtype is not float32:
         return None
@@ -321,6 +335,8 @@ def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
     return [_product(a, b, outs[0], bias[0].address if bias else 0)]
 
 
+SHORT = 32
+"""Terms up to which a product of 3 or 4 rows takes less time than as many dot products."""
 _FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
 _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 

@@ -1,6 +1,7 @@
-"""Elementwise ops over one iteration space as one loop: tile after tile, inner values in scratch that stays in cache.
+"""Ops over one iteration space as one loop: tile after tile, inner values in scratch that stays in cache.
 
-A LOOP row (cell 1 the rows of its body, 2 the turns) stands before its body, of which every turn does one tile.
+A tile is a stretch of elements; where an op looks at whole rows, as a norm does, it is a row. A LOOP row (cell 1 the
+rows of its body, 2 the turns) stands before its body, of which every turn does one tile.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graphwright.array.vm.code import CELLS, ZEROS, Code
-from graphwright.array.vm.encode import MOST_ROWS, Row, View, encode, merged, places, spread
+from graphwright.array.vm.encode import MOST_ROWS, Row, View, along, encode, merged, places, spread
 from graphwright.array.vm.share import operand_cells
 
 TILE, TILES = 1024, 16
 """Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
 TILE_BYTES = 4 * TILE
+BY_ROW = frozenset({"rms_norm", "softmax"})
+"""Ops whose results depend on the row of their first operand at the same place."""
+LONGEST = 4 * TILE
+"""Elements of a row that may be a tile."""
 _NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
 
 
@@ -47,9 +52,24 @@ class _Tiles(NamedTuple):
     steps: tuple[int, ...]
 
 
-def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View]) -> _Tiles | None:
-    """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll."""
-    axes = merged(shape, [spread(view, shape) for view in views])
+def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
+    """How many inner values may be held at a time."""
+    return TILES // -(-shape[-1] // TILE) if by_row else TILES
+
+
+def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View], by_row: bool = False) -> _Tiles | None:
+    """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll.
+
+    Args:
+        by_row: a turn does a whole row.
+    """
+    strides = [spread(view, shape) for view in views]
+    if by_row:
+        if not 0 < shape[-1] <= LONGEST:
+            return None
+        axes = [*merged(shape[:-1], [s[:-1] for s in strides]), (shape[-1], tuple(s[-1] for s in strides))]
+    else:
+        axes = merged(shape, strides)
     if not axes or any(s not in (0, 1) for s in axes[-1][1]):
         axes.append((1, (0,) * len(views)))
     (cols, steps), outer = axes[-1], axes[:-1]
@@ -66,25 +86,53 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
     """Rows that run the members tile by tile; None if the layouts allow no tiles."""
     if 0 in shape:
         return []
-    views = [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)]
-    tiles = layout_of_tiles(shape, views)
+    by_row = any(m.op in BY_ROW for m in members)
+    most = tiles_for(shape, by_row)
+    members = _written_once(members, most)
+    tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)], by_row)
     if tiles is None:
         return None
     lead, turns, jumps, cols, steps = tiles
+    width = cols if by_row else TILE
     rows: list[Row] = []
     for place in lead:
         if turns == 1:  # one axis: whole tiles, then the rest
-            whole = cols // TILE
-            rows += _looped(_body(members, place, [TILE * s for s in steps], steps, TILE), whole)
-            begins, width = ([whole * TILE] if cols % TILE else []), cols % TILE
+            whole = cols // width
+            body = _body(members, place, [width * s for s in steps], steps, width, TILES // most)
+            rows += _looped(body, whole)
+            begins = [whole * width] if cols % width else []
         else:
-            begins, width = range(0, cols, TILE), TILE
-        body: list[Row] = []
+            begins = range(0, cols, width)
+        body = []
         for begin in begins:  # a row is finished before the next is begun: memory is walked in order
             at = [p + begin * s for p, s in zip(place, steps, strict=True)]
-            body += _body(members, at, jumps, steps, min(width, cols - begin))
+            body += _body(members, at, jumps, steps, min(width, cols - begin), TILES // most)
         rows += _looped(body, turns)
     return rows
+
+
+def _written_once(members: Sequence[Member], most: int) -> list[Member]:
+    """The members, with what is written again later in the group held in a tile until its last write."""
+    last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, View)}
+    free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
+    held: dict[int, Inner] = {}
+    made: list[Member] = []
+    for n, m in enumerate(members):
+        ins = [held.get(v.address, v) if isinstance(v, View) else v for v in m.ins]
+        outs: list[View | Inner] = []
+        for v in m.outs:
+            if isinstance(v, Inner):
+                outs.append(v)
+            elif last[v.address] > n:
+                if v.address not in held and free:
+                    held[v.address] = Inner(free.pop())
+                outs.append(held.get(v.address, v))
+            else:
+                outs.append(v)
+                if v.address in held:
+                    free.add(held.pop(v.address).tile)
+        made.append(m._replace(outs=outs, ins=ins))
+    return made
 
 
 def _looped(body: list[Row], turns: int) -> list[Row]:
@@ -99,24 +147,32 @@ def _body(
     jumps: Sequence[int],
     steps: Sequence[int],
     cols: int,
+    pieces: int,
 ) -> list[Row]:
-    """The members' rows for one tile, with where operands begin and how far they move from turn to turn."""
+    """The members' rows for one tile, with where operands begin and how far they move from turn to turn.
+
+    Args:
+        pieces: of TILE elements that an inner value takes.
+    """
     body: list[Row] = []
     k = 0
-    for m in members:
+    for number, m in enumerate(members):
         fake, moves = [], []  # operands by number in place of addresses, replaced below
         for n, (v, dtype) in enumerate(zip((*m.outs, *m.ins), m.dtypes, strict=True)):
             if isinstance(v, Inner):
-                moves.append((ZEROS + v.tile * TILE_BYTES, 0))
+                moves.append((ZEROS + v.tile * pieces * TILE_BYTES, 0))
                 fake.append(View(dtype, (cols,), (1,), n))
             else:
                 moves.append((v.address + at[k] * dtype.itemsize, jumps[k] * dtype.itemsize))
                 fake.append(View(dtype, (cols,), (steps[k],), n))
                 k += 1
         made = encode(m.op, fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
-        assert made is not None, "an elementwise op has a form for one axis"
+        assert made is not None, "an op of a group has a form for one axis"
         for row in made:
             for cell in operand_cells(row):
                 row[cell], row[cell + 1] = moves[row[cell]]
+        out = m.outs[0]
+        if isinstance(out, View) and all(out not in later.ins for later in members[number + 1 :]):
+            made[-1][5] = along(out, made[-1][5])
         body += made
     return body

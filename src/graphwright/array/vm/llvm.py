@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import config
 from numba.core import cgutils
 
 LANES = 16
-F32, I64, I32, I8, I1 = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.IntType(1)
+WIDE = not getattr(config, "CPU_NAME", None) and bool(get_host_cpu_features().get("avx512f"))
+"""True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
+F32, I64, I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+I16, I8, I1 = ir.IntType(16), ir.IntType(8), ir.IntType(1)
 FLOATS, INTS, BYTES, FLAGS = (ir.VectorType(t, LANES) for t in (F32, I32, I8, I1))
 
 
@@ -26,6 +31,12 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
 def aligned(made: Any, bytes_: int) -> Any:
     """A load or store that expects no more than this alignment; LLVM's own guess would be the vector's 64 bytes."""
     made.align = bytes_
+    return made
+
+
+def past_caches(builder: Any, made: Any) -> Any:
+    """A store that leaves no copy in the caches, and reads none into them; its place must be aligned."""
+    made.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
     return made
 
 

@@ -16,12 +16,13 @@ import numba
 import numpy as np
 from numba import cfunc
 
-from graphwright.array.vm import attend, decode, elementwise, gemv, move, rows, update
+from graphwright.array.vm import attend, decode, elementwise, gemv, move, rows, scalars, update
 from graphwright.array.vm import context as at
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import cell
+from graphwright.array.vm.llvm import WIDE
 from graphwright.array.vm.math import native
 from graphwright.array.vm.sharing import settle, share, take, wait
 from graphwright.array.vm.sync import fetch_add, read
@@ -105,6 +106,9 @@ def _dispatcher(source: int) -> Any:
                 sub(row, turn, scratch)
             elif op == Code.DIV:
                 div(row, turn, scratch)
+            elif op == Code.SCALARS:
+                scalars.run(row)
+                row += BYTES * ((cell(row, 1) + 3) // 4)
             elif op == Code.PRODUCT:
                 update.product(row, scratch)
             elif op == Code.COPY:
@@ -164,9 +168,9 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.AMAX_ROWS:
                 rows.amax_rows(row)
             elif op == Code.SOFTMAX:
-                rows.softmax(row)
+                rows.softmax(row, turn, scratch)
             elif op == Code.RMS_NORM:
-                rows.rms_norm(row)
+                rows.rms_norm(row, turn, scratch)
             elif op == Code.ADAMW:
                 update.adamw(row)
                 row += BYTES * ((cell(row, 1) + 1) // 2)
@@ -253,9 +257,7 @@ def built() -> bool:
 @cache
 def wide_vectors() -> bool:
     """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
-    from llvmlite.binding import get_host_cpu_features
-
-    return bool(get_host_cpu_features().get("avx512f"))
+    return WIDE
 
 
 class Machine(NamedTuple):

@@ -18,15 +18,15 @@ from graphwright.array.vm.vector import (
     exponent,
     fma,
     le,
+    least,
     lt,
     mantissa,
-    maximum,
-    minimum,
+    most,
     mul,
     ne,
     neg,
-    power_of_two,
     rint,
+    scaled,
     select,
     splat,
     sqrt,
@@ -44,8 +44,8 @@ _INF, _NAN = F(np.inf), F(np.nan)
 
 @native
 def exp(x: Any) -> Any:
-    """eˣ: x = n ln 2 + r, |r| <= ln 2 / 2; 2ⁿ in two factors, so that neither overflows before the result does."""
-    bound = minimum(maximum(x, splat(F(-104.0))), splat(F(89.0)))
+    """eˣ: x = n ln 2 + r, |r| <= ln 2 / 2."""
+    bound = least(most(x, splat(F(-104.0))), splat(F(89.0)))
     n = rint(mul(bound, splat(_LOG2E)))
     r = fma(n, splat(-_LN2_LOW), fma(n, splat(-_LN2_HIGH), bound))
     p = splat(F(0.0013950599823147058))
@@ -53,9 +53,7 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(F(0.04166620597243309)))
     p = fma(p, r, splat(F(0.166665181517601)))
     p = fma(p, r, splat(F(0.5)))
-    y = add(fma(mul(r, r), p, r), splat(F(1.0)))
-    half = rint(mul(n, splat(F(0.5))))
-    return mul(mul(y, power_of_two(half)), power_of_two(sub(n, half)))
+    return scaled(add(fma(mul(r, r), p, r), splat(F(1.0))), n)
 
 
 @native
@@ -123,7 +121,7 @@ def erf(x: Any) -> Any:
     p = fma(p, z, splat(F(-0.37612634897232056)))
     p = fma(p, z, splat(F(0.12837916612625122)))
     near = fma(p, x, x)
-    bound = minimum(size, splat(F(4.0)))
+    bound = least(size, splat(F(4.0)))
     q = splat(F(-4.5645825252904615e-07))
     q = fma(q, bound, splat(F(-1.5212793186947238e-05)))
     q = fma(q, bound, splat(F(0.00040201417868956923)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.elementwise import F, cell, number
+from graphwright.array.vm.elementwise import F, cell, number, past, place, put
 from graphwright.array.vm.math import exp, native, rsqrt
 from graphwright.array.vm.vector import (
     add,
@@ -19,13 +19,16 @@ from graphwright.array.vm.vector import (
     load_first,
     load_i64,
     maximum,
+    most,
     mul,
+    only,
     select,
     splat,
     store,
     store_f32,
     store_first,
     sub,
+    top,
     total,
 )
 
@@ -97,6 +100,21 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 
 @native
+def _row_top(x: Any, cols: Any) -> Any:
+    """The largest number of a row; what is NaN does not count, since its exponential will."""
+    low = splat(F(-np.inf))
+    a, b, i = low, low, 0
+    while i + 32 <= cols:
+        a, b = most(a, load(x + 4 * i)), most(b, load(x + 4 * i + 64))
+        i += 32
+    while i < cols:
+        mask = first(cols - i)
+        a = most(a, select(mask, load_first(x + 4 * i, mask), low))
+        i += 16
+    return top(most(a, b))
+
+
+@native
 def amax_rows(row: Any) -> None:
     """out[r] = max x[r, :]."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
@@ -108,18 +126,18 @@ def amax_rows(row: Any) -> None:
 
 
 @native
-def softmax(row: Any) -> None:
+def softmax(row: Any, turn: Any, scratch: Any) -> None:
     """out[r, :] = exp(x[r, :] - max) / Σ."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    x, sx = cell(row, 6), cell(row, 7)
+    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
+    x, sx = place(row, 6, turn, scratch), cell(row, 7)
     for _ in range(rows):
-        top, i = splat(_row_largest(x, cols)), 0
+        high, i = splat(_row_top(x, cols)), 0
         while i + 16 <= cols:
-            store(o + 4 * i, exp(sub(load(x + 4 * i), top)))
+            store(o + 4 * i, exp(sub(load(x + 4 * i), high)))
             i += 16
         if i < cols:
             mask = first(cols - i)
-            store_first(o + 4 * i, exp(sub(load_first(x + 4 * i, mask), top)), mask)
+            store_first(o + 4 * i, exp(sub(load_first(x + 4 * i, mask), high)), mask)
         scale, i = splat(F(1.0 / _row_total(o, cols))), 0
         while i + 16 <= cols:
             store(o + 4 * i, mul(load(o + 4 * i), scale))
@@ -132,9 +150,9 @@ def softmax(row: Any) -> None:
 
 
 @native
-def _scaled_exponentials(x: Any, cols: Any, top: Any) -> Any:
-    """Σ exp(x - top) of a row."""
-    whole, i, high = 0.0, 0, splat(top)
+def _scaled_exponentials(x: Any, cols: Any, shift: Any) -> Any:
+    """Σ exp(x - shift) of a row."""
+    whole, i, high = 0.0, 0, splat(shift)
     while i < cols:
         end = min(cols, i + _BLOCK)
         part, other = splat(F(0.0)), splat(F(0.0))
@@ -163,12 +181,12 @@ def cross_entropy(row: Any) -> Any:
         target = load_i64(targets + 8 * r)
         if target != ignored and not 0 <= target < cols:
             return False
-        top = _row_largest(x, cols)
-        rest = F(np.log(_scaled_exponentials(x, cols, top)))
-        store_f32(lse + 4 * r, rest + top)
+        high = _row_top(x, cols)
+        rest = F(np.log(_scaled_exponentials(x, cols, high)))
+        store_f32(lse + 4 * r, rest + high)
         value = F(0.0)
         if target != ignored:
-            value = rest - (load_f32(x + 4 * target) - top)
+            value = rest - (load_f32(x + 4 * target) - high)
         store_f32(loss + 4 * r, value)
         x += sx
     return True
@@ -185,15 +203,16 @@ def cross_entropy_backward(row: Any) -> Any:
         if target != ignored and not 0 <= target < cols:
             return False
         weight = F(0.0) if target == ignored else load_f32(g)
-        scale, less, i = splat(weight), splat(load_f32(lse + 4 * r)), 0
+        scale, less, i, streamed = splat(weight), splat(load_f32(lse + 4 * r)), 0, past(row, o)
         while i + 16 <= cols:
-            store(o + 4 * i, mul(exp(sub(load(x + 4 * i), less)), scale))
+            put(o + 4 * i, mul(exp(sub(load(x + 4 * i), less)), scale), streamed)
             i += 16
         if i < cols:
             mask = first(cols - i)
             store_first(o + 4 * i, mul(exp(sub(load_first(x + 4 * i, mask), less)), scale), mask)
         if target != ignored:
-            store_f32(o + 4 * target, load_f32(o + 4 * target) - weight)
+            exact = only(exp(splat(load_f32(x + 4 * target) - load_f32(lse + 4 * r))))
+            store_f32(o + 4 * target, exact * weight - weight)
         o += so
         x += sx
         g += sg
@@ -201,10 +220,10 @@ def cross_entropy_backward(row: Any) -> Any:
 
 
 @native
-def rms_norm(row: Any) -> None:
-    """out[r, :] = x[r, :] / √(mean x² + eps) · w; cells 9 w, 10 eps."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    x, sx, w, eps = cell(row, 6), cell(row, 7), cell(row, 9), F(number(row, 10))
+def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
+    """out[r, :] = x[r, :] / √(mean x² + eps) · w; cells 9 w, 10 its bytes per row (0), 11 eps."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
+    x, sx, w, eps = place(row, 6, turn, scratch), cell(row, 7), cell(row, 9), F(number(row, 11))
     for _ in range(rows):
         whole, i = 0.0, 0
         while i < cols:
@@ -220,9 +239,9 @@ def rms_norm(row: Any) -> None:
                 i += 16
             i = end
             whole += total(add(part, other))
-        scale, i = rsqrt(splat(F(whole) / F(cols) + eps)), 0
+        scale, i, streamed = rsqrt(splat(F(whole) / F(cols) + eps)), 0, past(row, o)
         while i + 16 <= cols:
-            store(o + 4 * i, mul(mul(load(x + 4 * i), scale), load(w + 4 * i)))
+            put(o + 4 * i, mul(mul(load(x + 4 * i), scale), load(w + 4 * i)), streamed)
             i += 16
         if i < cols:
             mask = first(cols - i)

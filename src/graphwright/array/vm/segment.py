@@ -9,9 +9,10 @@ import numpy as np
 
 from graphwright.array.vm import context as at
 from graphwright.array.vm.call import Call, patient, quick
-from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
+from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH, Code
 from graphwright.array.vm.encode import Row
-from graphwright.array.vm.share import estimate, shared
+from graphwright.array.vm.scalars import pack_runs
+from graphwright.array.vm.share import estimate, shared, units
 from graphwright.array.vm.team import get_num_threads, team
 
 _PATIENT = 50_000  # ns from which on a call lets go of the GIL
@@ -45,16 +46,18 @@ class VmSegment:
     def __init__(
         self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = ()
     ) -> None:
-        split = [shared(op) for op in ops]
-        self._owner = [-1] * len(lead) + [i for i, op in enumerate(split) for _ in op]
-        self._code = np.array([*lead, *(row for op in split for row in op)], np.int64).reshape(-1, CELLS)
         self._scratch = new_scratch() if scratch is None else scratch
+        place = -(-self._scratch.ctypes.data // 64) * 64
+        whole = [(i, unit) for i, op in enumerate(ops) for unit in units(op)]
+        cut = [(i, shared(unit)) for i, unit in pack_runs(whole, place)]
+        self._owner = [-1] * len(lead) + [i for i, rows in cut for _ in rows]
+        self._code = np.array([*lead, *(row for _, rows in cut for row in rows)], np.int64).reshape(-1, CELLS)
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
-        context[at.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
-        shares = any(len(a) != len(b) for a, b in zip(ops, split, strict=True))
+        context[at.SCRATCH] = place
         memory = (self._code, self._scratch)
+        shares = any(rows[0][0] == Code.SHARED for _, rows in cut)
         long = sum(map(estimate, ops)) > _PATIENT
         self._alone: Call = patient(context, memory) if long else quick(context, memory)
         self.run: Call = self._shared if shares else self._alone

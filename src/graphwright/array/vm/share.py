@@ -44,7 +44,7 @@ _WALKS: dict[int, _Walk] = {
     Code.AMAX_ROWS: _Walk(_ONE, ns=0.1),
     Code.SUM_COLUMNS: _Walk((), (), ((3, 4), (6, 4)), 0.1),
     Code.SOFTMAX: _Walk(_ONE, ns=0.5),
-    Code.RMS_NORM: _Walk(_ONE, ns=0.2),
+    Code.RMS_NORM: _Walk(_TWO, ns=0.2),
     Code.COPY_AXES: _Walk(((5, 6), (9, 10)), ns=0.15, counts=(1, 2, 3, 4)),
     Code.GATHER_ROWS: _Walk(((3, 4),), ((8, 8),), ns=0.15),
     Code.ADD_ROWS: _Walk((), ns=0.2),
@@ -56,16 +56,17 @@ _STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its
 
 
 def operand_cells(row: Row) -> tuple[int, ...]:
-    """Cells of an elementwise row that hold addresses; bytes from row to row stand behind each."""
-    return tuple(cell for cell, _ in _WALKS[row[0]].columns)
+    """Cells of a row of a loop that hold addresses; bytes from row to row stand behind each."""
+    walk = _WALKS[row[0]]
+    return tuple(cell for cell, _ in walk.columns or walk.rows)
 
 
 def estimate(rows: Sequence[Row]) -> float:
     """About how many nanoseconds rows take on one core."""
-    return sum(_nanoseconds(unit) for unit in _units(rows))
+    return sum(_nanoseconds(unit) for unit in units(rows))
 
 
-def _units(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Rows with what belongs to them: the body of a loop, the table of an update."""
     i = 0
     while i < len(rows):
@@ -100,16 +101,13 @@ def _nanoseconds(unit: list[Row]) -> float:
     return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
 
 
-def shared(rows: Sequence[Row]) -> list[Row]:
-    """The rows, the large ones cut."""
-    cut: list[Row] = []
-    for unit in _units(rows):
-        taken = _nanoseconds(unit)
-        parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
-        if len(parts) > 1:
-            cut.append([int(Code.SHARED), len(parts), len(unit)] + [0] * (CELLS - 3))
-        cut += [row for part in parts for row in part]
-    return cut
+def shared(unit: list[Row]) -> list[Row]:
+    """Rows that belong together, cut if they take long."""
+    taken = _nanoseconds(unit)
+    parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
+    if len(parts) < 2:
+        return unit
+    return [[int(Code.SHARED), len(parts), len(unit)] + [0] * (CELLS - 3), *(row for part in parts for row in part)]
 
 
 def _parts(unit: list[Row], count: int) -> list[list[Row]]:
@@ -134,7 +132,7 @@ def _parts(unit: list[Row], count: int) -> list[list[Row]]:
         ]
     if walk is not None and walk.columns and (row[1] == 1 or not walk.rows):
         return [
-            [_moved(row, 2, size, [(a, begin * s * row[_STEPS[a]]) for a, s in walk.columns])]
+            [_moved(row, 2, size, [(a, begin * s * bool(row[_STEPS[a]])) for a, s in walk.columns])]
             for begin, size in _spans(row[2], count, 64 if walk.rows else 16)
         ]
     return [unit]

@@ -14,6 +14,7 @@ from graphwright.array.vm.vector import (
     div,
     first,
     fma,
+    fma1,
     load,
     load_f32,
     load_f64,
@@ -63,10 +64,9 @@ def adamw(row: Any) -> None:
         number(row, 6),
         number(row, 7),
     )
-    kept, small = splat(F(1.0 - lr * decay)), splat(F(eps))
-    b1, b2, c1, c2 = splat(F(beta1)), splat(F(beta2)), splat(F(1.0 - beta1)), splat(F(1.0 - beta2))
-    rate, unroot = splat(F(0.0)), splat(F(0.0))
-    known = -1.0
+    left, tiny, d1, d2, e1, e2 = F(1.0 - lr * decay), F(eps), F(beta1), F(beta2), F(1.0 - beta1), F(1.0 - beta2)
+    kept, small, b1, b2, c1, c2 = splat(left), splat(tiny), splat(d1), splat(d2), splat(e1), splat(e2)
+    pace, lift, known = F(0.0), F(0.0), -1.0
     for k in range(cell(row, 1)):
         one = row + BYTES + k * (BYTES // 2)
         count, p, g, m, v = cell(one, 0), cell(one, 1), cell(one, 2), cell(one, 3), cell(one, 4)
@@ -75,9 +75,16 @@ def adamw(row: Any) -> None:
         if steps != known:  # most often all parameters were there from the first step
             known = steps
             first_left, second_left = _powers(beta1, beta2, np.int64(steps))
-            rate = splat(F(lr / (1.0 - first_left)))
-            unroot = splat(F(1.0 / np.sqrt(1.0 - second_left)))
-        i = 0
+            pace, lift = F(lr / (1.0 - first_left)), F(1.0 / np.sqrt(1.0 - second_left))
+        if count == 1:
+            slope = load_f32(g)
+            one_mean = fma1(d1, load_f32(m), e1 * slope)
+            one_square = fma1(d2, load_f32(v), e2 * slope * slope)
+            store_f32(p, load_f32(p) * left - pace * one_mean / fma1(np.sqrt(one_square), lift, tiny))
+            store_f32(m, one_mean)
+            store_f32(v, one_square)
+            continue
+        rate, unroot, i = splat(pace), splat(lift), 0
         while i + 16 <= count:
             grad = load(g + 4 * i)
             mean = fma(b1, load(m + 4 * i), mul(c1, grad))

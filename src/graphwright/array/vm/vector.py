@@ -20,10 +20,12 @@ from graphwright.array.vm.llvm import (
     FLOATS,
     I1,
     I8,
+    I16,
     I32,
     I64,
     INTS,
     LANES,
+    WIDE,
     aligned,
     broadcast,
     constant,
@@ -32,6 +34,7 @@ from graphwright.array.vm.llvm import (
     masked_gather,
     masked_load,
     masked_store,
+    past_caches,
     pointer,
 )
 
@@ -86,6 +89,10 @@ store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
 load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
 store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
+stream = define(
+    "stream", void, (i64, V), effect(lambda b, p, x: past_caches(b, aligned(b.store(x, pointer(b, p, FLOATS)), 64)))
+)
+"""A store past the caches, to a place aligned to 64 bytes."""
 first = define("first", M, (i64,), first_lanes)
 outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
 """All lanes but the first n."""
@@ -112,6 +119,9 @@ mul = define("mul", V, (V, V), lambda b, x, y: b.fmul(x, y))
 div = define("div", V, (V, V), lambda b, x, y: b.fdiv(x, y))
 neg = define("neg", V, (V,), lambda b, x: b.fneg(x))
 fma = define("fma", V, (V, V, V), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.v16f32", FLOATS, x, y, z))
+least = define("least", V, (V, V), lambda b, x, y: b.select(b.fcmp_ordered("<", y, x), y, x))
+"""The smaller one; x if either is NaN: one instruction where `minimum` takes several."""
+most = define("most", V, (V, V), lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
 sqrt = define("sqrt", V, (V,), lambda b, x: intrinsic_call(b, "llvm.sqrt.v16f32", FLOATS, x))
 rint = define("rint", V, (V,), lambda b, x: intrinsic_call(b, "llvm.rint.v16f32", FLOATS, x))
 floor = define("floor", V, (V,), lambda b, x: intrinsic_call(b, "llvm.floor.v16f32", FLOATS, x))
@@ -123,6 +133,8 @@ maximum = define("maximum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.m
 total = define(
     "total", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), _pairs(b, x))
 )
+top = define("top", f32, (V,), lambda b, x: b.extract_element(_folded(b, x), I32(0)))
+"""The largest lane by `most`."""
 largest = define("largest", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fmaximum.v16f32", F32, x))
 
 
@@ -137,6 +149,17 @@ def _pairs(builder: Any, x: Any) -> Any:
     return builder.select(keep, x, constant(F32, -0.0))
 
 
+def _folded(builder: Any, x: Any) -> Any:
+    """Halves against each other until the largest stands in the first lane."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        index = ir.Constant(INTS, [I32(i + width if i < width else i) for i in range(LANES)])
+        other = builder.shuffle_vector(x, x, index)
+        x = builder.select(builder.fcmp_ordered(">", other, x), other, x)
+    return x
+
+
 # -- comparison --------------------------------------------------------------------------------------------------------
 lt = define("lt", M, (V, V), lambda b, x, y: b.fcmp_ordered("<", x, y))
 le = define("le", M, (V, V), lambda b, x, y: b.fcmp_ordered("<=", x, y))
@@ -144,14 +167,24 @@ eq = define("eq", M, (V, V), lambda b, x, y: b.fcmp_ordered("==", x, y))
 ne = define("ne", M, (V, V), lambda b, x, y: b.fcmp_unordered("!=", x, y))
 select = define("select", V, (M, V, V), lambda b, m, x, y: b.select(m, x, y))
 
+
 # -- bits --------------------------------------------------------------------------------------------------------------
-power_of_two = define(
-    "power_of_two",
-    V,
-    (V,),
-    lambda b, n: b.bitcast(b.shl(b.add(b.fptosi(n, INTS), constant(I32, 127)), constant(I32, 23)), FLOATS),
-)
-"""2ⁿ of whole numbers -126..127."""
+def _power_of_two(b: Any, n: Any) -> Any:
+    return b.bitcast(b.shl(b.add(n, constant(I32, 127)), constant(I32, 23)), FLOATS)
+
+
+def _scaled(b: Any, x: Any, n: Any) -> Any:
+    if WIDE:
+        full, rounding = I16(0xFFFF), I32(4)  # all lanes, as the mode says
+        none = ir.Constant(FLOATS, None)
+        return intrinsic_call(b, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, x, n, none, full, rounding)
+    whole = b.fptosi(n, INTS)
+    half = b.ashr(whole, constant(I32, 1))
+    return b.fmul(b.fmul(x, _power_of_two(b, half)), _power_of_two(b, b.sub(whole, half)))
+
+
+scaled = define("scaled", V, (V, V), _scaled)
+"""x · 2ⁿ, 1/2 <= x <= 2, of whole numbers -252..254; in two factors, neither of which overflows before the result."""
 exponent = define(
     "exponent",
     V,
@@ -168,3 +201,8 @@ mantissa = define(
     ),
 )
 """m of a positive normal m · 2ᵉ."""
+
+# -- one number --------------------------------------------------------------------------------------------------------
+only = define("only", f32, (V,), lambda b, x: b.extract_element(x, I32(0)))
+"""The first lane."""
+fma1 = define("fma1", f32, (f32, f32, f32), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.f32", F32, x, y, z))
