@@ -1,12 +1,82 @@
-"""Modules of torch without memory: what is built inside has shapes alone."""
+"""The meta device: arrays that have a spec and no bytes. Running an op on them checks it and computes nothing."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Never
 
-import torch
+from graphwright.array.backend import Attrs, Call, Needs
+from graphwright.array.device import Device
+from graphwright.array.dtype import DType
+from graphwright.array.ndarray import NDArray
+from graphwright.array.spec import Spec
+from graphwright.array.storage import Storage
+from graphwright.errors import ComputeError
 
 
-def on_meta() -> AbstractContextManager[object]:
-    """A context in which torch makes tensors on its meta device."""
-    return torch.device("meta")
+class NoBytes(ComputeError):
+    """The elements of an array on the meta device were asked for."""
+
+
+class MetaBackend:
+    """Every kernel is there and does nothing."""
+
+    driver = None
+    stream = 0
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def allocate(self, nbytes: int) -> Storage:
+        """A block without bytes."""
+        return Storage(None, nbytes, self.device, kind="owned")
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
+        """An array without bytes."""
+        return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
+
+    def wrap(self, array: NDArray) -> Any:
+        """The array itself."""
+        return array
+
+    def copy(self, target: NDArray, source: NDArray) -> None:
+        """Nothing is copied onto the device. Raises: NoBytes for a copy from it."""
+        if target.device != self.device:
+            self.to_host(source)
+
+    def to_host(self, array: NDArray) -> Never:
+        """Raises: NoBytes."""
+        raise NoBytes("an array on the meta device has no bytes", got=array.spec, fix="give real arrays to the code")
+
+    def adopt(self, other: Any) -> Never:
+        """Raises: NoBytes: nothing to share memory with."""
+        raise NoBytes("the meta device shares no memory", got=type(other).__name__)
+
+    def address(self, array: NDArray) -> Never:
+        """Raises: NoBytes."""
+        self.to_host(array)
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """None."""
+        return []
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """Nothing."""
+        return Needs()
+
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
+    ) -> list[Call]:
+        """No calls."""
+        return []
+
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
+        """Memory comes from here alone."""
+
+    def kernels(self) -> frozenset[str]:
+        """None of its own."""
+        return frozenset()
+
+
+make = MetaBackend

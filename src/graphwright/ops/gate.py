@@ -42,8 +42,8 @@ class Gate:
     """Values of gates, a result per part: operands logits [N], table [N, 7], temperatures [G], run [3].
 
     A gate is what its kind makes of logit z and temperature T, in training with noise u(seed, step, slot, generation,
-    element), else without (`docs/structure.md` has the table of kinds). `groups` names the temperatures. The gradient
-    of a hard gate is that of the soft one it was cut from, taken at the hard forward. Maddison et al. 2017 (concrete);
+    element), else without (`docs/structure.md` has the table of kinds). `groups` names the temperatures. The slope of a
+    hard gate is that of the soft one it was cut from, taken at the hard forward. Maddison et al. 2017 (concrete);
     Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 

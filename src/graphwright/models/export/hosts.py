@@ -144,7 +144,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def host_shapes(host: Host, fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Key -> shape of a host built on the meta device: no weight is made."""
-    from graphwright.array.meta import on_meta
+    from graphwright.array.torch_meta import on_meta
 
     parts = (name.partition(":") for name in host.classes)
     config_class, model_class = (getattr(import_module(module), name) for module, _, name in parts)
