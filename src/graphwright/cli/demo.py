@@ -60,10 +60,10 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """The whole way on the bundled model, in nine chapters.
+    """The whole way on the bundled model, in twelve chapters.
 
-    Open, draw, run, cut, undo, add a skip, train, export, prove. Writes report.html, model.html, model.svg,
-    receipt.json, and the model exported and saved.
+    Open, draw, run, diagnose, cut, undo, prune, export smaller, add a skip, train, export, prove. Writes report.html,
+    model.html, model.svg, receipt.json, and the model pruned, exported and saved.
     """
     from graphwright.files import atomic_directory
 
@@ -111,12 +111,19 @@ class _Story:
             ("open", 'model = gw.open("bundled")', self.open),
             ("draw", 'p = model.program; p.to_svg("model.svg"); p.to_html("model.html")', self.draw),
             ("measure", "model.perplexity(held_out); model.generate(prompt, 160, temperature=0.7)", self.measure),
+            ("diagnose", "model.diagnose(text)", self.diagnose),
             (
                 "cut a branch while it runs",
                 'with p.edit("cut") as e: e.cut("layers.1.mlp.down -> layers.1.out")',
                 self.cut,
             ),
             ("undo", "p.undo()", self.undo),
+            ("prune", "report = model.prune(surgery.Ratio(0.3))", self.prune),
+            (
+                "export the pruned model",
+                'model.export("pruned"); model.export("pruned-true-size", prefer="size")',
+                self.export_pruned,
+            ),
             ("add a skip", 'with p.edit("skip") as e: e.link("layers.0.out", "layers.2.out", zeros)', self.skip),
             ("train the edited model", 'with p.edit("train"): Trainer(model, text, recipe).run()', self.train),
             ("export, proved by transformers", 'receipt = model.export("exported")', self.export),
@@ -226,6 +233,64 @@ class _Story:
             "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
             "hash is the one from before": self.p.hash() == self.hash,
         }
+
+    def diagnose(self, c: Chapter) -> None:
+        found = self.model.diagnose(self.held_out[:600])
+        with self.p.edit("a defect", tool="graphwright demo", check=False) as e:
+            e.cut("layers.2.mid -> layers.2.out")
+        planted = self.model.diagnose()
+        mended = planted.fix_all()
+        left = self.model.diagnose()
+        self.p.undo(2)
+        c.facts = {
+            "findings": len(found),
+            "planted": [f.kind for f in planted],
+            "fixes": len(mended),
+            "left": len(left),
+        }
+        c.lines = [str(found), "with the residual edge of block 2 cut:", *str(planted).splitlines(),
+                   f"mended by {len(mended)} fix in one edit: {left}"]  # fmt: skip
+        c.checks = {
+            "a sound model has no findings": not found,
+            "the planted defect is found, alone": [f.kind for f in planted] == ["missing_residual"],
+            "its repair leaves none": not left,
+        }
+
+    def prune(self, c: Chapter) -> None:
+        from graphwright.surgery import Calibration, Ratio
+
+        data = Calibration.of(self.model, max_tokens=1024 if self.quick else 8192, context=256)
+        with bar(self.silent) as report:
+            found = self.model.prune(Ratio(0.3), data, report=report)
+        after = self._score()
+        facts = found.to_json()
+        c.facts = {
+            "bits_per_byte": after,
+            "before": facts["before"],
+            "after": facts["after"],
+            "layers": facts["layers"],
+        }
+        c.lines = [*str(found).splitlines(), f"{self.before:.4f} -> {after:.4f} bits per byte on all held-out bytes"]
+        c.checks = {"30 % of the blocks' parameters are gone": found.reached["after"] <= found.reached["asked"]}
+
+    def export_pruned(self, c: Chapter) -> None:
+        from math import isfinite
+
+        rungs, sizes = {}, {}
+        for name, prefer in (("pruned", "stock"), ("pruned-true-size", "size")):
+            with bar(self.silent) as report:
+                receipt = self.model.export(self.place / name, prefer=prefer, report=report)
+            error = receipt.check.get("export_error", {}).get("max_rel", 0.0)
+            rungs[name] = receipt.rung
+            sizes[name] = (self.place / name / "model.safetensors").stat().st_size
+            proof = f"largest relative error {error:.1e}" if receipt.confirmed else "not confirmed: needs the extra hf"
+            c.lines.append(f"{name}: rung {receipt.rung}, {sizes[name]:,} bytes, {proof}")
+            c.checks[f"{name} computes the same"] = isfinite(error) and error <= 2e-2
+        c.facts = {"rungs": rungs, "bytes": sizes}
+        c.checks["the stock class holds it, zeros in place of what went"] = rungs["pruned"] == 3
+        c.checks["the other one is smaller"] = sizes["pruned-true-size"] < sizes["pruned"]
+        self.p.undo()
+        c.checks["undone: hash is the one from chapter 3"] = self.p.hash() == self.hash
 
     def skip(self, c: Chapter) -> None:
         import numpy as np
