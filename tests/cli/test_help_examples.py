@@ -25,7 +25,7 @@ def example(verb: str) -> str:
     return found[1]
 
 
-@pytest.mark.timeout(400)  # the demo is nine chapters
+@pytest.mark.timeout(400)  # the demo is twelve chapters
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_each_help_runs(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

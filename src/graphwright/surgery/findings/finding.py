@@ -113,7 +113,7 @@ class Finding(Mismatch):
         """Kind and place: two findings that agree in it are the same one."""
         return self.kind, self.where
 
-    def fix(self, only: str | None = None) -> Fix | None:
+    def cheapest(self, only: str | None = None) -> Fix | None:
         """The cheapest fix; with `only="keeps_function"` the cheapest that changes no result. None if there is none."""
         return next((f for f in self.fixes if only is None or f.keeps_function), None)
 

@@ -108,7 +108,7 @@ class Findings(Sequence[Finding]):
 
         Raises: UsageError if there is no fix; whatever the edit raises, with the program as before.
         """
-        chosen = fix or finding.fix()
+        chosen = fix or finding.cheapest()
         if chosen is None:
             raise UsageError("no fix is known", where=finding.where, got=finding.kind)
         self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
@@ -124,7 +124,7 @@ class Findings(Sequence[Finding]):
         """
         if only not in ("keeps_function", None):
             raise UsageError("no such restriction", expected='"keeps_function" or None', got=only)
-        pairs = [(f, fix) for f in self.found if (fix := f.fix(only)) is not None]
+        pairs = [(f, fix) for f in self.found if (fix := f.cheapest(only)) is not None]
         if pairs:
             self._make(pairs, f"fix {len(pairs)} finding{'s'[: len(pairs) > 1]}")
         return tuple(f for f, _ in pairs)
@@ -150,7 +150,7 @@ def _sentence(f: Finding) -> str:
 
 
 def _offer(f: Finding) -> str:
-    fix = f.fix()
+    fix = f.cheapest()
     if fix is None:
         return "no fix known"
     return f"fix: {fix.what}" + (" (keeps the function)" if fix.keeps_function else "")
