@@ -324,6 +324,7 @@ ALLOCATES = {
     "rope_longer": "reads the longest position on the host: one scalar",
     "kv_append_paged": "reads the table on the host; the VM, which is there to run it, allocates nothing",
     "sdpa_paged": "as kv_append_paged, and gathers",
+    "solve": "LAPACK's factors, within ATen",
 }
 
 

@@ -72,7 +72,7 @@ def test_arrays_that_came_and_went_are_told_apart(collecting, monkeypatch):
 
     if collecting:
         plain = TraceRecorder.record
-        monkeypatch.setattr(TraceRecorder, "record", lambda *args: (gc.collect(), plain(*args))[1])
+        monkeypatch.setattr(TraceRecorder, "record", lambda *args: (gc.collect(0), plain(*args))[1])
 
     def f(x):
         for i in range(12):

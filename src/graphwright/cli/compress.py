@@ -54,7 +54,7 @@ def compress(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Replace matrices by factors where that is smaller, and save the model at OUT.
+    """Replace matrices by factors where that is smaller.
 
     Every row stands beside truncated SVDs of as many parameters; what would not get smaller stays as it is.
     """

@@ -34,7 +34,7 @@ def diagnose(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """What is wrong with a model: each defect once, with a witness and a repair.
+    """Defects of a model, each with a witness and a repair.
 
     Exit 0: nothing (with --fix, nothing is left), 1: there are findings, 2: it could not be asked.
     """

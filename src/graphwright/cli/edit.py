@@ -46,7 +46,7 @@ def edit(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Cut, connect, insert, set, replay or undo; else the journal.
+    """Cut, connect, insert, set, replay, undo; or the journal.
 
     What is asked for in one call is one journal entry. Prints version and hashes.
     """

@@ -36,7 +36,7 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint for transformers, proved, with its receipt.
+    """Write a checkpoint for transformers, with a receipt.
 
     transformers loads it in a clean process and must compute the same before the directory appears. receipt.json says
     what was edited and what was checked.

@@ -23,7 +23,7 @@ def inspect(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a model is, from its headers: family, tree, bytes, FLOPs.
+    """What a model is, from its headers: tree, bytes, FLOPs.
 
     Reads no weight. FLOPs and KV bytes are per token.
     """

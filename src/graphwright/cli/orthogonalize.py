@@ -39,7 +39,7 @@ def orthogonalize(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Replace matrices by their orthonormal factors and save the model at OUT."""
+    """Replace matrices by their orthonormal factors."""
     from graphwright.surgery import orthogonalize as run
 
     set_threads(threads)

@@ -50,7 +50,7 @@ def prune(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Take away the units that matter least, and export what is left.
+    """Take away the units that matter least, and export.
 
     Scores come from calibration data; what reads the pruned units gets the least-squares weights for those that stay.
     The report says what changed, on text that was held out.

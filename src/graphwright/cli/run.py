@@ -25,7 +25,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The five likeliest next tokens; statistics of values inside."""
+    """The likeliest next tokens, and values inside."""
     import numpy as np
 
     from graphwright.models import open

@@ -31,7 +31,7 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Check an export against its receipt, or compare what two models compute.
+    """Check an export against its receipt, or two models.
 
     Checksums, headers, a clean load and the stored probe. Exit 0: all holds, 1: something is wrong, 3: something could
     not be checked. With a second model: logits and greedy tokens on the bundled text, and weights by name; exit 1 if
