@@ -96,7 +96,7 @@ def test_units_of_modules_masked_and_cut(name):
             agree(p, units, feeds, 1e-10)
             cut += 1
         except RaggedUnit:
-            assert len(group.atoms) == 2
+            assert len(group.atoms) >= 2
     assert cut
 
 
@@ -111,7 +111,7 @@ def test_random_units_of_random_programs(seed, draw):
     try:
         agree(p, units, {"x": rng.normal(size=(4, 6))}, 1e-10)
     except RaggedUnit:
-        assert len(group.atoms) == 2
+        assert len(group.atoms) >= 2
 
 
 @given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))

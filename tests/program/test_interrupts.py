@@ -20,6 +20,14 @@ PACKAGE = str(Path(gw.__file__).parent)
 STRIDE = 101  # lines between two runs; 1 tries every line and takes minutes
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Processes in the background are started with Ctrl-C ignored; here it is the subject."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted(work: Callable[[], None], at: int) -> bool:
     """Run `work` and send SIGINT at the `at`-th line of the package; False if it has fewer."""
     count, before = 0, sys.gettrace()

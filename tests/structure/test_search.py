@@ -12,10 +12,10 @@ import pytest
 import graphwright as gw
 from graphwright import structure as st
 from graphwright.errors import UsageError
-from graphwright.structure import search as ss
-from graphwright.structure.search.candidates import Skips
-from graphwright.structure.search.methods import drawn, toggled
-from graphwright.structure.search.trial import Trials
+from graphwright.structure import searching as ss
+from graphwright.structure.searching.candidates import Skips
+from graphwright.structure.searching.methods import drawn, toggled
+from graphwright.structure.searching.trial import Trials
 
 WIDTH, BLOCKS = 12, 6
 NAMES = ["x", *(f"h{j}" for j in range(1, BLOCKS + 1))]

@@ -15,6 +15,7 @@ from graphwright.structure.errors import (
     WouldDisconnect,
 )
 from graphwright.structure.graph import DifferentiableGraph
+from graphwright.structure.learn import Learned, learn
 from graphwright.structure.losses import (
     Penalty,
     Terms,
@@ -36,6 +37,7 @@ from graphwright.structure.protection import Kept
 from graphwright.structure.relaxation import init_for
 from graphwright.structure.report import Discretized, StepReport
 from graphwright.structure.schedule import Schedule
+from graphwright.structure.searching import SearchResult, ops, search, skips, widths
 
 __all__ = [
     "BudgetUnreachable",
@@ -47,12 +49,14 @@ __all__ = [
     "GatesCannotClose",
     "JointOptimizer",
     "Kept",
+    "Learned",
     "NoTaskTerm",
     "NotScalar",
     "Penalty",
     "Policy",
     "Proposal",
     "Schedule",
+    "SearchResult",
     "SoftGates",
     "StepReport",
     "Terms",
@@ -70,7 +74,12 @@ __all__ = [
     "gains",
     "gate_entropy",
     "init_for",
+    "learn",
+    "ops",
     "reachability",
+    "search",
+    "skips",
     "smoothness",
     "sparsity",
+    "widths",
 ]

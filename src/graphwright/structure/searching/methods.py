@@ -15,8 +15,8 @@ from graphwright.structure.additions import gains
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import sparsity
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.search.candidates import Skips
-from graphwright.structure.search.trial import Batch, Found, Trials
+from graphwright.structure.searching.candidates import Skips
+from graphwright.structure.searching.trial import Batch, Found, Trials
 
 Method = Callable[[Trials], Found]
 M = TypeVar("M", bound=Method)

@@ -14,7 +14,7 @@ from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
 from graphwright.structure.graph import DifferentiableGraph, Task
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.search.candidates import Candidates
+from graphwright.structure.searching.candidates import Candidates
 
 if TYPE_CHECKING:
     from graphwright.progress import Report

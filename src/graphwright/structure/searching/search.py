@@ -12,9 +12,9 @@ from graphwright.program.cost import parameters
 from graphwright.program.journal import Journal
 from graphwright.structure.errors import NotScalar
 from graphwright.structure.graph import Task
-from graphwright.structure.search.candidates import Candidates
-from graphwright.structure.search.methods import METHODS
-from graphwright.structure.search.trial import Batch, Batches, Trials
+from graphwright.structure.searching.candidates import Candidates
+from graphwright.structure.searching.methods import METHODS
+from graphwright.structure.searching.trial import Batch, Batches, Trials
 
 if TYPE_CHECKING:
     from graphwright.progress import Report

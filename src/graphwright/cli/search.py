@@ -1,0 +1,70 @@
+"""`graphwright search DIR OUT`: let gradients find what a model can do without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(
+        epilog="Example: graphwright search bundled learned --units heads --target 0.8 --steps 4 --check none --quiet"
+    )(search)
+
+
+@verb
+def search(
+    directory: Dir,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
+    units: Annotated[
+        str, typer.Option(metavar="KINDS", help="heads, kv_groups, neurons, layers; with commas.")
+    ] = "heads,neurons",
+    target: Annotated[float, typer.Option(metavar="SHARE", help="Share of their parameters that stays.")] = 0.7,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to learn on; else the bundled one.")] = None,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 300,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Windows per step.")] = 8,
+    window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 128,
+    lr: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the gates.")] = 0.05,
+    weights: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the weights; 0 keeps them.")] = 0.0,
+    check: Annotated[
+        str, typer.Option(metavar="HOW", help="Of the export: auto, required or none: proof by transformers.")
+    ] = "auto",
+    prefer: Annotated[str, typer.Option(metavar="WHAT", help="stock or size: see export.")] = "stock",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Learn by gradients which units stay, cut the others, export.
+
+    Gates are trained against the model itself (distillation) under a budget that falls to --target. OUT gets the
+    checkpoint with its receipt, and gates.svg: probabilities over training.
+    """
+    from graphwright.models import open
+    from graphwright.structure import learn
+    from graphwright.structure.pictures import probabilities
+
+    set_threads(threads)
+    model = open(directory)
+    words = None if text is None else text.read_text(encoding="utf-8")
+    kinds = tuple(k.strip() for k in units.split(",") if k.strip())
+    with bar(quiet or as_json) as report:
+        found = learn(model, kinds, target, words, steps=steps, batch=batch, window=window, gates=lr, params=weights,
+                      seed=seed, report=report)  # fmt: skip
+        receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, report=report)
+    gone = set(found.hardened.cut)
+    kept = [name not in gone for name in found.names]
+    picture = probabilities(found.probabilities, found.names, kept, steps)
+    (out / "gates.svg").write_text(picture, encoding="utf-8")
+    if as_json:
+        emit_json({**found.to_json(), "out": str(out), "receipt": receipt.to_json()})
+        return
+    say(str(found))
+    say(f"wrote {out}, rung {receipt.rung}, and {out}/gates.svg")

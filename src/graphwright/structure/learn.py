@@ -1,0 +1,216 @@
+"""Learning what a model can do without: gates on its units, trained on text against the model itself, then hardened.
+
+One edit puts the gates in, another one hardens them, both of author `gate`; undo brings the model back. The teacher is
+the model as it was, the price a budget that falls to the target over the first third of the steps (`losses.budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.models import Model
+from graphwright.program.axes import AxisGroup
+from graphwright.progress import Progress
+from graphwright.structure.graph import DifferentiableGraph
+from graphwright.structure.losses import budget, distill
+from graphwright.structure.optimizer import JointOptimizer
+from graphwright.structure.policy import TopPolicy
+from graphwright.structure.report import Discretized
+
+if TYPE_CHECKING:
+    from graphwright.progress import Report
+
+KINDS = ("heads", "kv_groups", "neurons", "layers")
+_EVERY = 5  # steps between two rows of the history
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Learned:
+    """What was learned, and what hardening did.
+
+    Attributes:
+        units, target: as asked for: kinds of units, and the share of their parameters that stays.
+        history: every few steps {step, loss, distill, open, expected_cost}.
+        probabilities: float32 [rows, elements], of all elements at those steps; names: of the elements.
+        hardened: the report of the cut, with the hardening gap.
+        before, after: {parameters, bits_per_byte} on held-out text.
+    """
+
+    units: tuple[str, ...]
+    target: float
+    history: list[dict[str, float]] = field(repr=False)
+    probabilities: np.ndarray = field(repr=False)
+    names: list[str] = field(repr=False)
+    hardened: Discretized
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the probabilities."""
+        return {
+            "units": list(self.units),
+            "target": self.target,
+            "history": self.history,
+            "hardened": self.hardened.to_json(),
+            "before": self.before,
+            "after": self.after,
+        }
+
+    def __str__(self) -> str:
+        a, b = self.before, self.after
+        lines = [f"kept {self.target:.0%} of {', '.join(self.units)}, by {len(self.names)} gates"]
+        lines += [f"  {line}" for line in str(self.hardened).splitlines()]
+        lines.append(f"  parameters {a['parameters']:,.0f} -> {b['parameters']:,.0f}")
+        lines.append(f"  bits per byte {a['bits_per_byte']:.4f} -> {b['bits_per_byte']:.4f} on held-out text")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def learn(
+    model: Model,
+    units: Sequence[str] = ("heads", "neurons"),
+    target: float = 0.7,
+    text: str | None = None,
+    *,
+    held_out: str | None = None,
+    steps: int = 300,
+    batch: int = 8,
+    window: int = 128,
+    gates: float = 0.05,
+    params: float = 0.0,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Learned:
+    """Learn which units a model needs, cut the others.
+
+    Args:
+        model: with a tokenizer; edited in place.
+        units: kinds of units with gates: heads, kv_groups, neurons, layers.
+        target: share of the gated parameters that stays, above 0 and below 1.
+        text: to learn on; by default the bundled one. held_out: to measure on; by default that of the bundled one, or
+            the last tenth of the text.
+        steps, batch, window: of training.
+        gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
+        seed: of windows and noise.
+        report: called with `Progress`.
+    Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
+        model is as before.
+    """
+    if not 0 < target < 1:
+        raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
+    unknown = [kind for kind in units if kind not in KINDS]
+    if unknown or not units:
+        raise UsageError("no such units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
+    p = model.program
+    learnt, held = _texts(model, text, held_out)
+    ids = _ids(model, learnt)
+    if len(ids) < window + 1:
+        raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
+    before = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
+    teacher, entries = p.fork("teacher"), len(p.journal)
+    try:
+        _gate(model, units)
+        view = DifferentiableGraph(p, seed=seed)
+        penalties = [distill(teacher), budget(target, of="params", steps=steps)]
+        mode = "joint" if params else "gates"
+        opt = JointOptimizer(view, None, penalties, params=params or 1e-4, gates=gates, mode=mode, steps=steps)
+        history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
+        names = [e.name for e in view.elements()]
+        probe = _feeds(ids, np.random.default_rng(seed), batch, window)
+        hardened = view.discretize(TopPolicy(target, of="params"), probe=probe, task=_same_as(teacher))
+    except BaseException:
+        p.undo(len(p.journal) - entries)
+        raise
+    after = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
+    return Learned(tuple(units), target, history, np.array(seen, np.float32), names, hardened, before, after)
+
+
+def _train(
+    view: DifferentiableGraph,
+    opt: JointOptimizer,
+    ids: np.ndarray,
+    steps: int,
+    batch: int,
+    window: int,
+    seed: int,
+    report: Report | None,
+) -> tuple[list[dict[str, float]], list[list[float]]]:
+    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    history: list[dict[str, float]] = []
+    seen: list[list[float]] = []
+    for step in range(steps):
+        made = opt.step(_feeds(ids, rng, batch, window))
+        facts = {"loss": made.loss, "distill": made.penalties["distill"], "open": float(made.open),
+                 "cost": made.expected_cost}  # fmt: skip
+        if step % _EVERY == 0 or step == steps - 1:
+            history.append({"step": float(step), **facts})
+            seen.append([e.p for e in view.elements()])
+        if report is not None:
+            report(Progress("learn", step + 1, steps, facts))
+    return history, seen
+
+
+def _same_as(teacher: Any) -> Any:
+    """The task of a probe: KL(teacher || model), mean over tokens, nats."""
+
+    def task(outputs: Any, feeds: Any) -> Any:
+        name = next(iter(outputs))
+        theirs = teacher(**{n: feeds[n] for n in teacher.input_names()})
+        theirs = theirs[name] if isinstance(theirs, dict) else theirs
+        logp, logq = theirs.detach().log_softmax(-1), outputs[name].log_softmax(-1)
+        return (logp.exp() * (logp - logq)).sum(-1).mean()
+
+    return task
+
+
+def _gate(model: Model, units: Sequence[str]) -> None:
+    """Gates on all units of the kinds, by one edit."""
+    p = model.program
+    with p.edit(f"gates on {', '.join(units)}", author="gate") as e:
+        found = 0
+        for kind in units:
+            if kind == "layers":
+                e.gate(model.select("**").layers, "hard_concrete")
+                found += 1
+                continue
+            for group in [g for g in p.axes().values() if _wanted(g, kind)]:
+                e.gate(p.axes()[group.name].units(), "hard_concrete")
+                found += 1
+        if not found:
+            raise UsageError("the model has no such units", where=p.name, got=", ".join(units))
+
+
+def _wanted(group: AxisGroup, kind: str) -> bool:
+    return kind in group.kinds and not group.frozen and not group.mixed
+
+
+def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:
+    starts = rng.integers(0, len(ids) - window, batch)
+    rows = np.stack([ids[s : s + window] for s in starts])
+    return {"ids": rows, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(window), rows.shape))}
+
+
+def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, str]:
+    from graphwright.models.corpus import pydoc_split
+
+    if text is None:
+        learnt, held = pydoc_split()
+        return learnt, held_out or held[:8000]
+    cut = len(text) * 9 // 10
+    return (text, held_out) if held_out else (text[:cut], text[cut:])
+
+
+def _ids(model: Model, text: str) -> np.ndarray:
+    from graphwright.models.model import need_tokenizer
+
+    return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64)
+
+
+def _size(model: Model) -> float:
+    return float(model.inspect().parameters)

@@ -1,0 +1,121 @@
+"""Learning what a model can do without: what stays, what it costs, what is undone, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import graphwright as gw
+from graphwright import structure as st
+from graphwright.cli import app
+from graphwright.errors import UsageError
+from graphwright.structure.pictures import probabilities
+
+QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
+TEXT = "gradients edit the structure of a network; " * 200
+
+
+def test_what_is_learned_is_cut_to_the_target_and_undone():
+    model = gw.open("bundled")
+    p = model.program
+    start, ids = p.hash(), np.arange(32)[None]
+    logits = model.logits(ids)
+    gated = 4 * (2 * 192 * 192 + 3 * 192 * 512 + 2 * 192 * 64)
+    found = st.learn(model, ("heads", "neurons"), 0.7, **QUICK)
+    assert not p.gates()
+    assert found.after["parameters"] == sum(p.spec(n).size for n in p.params())
+    gone = found.before["parameters"] - found.after["parameters"]
+    assert 0.28 * gated <= gone <= 0.32 * gated
+    assert found.before["bits_per_byte"] < found.after["bits_per_byte"] < found.before["bits_per_byte"] + 0.6
+    assert found.history[-1]["cost"] < found.history[0]["cost"]
+    assert found.probabilities.shape == (len(found.history), len(found.names)) == (len(found.history), 24 + 2048)
+    assert found.hardened.gap is not None
+    assert [e.author for e in p.journal[-2:]] == ["gate", "gate"]
+    p.undo(2)
+    assert p.hash() == start
+    assert np.array_equal(model.logits(ids), logits)
+
+
+def test_gradients_choose_better_than_chance():
+    """As many heads cut at random, in the same model, cost more."""
+    from graphwright.models.corpus import pydoc_split
+
+    held = pydoc_split()[1][:4000]
+    model = gw.open("bundled")
+    learned = st.learn(model, ("heads",), 0.6, held_out=held, **QUICK)
+    cut = len(learned.hardened.cut)
+    rng, losses = np.random.default_rng(0), []
+    for _ in range(3):
+        other = gw.open("bundled")
+        with other.program.edit("some heads") as e:
+            for layer, ids in enumerate(_draw(rng, cut)):
+                if ids:
+                    e.cut_units(other.select(f"layers.{layer}.attn").heads[ids], ragged=True)
+        losses.append(other.perplexity(held).bits_per_byte)
+    assert learned.after["bits_per_byte"] < np.median(losses)
+
+
+def _draw(rng, count):
+    """So many of 24 heads, never all six of a layer."""
+    while True:
+        chosen = rng.choice(24, count, replace=False)
+        rows = [sorted(int(h) % 6 for h in chosen if h // 6 == layer) for layer in range(4)]
+        if all(len(row) < 6 for row in rows):
+            return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": 1.0}, "stays"),
+        ({"units": ("tails",)}, "no such units"),
+        ({"units": ()}, "no such units"),
+        ({"text": "too short"}, "too short"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):
+    model = gw.open("bundled")
+    start = model.program.hash()
+    with pytest.raises(UsageError, match=message):
+        st.learn(model, **{**QUICK, **change})
+    assert model.program.hash() == start
+
+
+def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
+    model, seen = gw.open("bundled"), []
+    start = model.program.hash()
+
+    def stop(progress):
+        seen.append(progress)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        st.learn(model, ("heads",), 0.5, report=stop, **QUICK)
+    assert model.program.hash() == start
+    assert not model.program.gates()
+
+
+def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    args = ["search", "bundled", str(tmp_path / "out"), "--units", "heads", "--target", "0.8", "--steps", "6", "--lr",
+            "2", "--batch", "2", "--window", "32", "--text", str(text), "--check", "none", "--json"]  # fmt: skip
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
+    picture = (tmp_path / "out" / "gates.svg").read_text()
+    assert picture.count("<polyline") == 24
+    assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
+
+
+def test_many_gates_are_drawn_by_axis():
+    values = np.linspace(0, 1, 5 * 200).reshape(5, 200)
+    names = [f"a.neurons[{i}]" for i in range(100)] + [f"b<c.neurons[{i}]" for i in range(100)]
+    picture = probabilities(values, names, [True] * 200, 20)
+    assert picture.count("<polyline") == 2
+    assert "b&lt;c.neurons" in picture
