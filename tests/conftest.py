@@ -1,5 +1,6 @@
 """Hypothesis profiles, and what a test may be left out for: a marker names it, and only its absence skips."""
 
+import gc
 import os
 import shutil
 import sys
@@ -30,6 +31,14 @@ NEEDS = {
     "linux": ("Linux", lambda: sys.platform == "linux"),
 }
 """Marker -> what its tests need, and whether it is there."""
+
+
+@pytest.fixture(scope="module")
+def young_heap():
+    """For tests that collect garbage: what others left behind is not looked through each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -41,6 +41,8 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS, call
 from values import array_of, grad_of
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 SIM, META = Device("sim"), Device("meta")
 
 

@@ -27,6 +27,7 @@ from graphwright.errors import AliasError, DTypeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits
 
+pytestmark = pytest.mark.usefixtures("young_heap")
 COMPUTED = [name for name, row in OPS.items() if row.view is None]
 
 

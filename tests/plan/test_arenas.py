@@ -20,6 +20,8 @@ from graphwright.plan.arenas import shared_arena
 from graphwright.plan.bound import Bound
 from graphwright.program import Builder, Program
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 
 def net() -> Program:
     b = Builder("net")

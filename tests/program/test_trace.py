@@ -9,6 +9,8 @@ import graphwright as gw
 from graphwright.autograd import TraceError
 from graphwright.program import BadName, NameTaken
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 X = np.ones((2, 3), "f4")
 
 

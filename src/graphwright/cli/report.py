@@ -45,6 +45,7 @@ def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) ->
         ("as opened", story.before),
         ("branch cut", by_title["cut a branch while it runs"].facts["bits_per_byte"]),
         ("undone", story.before),
+        ("30 % of the blocks pruned", by_title["prune"].facts["bits_per_byte"]),
         ("skip added and trained", by_title["train the edited model"].facts["bits_per_byte"]),
     ]
     opened, cut = by_title["open"].facts, by_title["cut a branch while it runs"].facts
@@ -56,8 +57,8 @@ def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) ->
     ]
     body = [
         "<h1>Graphwright demo</h1>",
-        f"<p class=lead>A byte-level Llama of {opened['parameters']:,} parameters, opened, cut, undone, extended, "
-        f"trained and exported in {seconds:.0f} s.</p>",
+        f"<p class=lead>A byte-level Llama of {opened['parameters']:,} parameters, opened, cut, pruned, undone, "
+        f"extended, trained and exported in {seconds:.0f} s.</p>",
         "<div class=cards>"
         + "".join(f"<div class=card><b>{escape(v)}</b><span>{escape(t)}</span></div>" for v, t in cards)
         + "</div>",

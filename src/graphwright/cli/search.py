@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command(
-        epilog="Example: graphwright search bundled learned --units heads --target 0.8 --steps 4 --check none --quiet"
+        epilog="Example: graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet"
     )(search)
 
 
@@ -48,17 +49,20 @@ def search(
     checkpoint with its receipt, and gates.svg: probabilities over training.
     """
     from graphwright.models import open
-    from graphwright.structure import learn
+    from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.pictures import probabilities
 
     set_threads(threads)
     model = open(directory)
     words = None if text is None else text.read_text(encoding="utf-8")
     kinds = tuple(k.strip() for k in units.split(",") if k.strip())
-    with bar(quiet or as_json) as report:
+    with warnings.catch_warnings(record=True) as heard, bar(quiet or as_json) as report:
+        warnings.simplefilter("always", GatesCannotClose)
         found = learn(model, kinds, target, words, steps=steps, batch=batch, window=window, gates=lr, params=weights,
                       seed=seed, report=report)  # fmt: skip
         receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, report=report)
+    for warning in heard:
+        typer.echo(f"warning: {warning.message}", err=True)
     gone = set(found.hardened.cut)
     kept = [name not in gone for name in found.names]
     picture = probabilities(found.probabilities, found.names, kept, steps)
