@@ -333,7 +333,7 @@ def speed_up() -> Figure:
 
 def decoding(model: Any) -> Callable[[], Any]:
     """One token behind 128; rounds go on in the same cache."""
-    cache = model.new_cache(256)
+    cache = model.new_cache(256, kind="static")
     cache.step(np.zeros((1, 128), np.int64))
     token = np.zeros((1, 1), np.int64)
     return lambda: cache.step(token)
