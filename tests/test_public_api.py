@@ -12,6 +12,7 @@ from typing import Any
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
+PARTS = ("Structure", "Editable", "Atomic", "Decoded", "TensorBase", "Operators")  # bases that are no public classes
 MODULES = (
     "amp",
     "errors",
@@ -50,7 +51,7 @@ def describe(name: str, value: object) -> list[str]:
 
 def _members(cls: type) -> dict[str, object]:
     """Its own, and those of bases that are no public class themselves."""
-    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in ("Structure", "TensorBase", "Operators")]
+    bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in PARTS]
     return {name: attr for c in bases for name, attr in vars(c).items()}
 
 

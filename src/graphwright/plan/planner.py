@@ -19,13 +19,14 @@ from graphwright.graph import NodeId
 from graphwright.plan.arranged import Arranged, Patched
 from graphwright.plan.collector import uncollected
 from graphwright.plan.commit import Commit
+from graphwright.plan.decoded import Options
 from graphwright.plan.executor import on_vm
 from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
 from graphwright.plan.native import loops
 from graphwright.plan.passes import root
-from graphwright.plan.plan import Options, Plan
+from graphwright.plan.plan import Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES

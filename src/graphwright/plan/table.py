@@ -112,3 +112,26 @@ class Schedule(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
     coverage: float
     dispatches: int
+
+
+class Placed(NamedTuple):
+    """Bytes of the arena: whose they are, and between which instructions, both included."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+
+
+class Firing(NamedTuple):
+    """One use of a rewrite: the rule, the path of the node it was used on, and what stands for it now.
+
+    Attributes:
+        bound: for a rule that rounds otherwise, how far a result may lie from the exact rewrites' one.
+    """
+
+    rule: str
+    node: str
+    into: str
+    bound: str = ""

@@ -12,7 +12,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, call
 from graphwright.program.program import Program, Value
-from graphwright.program.transaction import as_array
+from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction

@@ -17,8 +17,8 @@ from graphwright.program.journal import Entry, Undo
 from graphwright.program.spill import Spill
 
 if TYPE_CHECKING:
+    from graphwright.program.atomic import Atomic
     from graphwright.program.program import Program
-    from graphwright.program.transaction import Transaction
 
 _log = logging.getLogger("graphwright.program")
 _EDGE_EDITS = frozenset({"AddEdge", "RemoveEdge", "Rewire"})
@@ -40,7 +40,7 @@ class History:
         self.undoable: list[Entry] = []
         self.redoable: list[Entry] = []
         self.marks: dict[str, int] = {}
-        self.open: Transaction | None = None
+        self.open: Atomic | None = None
         self.listeners: list[Callable[[Entry], object]] = []
         self.spill = Spill(program)
         self._held: dict[int, tuple[Variable, NDArray, bool]] = {}
@@ -50,7 +50,7 @@ class History:
         self._before = ""
 
     # -- an edit ----------------------------------------------------------------------------------------
-    def begin(self, transaction: Transaction) -> None:
+    def begin(self, transaction: Atomic) -> None:
         """Open an edit: note the state, and make weights copy themselves before they are trained in place.
 
         Raises: UsageError for a read-only program, EditBusy if another thread's edit stays open.
@@ -90,7 +90,7 @@ class History:
         _, held, shared = self._held.get(id(variable), (variable, None, True))
         return held is array and not shared
 
-    def collect_trained(self, transaction: Transaction) -> None:
+    def collect_trained(self, transaction: Atomic) -> None:
         """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
         with held_back():
             for key, variable in list(self.program.weights.items()):
@@ -106,7 +106,7 @@ class History:
             if expected is not None and variable.data is not expected:
                 variable.data, variable.shared = expected, True
 
-    def write(self, t: Transaction) -> Entry | None:
+    def write(self, t: Atomic) -> Entry | None:
         """Write the entry of an edit that holds; None if it changed nothing. Raises what no journal can hold."""
         p = self.program
         if not t.done:

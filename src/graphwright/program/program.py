@@ -13,10 +13,11 @@ from graphwright.autograd import Parameter, Variable, changes
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.constraints import Constraints
+from graphwright.program.editable import Editable
 from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
-from graphwright.program.structure import Structure, Value
+from graphwright.program.structure import Value
 from graphwright.program.weights import Weights
 from graphwright.verbs import verb
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from graphwright.program.validate import AssemblyReport
 
 
-class Program(Structure):
-    """A directed graph of operations that is edited while it runs. How it is read is `Structure`.
+class Program(Editable):
+    """A directed graph of operations that is edited while it runs. How it is read is said by `Structure`.
 
     Attributes:
         graph: nodes and edges; read it freely, change it through `edit` only.
