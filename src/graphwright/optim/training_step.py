@@ -32,7 +32,7 @@ from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import Plan
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.program import FeedError, Program
-from graphwright.program.step import Retraced, Step
+from graphwright.program.step import Retraced, Step, Task
 
 Loss = str | Callable[..., Tensor]
 _SUM = "gradient_sum"
@@ -90,8 +90,9 @@ class CompiledStep:
         self.source, self.optimizer, self.scaler = program, optimizer, scaler
         self.accumulate, self.clip = accumulate, clip
         self.low = None if amp is None else low_dtype(amp)
-        self._loss, self._reads, self._names = loss, *_read_by(program, loss)
-        self.inputs = _specs(program, inputs, self._names)
+        reads, self._names = _read_by(program, loss)
+        self._loss, self.inputs = loss, _specs(program, inputs, self._names)
+        self._task = Task(self.inputs, reads, self._objective, self._trained, self._update, self.low)
         self._options = {"executor": executor, "device": Device.parse(device), "remat": remat}
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
         if accumulate > 1:
@@ -149,9 +150,7 @@ class CompiledStep:
             else:
                 kind = Step if Step.follows(self.source) else Retraced
                 with no_grad():
-                    made = kind(
-                        self.source, self.inputs, self._reads, self._objective, self._trained, self._update, self.low
-                    )
+                    made = kind(self.source, self._task)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
             self._plan = plan_for(self._made.program, self.inputs, **self._options)

@@ -17,8 +17,9 @@ from graphwright.array.vm.encode import ENCODERS, View
 from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
 from graphwright.plan.executor import VM, Choice, may_join
-from graphwright.plan.ledger import TEMPORARY, Ledger
+from graphwright.plan.ledger import Ledger
 from graphwright.plan.passes import root
+from graphwright.plan.store import TEMPORARY
 from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bool_)

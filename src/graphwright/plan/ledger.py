@@ -7,7 +7,6 @@ before stay what they are. Works from specs alone: no op runs, no weight byte is
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
@@ -18,19 +17,16 @@ import numpy as np
 from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.executor import VM, Choice, chooser
-from graphwright.plan.forms import Form, Forms, adjacent, packed
-from graphwright.plan.row import Copy, Lists, Row, Use
-from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
+from graphwright.plan.executor import chooser
+from graphwright.plan.forms import Forms, adjacent
+from graphwright.plan.row import Copy, Row, Use
+from graphwright.plan.store import Store
+from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Program, Value, kinds
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
 """A folded constant may take this much memory even if it outgrows what it is made of."""
-FED, TEMPORARY, ELSEWHERE = 0, 1, 2
-"""Inputs, other buffers of the arena, and buffers that lie outside of it."""
-_CODES = {INPUT: FED, TEMP: TEMPORARY}
-_MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 
 class Rule(NamedTuple):
@@ -46,7 +42,7 @@ class Rule(NamedTuple):
     wants: Callable[[Op], bool]
 
 
-class Ledger:
+class Ledger(Store):
     """Rows of a program for given sizes and options.
 
     Args:
@@ -58,16 +54,11 @@ class Ledger:
 
     Attributes:
         rows: node -> row.
-        slots, buffers, instrs, choices: everything that was ever needed; a buffer is (kind, bytes, key).
-        sizes, codes: bytes of each buffer in the arena, and where it lies.
+        held: values that outputs and watches give out.
         turn: rises with every plan made of the ledger.
-        frozen, holders, shapes: of each slot, whether it depends on frozen weights alone, its buffer, and a number for
-            its dtype and layout.
-        native, joins: of each instruction, whether the VM runs it, and whether it may be part of a fusion group.
         fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
         order: instructions of all rows, as they run.
-        on_host: buffers that lie on the host, though the plan runs on another device.
         sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
         settled: rows that were looked at since the start, for tests of locality.
@@ -83,27 +74,16 @@ class Ledger:
         executor: str,
         device: Device,
     ) -> None:
-        self.program, self.dims, self.rules, self.freeze = p, dict(dims), tuple(rules), freeze
+        super().__init__(Forms(chooser(executor, device), backend(device).workspace))
+        self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
         self.held: frozenset[Value] = frozenset()
-        self.device, self.forms = device, Forms(chooser(executor, device), backend(device).workspace)
-        self.on_host: set[int] = set()
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
-        self.slots: list[Slot] = []
-        self.frozen: list[bool] = []
-        self.holders, self.shapes = array("i"), array("i")
-        self.buffers: list[tuple[str, int, str]] = []
-        self.sizes, self.codes = array("q"), array("b")
-        self.instrs: list[Instr] = []
-        self.choices: list[Choice] = []
-        self.native, self.joins = array("b"), array("b")
         self.fusions: dict[Any, Any] = {}
         self.folded: set[NodeId] = set()
-        self.reads, self.outs, self.works, self.pairs = Lists(), Lists(), Lists(), Lists()
         self.order = np.zeros(0, np.int32)
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
-        self._ranks: list[int] = []
         self._groups: dict[Any, set[NodeId]] = {}
         self._copies: dict[Any, Copy] = {}
         self._written: set[NodeId] = set()
@@ -220,7 +200,7 @@ class Ledger:
             order = order[~out[order]]
         if came:
             key = self.program.order_labels.key
-            ranks, instrs = self._ranks, self.instrs
+            ranks, instrs = self.ranks, self.instrs
 
             def at(q: int) -> tuple[int, int, int]:
                 return (*key(instrs[q].node), ranks[q])
@@ -328,7 +308,7 @@ class Ledger:
         ):
             row.results = row.own = (kept.index,)
             return
-        made = self._slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
+        made = self.slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
         row.results = row.own = (made,)
 
     def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
@@ -413,22 +393,6 @@ class Ledger:
                 del self._groups[row.group]
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
-    def _slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
-        index = len(self.slots)
-        self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
-        self.frozen.append(frozen)
-        self.holders.append(buffer)
-        self.shapes.append(self.forms.number(dtype, layout))
-        return index
-
-    def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
-        """A slot with a buffer of its own."""
-        size, room, layout = packed(spec)
-        self.buffers.append((kind, size, key))
-        self.sizes.append(room)
-        self.codes.append(_CODES.get(kind, ELSEWHERE))
-        return self._slot(value, len(self.buffers) - 1, spec.dtype, layout, -1, frozen)
-
     def _fresh(
         self,
         old: Row | None,
@@ -470,39 +434,6 @@ class Ledger:
             instr = instr._replace(work=tuple(work))
             row.own = (*made, *work)
         row.instr = self.instruction(instr, form=form)
-
-    def alias(self, slot: int, base: int) -> int:
-        """A slot that shows of another one's buffer what `slot` shows of its own."""
-        shown, at = self.slots[slot], self.slots[base]
-        return self._slot(None, at.buffer, shown.dtype, shown.layout, base, False)
-
-    def keep(self, buffer: int) -> None:
-        """Let a buffer lie on the host; one of the arena gets memory of its own there."""
-        _, size, key = self.buffers[buffer]
-        self.on_host.add(buffer)
-        if self.codes[buffer] != ELSEWHERE:
-            self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
-
-    def instruction(self, instr: Instr, rank: int = _MAIN, form: Form | None = None) -> int:
-        """A new instruction; `rank` orders those of one node."""
-        form = self.forms.of(instr, self.slots, self.shapes) if form is None else form
-        self.instrs.append(instr)
-        self._ranks.append(rank)
-        self.choices.append(form.choice)
-        self.native.append(form.choice.executor == VM)
-        self.joins.append(form.joins)
-        holders, buffers = self.holders, self.buffers
-        outs, ins = [holders[s] for s in instr.outs], [holders[s] for s in instr.ins]
-        self.reads.add(ins)
-        self.outs.add(outs)
-        self.works.add([holders[s] for s in instr.work])
-        pairs: list[int] = []
-        for out, place in form.inplace:
-            a, b = outs[out], ins[place]
-            if buffers[a][1] == buffers[b][1]:
-                pairs += (a, b)
-        self.pairs.add(pairs)
-        return len(self.instrs) - 1
 
     def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
         """The slot, or a copy of it that lies row by row; rows that want the same one share it."""

@@ -23,13 +23,14 @@ from graphwright.plan.decoded import Options
 from graphwright.plan.executor import on_vm
 from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
-from graphwright.plan.ledger import ELSEWHERE, FED, TEMPORARY, Ledger
+from graphwright.plan.ledger import Ledger
 from graphwright.plan.native import loops
 from graphwright.plan.passes import root
 from graphwright.plan.plan import Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
+from graphwright.plan.store import ELSEWHERE, FED, TEMPORARY
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
 

@@ -7,6 +7,7 @@ that they depend on they run again on symbols, and what they write that is there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from graphwright.array import DType, Spec
@@ -34,41 +35,47 @@ Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]
 """(outputs and inputs by name) -> what is differentiated, and the results of the step by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a training step does with a program.
+
+    Attributes:
+        inputs: specs of the program's inputs, and of further ones that the objective reads.
+        reads: outputs of the program that the objective reads.
+        objective: see `Objective`; runs with a tape.
+        trained: gives the parameters trained now.
+        update: assigns to variables by what `.grad` of the parameters holds.
+        low: the 16-bit float of autocast, if it is on.
+    """
+
+    inputs: Mapping[str, Spec]
+    reads: Sequence[str]
+    objective: Objective
+    trained: Callable[[], Iterable[Parameter]]
+    update: Callable[[], None]
+    low: DType | None = None
+
+
 class Step(Backward):
     """One training step of `source`, kept up to date by `sync`.
 
     Args:
         source: the program; it is never changed.
-        inputs: specs of its inputs, and of further ones that the objective reads.
-        reads: outputs of the source that the objective reads.
-        objective: see `Objective`; runs with a tape.
-        trained: gives the parameters trained now.
-        update: assigns to variables by what `.grad` of the parameters holds.
-        low: the 16-bit float of autocast, if it is on.
+        task: what is done with it.
 
     Attributes:
         program: the inputs -> the results of the objective; it writes what the source writes and what `update` assigns.
         roles: see `Reused`.
     """
 
-    def __init__(
-        self,
-        source: Program,
-        inputs: Mapping[str, Spec],
-        reads: Sequence[str],
-        objective: Objective,
-        trained: Callable[[], Iterable[Parameter]],
-        update: Callable[[], None],
-        low: DType | None = None,
-    ) -> None:
+    def __init__(self, source: Program, task: Task) -> None:
         sizes: dict[str, int] = {}
         for node in source.inputs():
-            source.spec(node).match(inputs[source.path(node)].sizes, sizes)
-        super().__init__(source, (), sizes, f"step of {source.name}", low)
-        self.reads, self.inputs = tuple(reads), dict(inputs)
-        self._objective, self._trained, self._update = objective, trained, update
-        for name in inputs.keys() - {source.path(n) for n in source.inputs()}:
-            self._recorder.source(INPUT, name, inputs[name], {})
+            source.spec(node).match(task.inputs[source.path(node)].sizes, sizes)
+        super().__init__(source, (), sizes, f"step of {source.name}", task.low)
+        self.task = task
+        for name in task.inputs.keys() - {source.path(n) for n in source.inputs()}:
+            self._recorder.source(INPUT, name, task.inputs[name], {})
         self._held: list[NodeId] = []
         self._flipped: set[NodeId] = set()
         self._stored_at: dict[int, NodeId] = {}  # id of each variable of the source that is read -> its node there
@@ -91,7 +98,7 @@ class Step(Backward):
     @property
     def usable(self) -> bool:
         """True while the program was edited by nobody else, and the source has the inputs it had."""
-        mine = self.program.version == self.version and set(self.program.input_names()) == set(self.inputs)
+        mine = self.program.version == self.version and set(self.program.input_names()) == set(self.task.inputs)
         return mine and self.follows(self.source) and self._fits()
 
     @property
@@ -106,9 +113,9 @@ class Step(Backward):
         self._recorder.near = self.version >= 0
         changed = set(self._changed)
         self._changed.clear()
-        held = [source.output(name) for name in self.reads]
+        held = [source.output(name) for name in self.task.reads]
         held += [source.operands(write)[1] for write in source.writes()]
-        trained = list(self._trained())
+        trained = list(self.task.trained())
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
         wanted = {Value(params[id(v)]): None for v in trained if id(v) in params}
         self._flipped = {v.node for v in wanted.keys() ^ self.wanted.keys() if v.node in source.graph}
@@ -132,7 +139,7 @@ class Step(Backward):
         """Objective, backward and update, each as far as it depends on something new."""
         nodes = [n for kind in (PARAM, STATE) for n in self.source.of_kind(kind) if n in self._twins]
         self._stored_at = {id(self.source.weights[self.source.key(n)]): n for n in nodes}
-        ends = [self.source.output(name) for name in self.reads]
+        ends = [self.source.output(name) for name in self.task.reads]
         before: list[Any] = [(self._twin(v), self._tensor(self._twin(v)).spec, self._wants(v)) for v in ends]
         before += [(self._twins.get(t.node), self._twin(v)) for t, v in self._carried()]
         before += [training(), *(id(v) for v in trained)]
@@ -156,19 +163,19 @@ class Step(Backward):
         recorder = Reused(self)
         for target, value in self._carried():
             recorder.assign(self.source.weights[self.source.key(target.node)], recorder.tensor(self._twin(value)))
-        ends = {name: self.source.output(name) for name in self.reads}
+        ends = {name: self.source.output(name) for name in self.task.reads}
         leaves: dict[Value, Tensor] = {}
         for value in ends.values():
             leaf = leaves.setdefault(value, recorder.tensor(self._twin(value)))
             leaf.requires_grad = self._wants(value)
-        p, names = self.program, self.inputs.keys() - ends.keys()
+        p, names = self.program, self.task.inputs.keys() - ends.keys()
         given = {name: recorder.tensor(Value(p.node(name))) for name in names}
         token = active_recorder.set(recorder)
         try:
             for v in trained:
                 v.grad = None
             with enable_grad():
-                root, results = self._objective({**given, **{name: leaves[v] for name, v in ends.items()}})
+                root, results = self.task.objective({**given, **{name: leaves[v] for name, v in ends.items()}})
                 root.backward()
             given_grads = [(v, leaf.grad) for v, leaf in leaves.items()]
             seeds = {v: recorder.value_of(g) for v, g in given_grads if g is not None}
@@ -196,7 +203,7 @@ class Step(Backward):
         try:
             for variable, value in grads:
                 variable.grad = recorder.tensor(value)
-            self._update()
+            self.task.update()
         finally:
             active_recorder.reset(token)
             for variable, _ in grads:
@@ -261,30 +268,21 @@ class Step(Backward):
 class Retraced:
     """The same step of a program that `Step` cannot follow: traced anew after every edit. See `Step`."""
 
-    def __init__(
-        self,
-        source: Program,
-        inputs: Mapping[str, Spec],
-        reads: Sequence[str],
-        objective: Objective,
-        trained: Callable[[], Iterable[Parameter]],
-        update: Callable[[], None],
-        low: DType | None = None,
-    ) -> None:
+    def __init__(self, source: Program, task: Task) -> None:
         def step(*feeds: Tensor) -> Mapping[str, Tensor]:
-            given = dict(zip(inputs, feeds, strict=True))
-            for v in trained():
+            given = dict(zip(task.inputs, feeds, strict=True))
+            for v in task.trained():
                 v.grad = None
-            with autocast_to(low):
+            with autocast_to(task.low):
                 outputs = evaluate(source, {name: given.pop(name) for name in source.input_names()})
-            root, results = objective({**given, **{name: outputs[name] for name in reads}})
+            root, results = task.objective({**given, **{name: outputs[name] for name in task.reads}})
             root.backward()
-            update()
+            task.update()
             return results
 
         self.source, self.version = source, source.version
         with enable_grad():
-            self.program, self._recorder, _ = record(step, tuple(inputs.values()), tuple(inputs))
+            self.program, self._recorder, _ = record(step, tuple(task.inputs.values()), tuple(task.inputs))
 
     @property
     def usable(self) -> bool:
@@ -300,4 +298,4 @@ class Retraced:
         """Nothing can be brought up to date."""
 
 
-__all__ = ["Retraced", "Step"]
+__all__ = ["Retraced", "Step", "Task"]
