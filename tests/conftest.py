@@ -33,6 +33,21 @@ NEEDS = {
 """Marker -> what its tests need, and whether it is there."""
 
 
+@pytest.fixture
+def sim():
+    """The backend of a fresh simulated device `sim`, which goes with the test."""
+    from graphwright.array import Device
+    from graphwright.array.backend import use
+    from graphwright.array.sim import SimBackend
+    from graphwright.array.sim.driver import SimDriver
+
+    device = Device("sim")
+    made = SimBackend(device, SimDriver(device))
+    use(device, made)
+    yield made
+    use(device)
+
+
 @pytest.fixture(scope="module")
 def young_heap():
     """For tests that collect garbage: what others left behind is not looked through each time."""

@@ -32,10 +32,9 @@ from graphwright.array import (
     from_numpy,
     int64,
 )
-from graphwright.array.backend import use
 from graphwright.array.meta import NoBytes
 from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import RuleBroken, SimDriver
+from graphwright.array.sim.driver import RuleBroken
 from graphwright.autograd import Tensor, grad, no_grad, tensor
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS, call
@@ -47,13 +46,10 @@ SIM, META = Device("sim"), Device("meta")
 
 
 @pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    """A fresh simulated device."""
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
+def sim(sim: SimBackend) -> Iterator[SimBackend]:
+    """What lies on it goes while it is there."""
+    yield sim
     gc.collect()
-    use(SIM)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy, upload
-from graphwright.array.backend import use
 from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.array.upload import MOST_ARRAYS, MOST_BYTES, chunks
 
 SIM = Device("sim")
 ITEMS = 213_304
 SIZES = [0, 1, 63, 64, 65, MOST_BYTES // 3, MOST_BYTES - 1, MOST_BYTES, 2 * MOST_BYTES]
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 @given(st.lists(st.sampled_from(SIZES), max_size=40))

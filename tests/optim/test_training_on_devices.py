@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,10 @@ import pytest
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device
-from graphwright.array.backend import use
 from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.autograd import Tensor
 
 SIM = Device("sim")
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 KINDS: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from time import sleep
 from typing import Any
@@ -32,15 +31,6 @@ from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
 SIM = Device("sim")
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    """A fresh simulated device."""
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 # -- which regions -----------------------------------------------------------------------------------------------------

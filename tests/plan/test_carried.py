@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,12 @@ import pytest
 
 import graphwright as gw
 from graphwright.array import Device, from_numpy
-from graphwright.array.backend import use
-from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan import CaptureWorkspace, ParallelWorkspace, StepTorn, Workspace
 from graphwright.program import Builder, Program
 
 SIM = Device("sim")
 X = np.linspace(-1, 1, 4, dtype=np.float32)
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 def recurrent() -> Program:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ from test_plan_state import CASES, FEEDS, two_states
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device, DeviceUnavailable, NDArray, bfloat16, from_numpy
-from graphwright.array.backend import use
 from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.autograd import Parameter, Variable, tensor
 from graphwright.autograd.random import rng
 from graphwright.errors import UsageError
@@ -28,15 +25,6 @@ from graphwright.program import Builder, FeedError, Program
 from graphwright.testing.oracle import assert_bits
 
 SIM = Device("sim")
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    """A fresh simulated device."""
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 def shapes(feeds: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 import graphwright as gw
 from graphwright.array import Device, from_numpy, poison
-from graphwright.array.backend import use
 from graphwright.array.cpu import CpuBackend
-from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.plan import CaptureWorkspace, Workspace
 from graphwright.program import Builder, Program, load, save
 
 SIM = Device("sim")
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 def counted() -> Program:

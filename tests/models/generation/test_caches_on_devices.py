@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,6 @@ from graphwright.errors import GraphwrightError
 
 SIM = Device("sim")
 IDS = some_ids((1, 60))[0]
-
-
-@pytest.fixture
-def sim() -> Iterator[SimBackend]:
-    """A fresh simulated device."""
-    made = SimBackend(SIM, SimDriver(SIM))
-    use(SIM, made)
-    yield made
-    use(SIM)
 
 
 @pytest.fixture
