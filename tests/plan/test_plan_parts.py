@@ -70,6 +70,11 @@ def test_slots_and_values_are_checked() -> None:
     for value in (np.ones(4, np.float32), np.ones(3)):
         with pytest.raises(FeedError, match="slot 0"):
             space.set(0, value)
+    b = Builder()
+    b.output(b.neg(b.expand(b.input("x", (3,)), shape=(2, 3))), "y")
+    wide = b.build().compile(x=(3,))
+    with pytest.raises(UsageError, match="one number in memory"):
+        Workspace(wide).set(wide.instrs[0].ins[0], np.ones((2, 3), np.float32))
     with pytest.raises(UsageError, match="another plan"):
         space.run(net().compile(x=(3,))[:])
 

@@ -170,8 +170,20 @@ class Workspace(Binding):
             self._end()
 
     def set(self, slot: int, array: Any) -> None:
-        """Give a slot a value. Raises: UsageError for no such slot; FeedError for another shape or dtype."""
+        """Give a slot a value.
+
+        Raises: UsageError for no such slot, or one that shows a value several times, as an expansion does; FeedError
+            for another shape or dtype.
+        """
         self._known(slot)
+        shown = self.plan.slots[slot]
+        if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
+            raise UsageError(
+                "several elements of this slot are one number in memory",
+                where=f"slot {slot}",
+                got=f"strides {shown.layout.strides}",
+                fix=f"set slot {shown.base}, of which it is a view",
+            )
         self._begin()
         try:
             self._set(slot, array)
