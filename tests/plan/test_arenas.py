@@ -43,8 +43,8 @@ def _alone() -> None:
 
 def held(plans: list) -> int:
     """Bytes of all arenas that the plans' own workspaces hold, each once."""
-    blocks = {id(s._arena): s._arena for s in (p.workspace() for p in plans) if s._arena is not None}
-    return sum(block.nbytes for block in blocks.values())
+    arenas = [space._arena for space in (p.workspace() for p in plans) if space._arena is not None]
+    return sum({id(chunk): chunk.nbytes for arena in arenas for chunk in arena.chunks}.values())
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
@@ -68,7 +68,7 @@ def test_own_workspaces_hold_their_sum() -> None:
     spaces = [Workspace(p.compile(x=(n, 8))) for n in (5, 10, 20)]
     for n, space in zip((5, 10, 20), spaces, strict=True):
         space.run({"x": feed(n)})
-    assert len({id(s._arena) for s in spaces}) == 3
+    assert len({id(chunk) for s in spaces for chunk in s._arena.chunks}) == 3
 
 
 def test_what_another_plan_overwrote_is_refused() -> None:
@@ -126,7 +126,7 @@ def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
     with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
-    assert inner.workspace()._arena is not outer.workspace()._arena
+    assert inner.workspace()._arena.chunks[0] is not outer.workspace()._arena.chunks[0]
 
 
 def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:

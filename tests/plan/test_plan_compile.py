@@ -297,10 +297,10 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert len(set(losses)) == 20
     assert run.traces == 1
     space = run.workspace(x, t)
-    base = space._arena.memory.data_ptr()
+    base = space._arena.chunks[0].memory.data_ptr()
     arrays = [array_of(x), array_of(t)]
     assert tensor_allocations(lambda: space.step(arrays)) == []
-    assert space._arena.memory.data_ptr() == base
+    assert space._arena.chunks[0].memory.data_ptr() == base
     assert not space.plan.commits
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_programs import programs
 
+from graphwright.array import CPU, backend
 from graphwright.errors import GraphwrightError
 from graphwright.plan import Plan, Workspace, make_plan
 from graphwright.program import Builder, Program
@@ -181,14 +182,14 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     feed = {"x": np.ones((4, 4), np.float32)}
     plan = p.compile(x=(4, 4))
     plan(feed)
-    arena = plan.workspace()._arena
+    (arena,) = plan.workspace()._arena.chunks
     bound = dict(plan.workspace()._bound_calls)
     for k in range(50):
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{2 * k}")[0], "relu")
         plan = p.compile(x=(4, 4))
         plan(feed)
-    assert plan.workspace()._arena is arena
+    assert plan.workspace()._arena.chunks == [arena]
     kept = sum(bound[q] is calls for q, calls in plan.workspace()._bound_calls.items() if q in bound)
     assert kept >= 140
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
@@ -214,3 +215,36 @@ def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
             found = list(pool.map(lambda _: p.compile(x=(4, 4)), range(8)))
         assert len({id(plan) for plan in found}) == 1
         assert [i.node for i in found[0].instrs] == [i.node for i in plan_of(p).instrs]
+
+
+def test_addresses_never_move_while_the_arena_grows() -> None:
+    """A hundred patches, each with one more value that lives to the end; what was bound stays where it was."""
+    b = Builder("growing")
+    x = b.input("x", (64,))
+    made = [b.tanh(x, name="h0")]
+    for i in range(1, 20):
+        made.append(b.tanh(made[-1], name=f"h{i}"))
+    b.output(b.junction(*made, name="sum"), "y")
+    p, feed = b.build(), {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
+    plan = p.compile(x=(64,))
+    first, space = plan.arena_bytes, plan.workspace()
+    space.leave_shared()  # in a shared one a larger plan may take the first chunk's place
+    plan(feed)
+    bound: dict[int, tuple[int, int]] = {}
+    for k in range(100):
+        with p.edit("one more") as e:
+            e.connect(e.add("sigmoid", f"more{k - 1}" if k else "x", name=f"more{k}"), "sum")
+        plan = p.compile(x=(64,))
+        assert plan.patched.kind == "patched"
+        truth = p.run(feed)["y"]
+        assert_bits(plan(feed, lease=bool(k % 2))["y"], truth)
+        assert plan.workspace() is space
+        places = {s: (backend(CPU).address(a), a.nbytes) for s, a in space._views.items()}
+        assert places.items() >= {s: place for s, place in bound.items() if s in places}.items()
+        assert len(places.keys() & bound.keys()) >= len(bound) - 2
+        spans = sorted((c.memory.data_ptr(), c.memory.data_ptr() + c.nbytes) for c in space._arena.chunks)
+        assert all(any(low <= at and at + size <= high for low, high in spans) for at, size in places.values())
+        bound = places
+    assert_bits(Workspace(plan, poison=True).run(feed)["y"], truth)
+    assert plan.arena_bytes > 4 * first
+    assert 2 < len(space._arena.chunks) < 10

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class SharedArena:
-    """A block that workspaces use one after another; it goes with the last of them.
+    """Chunks that workspaces use one after another; they go with the last of them.
 
-    Invariant: it is replaced by a larger one only by who holds it, so by nobody else's run.
+    Invariant: one is replaced by a larger one only by who holds them, so by nobody else's run.
     """
 
     def __init__(self, kernels: Any) -> None:
         self._allocate = kernels.allocate
-        self._block: ref[Storage] | None = None
+        self._chunks: list[ref[Storage]] = []
         self._spaces: WeakSet[Binding] = WeakSet()
         self._user: ref[Binding] | None = None
         self._held = Lock()
@@ -32,9 +32,8 @@ class SharedArena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the block now."""
-        block = self._block() if self._block is not None else None
-        return 0 if block is None else block.nbytes
+        """Bytes of the chunks now."""
+        return sum(chunk.nbytes for known in self._chunks if (chunk := known()) is not None)
 
     def hold(self) -> bool:
         """Keep others out, until `leave`; False if a run has it."""
@@ -66,21 +65,24 @@ class SharedArena:
         """True if nobody used it since this workspace did."""
         return self._user is space.handle
 
-    def block(self, space: Binding, nbytes: int) -> Storage:
-        """The block, at least so large; to be asked for by who holds it. For a larger one the others bind again."""
+    def chunk(self, space: Binding, i: int, nbytes: int) -> Storage:
+        """The i-th chunk, at least so large; to be asked for in turn, by who holds them.
+
+        For a larger one the others bind again.
+        """
         with self._members:
             self._spaces.add(space)
-            found = self._block() if self._block is not None else None
-            if found is not None and found.nbytes < nbytes:
+            found = self._chunks[i]() if i < len(self._chunks) else None
+            if found is not None and found.nbytes >= nbytes:
+                return found
+            if found is not None:
                 for other in self._spaces:
                     if other is not space:
                         other.forget_arena()
-        if found is None or found.nbytes < nbytes:
-            found = None  # given back before the larger one is asked for
-            made = self._allocate(nbytes)
-            self._block = ref(made)
-            return made
-        return found
+        del found  # given back before the larger one is asked for
+        made = self._allocate(nbytes)
+        self._chunks[i : i + 1] = [ref(made)]
+        return made
 
 
 _arenas: WeakKeyDictionary[Any, SharedArena] = WeakKeyDictionary()

@@ -36,6 +36,7 @@ class Arranged:
         home, first, last, offsets: of each buffer, whose memory it lies in, its times, its place in the arena (or -1).
         used: of each buffer, whether the plan touches it.
         total, bound: bytes of the arena, and at the fullest time.
+        ends: of the arena's chunks, with room behind what is used; each buffer lies in one chunk.
         sources: slots of inputs, params, consts and states that the plan uses, in order.
         variables: by key, those behind params, consts and states.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
@@ -45,6 +46,7 @@ class Arranged:
 
     __slots__ = (
         "bound",
+        "ends",
         "first",
         "folds",
         "groups",
@@ -76,11 +78,13 @@ class Arranged:
         used: np.ndarray,
         total: int,
         bound: int,
+        ends: tuple[int, ...],
         roots: tuple[NodeId, ...],
         fusion: Fusion,
     ) -> None:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
+        self.ends = ends
         self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots

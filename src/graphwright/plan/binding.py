@@ -16,6 +16,7 @@ from graphwright.array.vm.encode import Row, View, copy_row, encode
 from graphwright.array.vm.fuse import Inner, Member, encode_group
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
+from graphwright.plan.arena import Arena
 from graphwright.plan.arenas import shared_arena
 from graphwright.plan.collector import uncollected
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
@@ -77,8 +78,8 @@ class Binding:
         self._sizes: list[Iterable[int]] = []
         self._ends: list[int] | None = None
         self._singles: dict[int, list[Any]] = {}
-        self._arena: Storage | None = None
-        self._lease: Lease | None = None
+        self._arena: Arena | None = None
+        self._leases: dict[int, Lease] = {}
         self._views: dict[int, NDArray] = {}
         self._feeds: list[Callable[[NDArray], object] | None] = []
         self._takes: dict[str, Callable[[], NDArray]] = {}
@@ -124,7 +125,7 @@ class Binding:
             self.plan = plan
             self.variables = self._variables(plan)
             self._seen, self._override = -1, None
-            if self._arena is None or after.total > self._arena.nbytes:
+            if self._arena is None or not self._arena.holds(after.ends):
                 self._arena = None  # bound anew at the next run
                 return True
             changed = after.moved_since(before)
@@ -189,9 +190,9 @@ class Binding:
 
     def end_lease(self) -> None:
         """Make leased results of the last run stale."""
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
+        for lease in self._leases.values():
+            lease.close()
+        self._leases.clear()
 
     def forget_arena(self) -> None:
         """Let go of the arena; the next run binds anew."""
@@ -208,8 +209,10 @@ class Binding:
         for key in self.plan.arranged.written:
             self.variables[key].own()
         first = self._arena is None
-        if first:
-            self._arena = self._room()
+        arena = self._arena if self._arena is not None else Arena()
+        if arena.ends != self.plan.arranged.ends:
+            arena.grow(self.plan.arranged.ends, self._chunk)
+        self._arena = arena
         changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
         if changed:
             self._check_arrays()
@@ -232,13 +235,10 @@ class Binding:
                     self._fold()
                 self._bind_calls()
 
-    def _room(self) -> Storage:
-        """The arena, with room to grow into; memory that nobody touched costs nothing. Raises: OutOfMemory."""
-        size, shared = self.plan.arena_bytes, self._shared
-        if self.device == CPU:
-            size += size // (4 if self._bound else 8)
+    def _chunk(self, i: int, size: int) -> Storage:
+        """Memory of the arena. Raises: OutOfMemory."""
         try:
-            return self._kernels.allocate(size) if shared is None else shared.block(self, size)
+            return self._kernels.allocate(size) if self._shared is None else self._shared.chunk(self, i, size)
         except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
             raise OutOfMemory(self.plan, self.device) from error
 
@@ -422,7 +422,8 @@ class Binding:
         if not self.poison:
             return []
         dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
-        return [PoisonCall(self._arena, b.offset, b.nbytes) for b in dead]
+        assert self._arena is not None
+        return [PoisonCall(*self._arena.at(b.offset), b.nbytes) for b in dead]
 
     def _code(self, start: int, stop: int) -> list[list[Row]]:
         """Rows of the VM by instruction; those of a whole group with its first."""
@@ -493,8 +494,8 @@ class Binding:
             return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
         if kind in ARENA:
             assert self._arena is not None
-            offset = int(arranged.offsets[place]) // row.dtype.itemsize + layout.offset
-            return NDArray(self._arena, row.dtype, layout.shape, layout.strides, offset)
+            chunk, at = self._arena.at(int(arranged.offsets[place]))
+            return NDArray(chunk, row.dtype, layout.shape, layout.strides, at // row.dtype.itemsize + layout.offset)
         if kind in (FOLDED, HOST):
             return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
         base = self._bound[key]

@@ -46,7 +46,7 @@ def build() -> None:
     run.in_place(none, *lists, *lists, flags, i8, i8.copy(), i8.copy())
     run.fullest(i8, i8, i8, 0)
     run.place(i8, i8, i8, i8.copy(), 0)
-    run.keep_places(i8, i8, i8, i8.copy(), 0)
+    run.keep_places(i8, i8, i8, i8.copy(), 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
     stamp = _stamp()
     stamp.parent.mkdir(parents=True, exist_ok=True)

@@ -233,9 +233,10 @@ def _by_time(times: Array, last: Array, steps: int, large_first: bool, sizes: Ar
     return found, at
 
 
-def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: int) -> tuple[int, int]:
+def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: int, chunks: Array) -> tuple[int, int]:
     """Leave buffers that have an offset (>= 0) where they are unless they meet another; find places for the rest.
 
+    `chunks` are the ends of the arena's chunks; each buffer lies in one; what finds no place in them lies behind.
     Returns: how many had to be placed, and the bytes.
     """
     count = len(sizes)
@@ -292,17 +293,25 @@ def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: 
         best, waste, top = np.int64(-1), np.int64(1) << 62, np.int64(0)
         for j in np.argsort(order[:n]):
             c = met[j]
-            start = top + -top % grain
+            start = _in_one(top + -top % grain, sizes[b], chunks)
             left = offsets[c] - start - sizes[b]
             if 0 <= left < waste:
                 best, waste = start, left
             top = max(top, offsets[c] + sizes[c])
-        offsets[b] = best if best >= 0 else top + -top % grain
+        offsets[b] = best if best >= 0 else _in_one(top + -top % grain, sizes[b], chunks)
     top = 0
     for b in range(count):
         if last[b] >= 0:
             top = max(top, offsets[b] + sizes[b])
     return loose, top
+
+
+def _in_one(start: int, size: int, chunks: Array) -> int:
+    """The first place from `start` on where so many bytes lie in one chunk."""
+    for end in chunks:
+        if start < end < start + size:
+            start = end
+    return start
 
 
 def moved(

@@ -25,7 +25,7 @@ from graphwright.plan.fusion import Rows, fuse
 from graphwright.plan.layout import place_naive
 from graphwright.plan.ledger import Ledger
 from graphwright.plan.native import loops
-from graphwright.plan.passes import root
+from graphwright.plan.passes import ALIGN, root
 from graphwright.plan.plan import Plan
 from graphwright.plan.remat import within
 from graphwright.plan.residency import keep_on_host
@@ -190,7 +190,8 @@ def _arrange(
             known = before.arranged.offsets
             offsets[: len(known)] = known
             offsets[times < 0] = -1
-            placed, total = run.keep_places(sizes, first, times, offsets, steps)
+            chunks = np.array(before.arranged.ends, np.int64)
+            placed, total = run.keep_places(sizes, first, times, offsets, steps, chunks)
             patched = Patched("patched", f"{placed} buffers placed", rows, int(placed))
             if rows > CONE * len(ledger.rows):
                 total, patched = -1, Patched("full", f"the edit touched {rows} of {len(ledger.rows)} rows", rows)
@@ -200,8 +201,22 @@ def _arrange(
         if total < 0:
             offsets[:] = -1
             total = int(run.place(sizes, first, times, offsets, steps))
-    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, nodes, fusion)
+    ends = _ends(int(total), before.arranged.ends if before is not None else (), patched.kind, ledger.device)
+    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
     return commit, arranged, patched
+
+
+def _ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
+    """Ends of the chunks of an arena: those of the plan before where they hold it, so that memory stays where it is.
+
+    A new one has room to grow into on the host, where memory that nobody touched costs nothing.
+    """
+    if kind == "full":
+        known = known[:1] if known and total <= known[0] else ()
+    if known and total <= known[-1]:
+        return known
+    room = 0 if device != CPU else total // 4 if known else total // 8
+    return (*known, -(-(total + room) // ALIGN) * ALIGN)
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:

@@ -10,8 +10,7 @@ from graphwright.array import CPU, NDArray, Storage, backend, from_numpy, poison
 class PoisonCall:
     """A call that fills dead bytes with NaN."""
 
-    def __init__(self, storage: Storage | None, offset: int, nbytes: int) -> None:
-        assert storage is not None
+    def __init__(self, storage: Storage, offset: int, nbytes: int) -> None:
         self.target = NDArray(storage, uint8, (nbytes,), offset=offset)
         made = np.empty(nbytes, np.uint8)
         poison.fill(made)

@@ -57,7 +57,7 @@ class Workspace(Binding):
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
         self._begin()
         try:
-            held = self.safe or self._fed is None or self.watching or self._lease is not None
+            held = self.safe or self._fed is None or self.watching or self._leases
             if held or changes.count != self._seen:
                 return self._run_held(lambda: arrays, False)
             self._run_fed(self._fed, arrays)
@@ -101,7 +101,8 @@ class Workspace(Binding):
     def _run_bound(self, arrays: Sequence[NDArray], lease: bool) -> dict[str, Any]:
         self.end_lease()  # what was leased is read by now
         if self.poison and self._arena is not None:
-            fill(self._arena)
+            for chunk in self._arena.chunks:
+                fill(chunk)
         if self._fed is not None:
             self._run_fed(self._fed, arrays)
         else:
@@ -127,12 +128,17 @@ class Workspace(Binding):
         self._busy.release()
 
     def _leased(self, view: NDArray) -> NDArray:
-        if view.storage is not self._arena or self.device != CPU:
+        if not self._in_arena(view) or self.device != CPU:
             return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
-        if self._lease is None:
-            assert self._arena is not None
-            self._lease = Lease(self._arena)
-        return NDArray(self._lease, view.dtype, view.shape, view.strides, view.offset)
+        chunk = view.storage
+        if id(chunk) not in self._leases:
+            self._leases[id(chunk)] = Lease(chunk)
+        return NDArray(self._leases[id(chunk)], view.dtype, view.shape, view.strides, view.offset)
+
+    def _in_arena(self, array: NDArray) -> bool:
+        """True for memory of the arena, as it is or leased."""
+        chunks = self._arena.chunks if self._arena is not None else ()
+        return any(array.storage is known for known in (*chunks, *self._leases.values()))
 
     def _run_part(self, part: Part) -> None:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
@@ -198,7 +204,7 @@ class Workspace(Binding):
             raise FeedError(
                 "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
             )
-        backend(view.device).copy(view, given.copy() if given.storage is self._arena else given)
+        backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
 
     def _known(self, slot: int) -> None:
         if not 0 <= slot < self.plan.arranged.slots:
@@ -289,8 +295,7 @@ class Workspace(Binding):
         if wrong:
             raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
         # a leased value lies in the arena that the inputs are written to
-        own = (self._arena, self._lease)
-        return [data.copy() if data.storage in own else data for data in ready]
+        return [data.copy() if self._in_arena(data) else data for data in ready]
 
     def _located(self, call: int, error: Exception) -> GraphwrightError:
         """The error of one call, with the node it ran for."""
