@@ -53,7 +53,9 @@ def test_no_plan_edit_or_shape_compiles() -> None:
             else:
                 for _ in range(8):
                     p.undo()
-            p.compile(x=(n,), executor="vm")(x=np.ones(n, np.float32))
+            plan = p.compile(x=(n,), executor="vm")
+            if n % 10 == 0:
+                plan(x=np.ones(n, np.float32))
     assert not compiled.buffer
     assert machine.build() is made
 
