@@ -438,3 +438,42 @@ def test_captured_memory_is_held(sim: SimBackend) -> None:
     assert other.to_numpy().min() == 9.0
     del space
     sim.pool.reset()
+
+
+def test_an_edit_records_anew_what_it_touched_and_nothing_else(sim: SimBackend) -> None:
+    p = chain(32, (10, 21))
+    plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
+    assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]
+    space = plan.workspace()
+
+    def run() -> int:
+        """Regions recorded in a run of the program as it is."""
+        plan, before = p.compile(x=(4,), device="sim", executor="capture"), space.captures
+        assert plan.workspace() is space
+        for _ in range(2):
+            assert plan(x=x)["y"].tobytes() == p.run(x=x)["y"].tobytes()
+        assert plan.patched.kind == "patched" or not p.journal
+        return space.captures - before
+
+    assert [run() for _ in range(2)] == [0, 3]
+    for k in ("tanh_3", "tanh_14", "tanh_28"):
+        with p.edit("one region") as e:
+            e.insert(p.in_edges(k)[0], "relu")
+        assert run() == 1
+    with p.edit("a new weight, at the end") as e:
+        e.rewire(p.in_edges("tanh_30")[0], e.add("mul", "tanh_29", e.param("w", np.float32(0.5))))
+    assert run() == 1
+    with p.edit("a value of the first lives longer") as e:
+        e.rewire(p.in_edges("tanh_30")[0], e.add("mul", "tanh_29", "tanh_2"))
+    assert run() == 3  # the chain ran in one place; what is behind lies elsewhere now
+    with p.edit("a name") as e:
+        e.rename("look10", "seen")
+    assert run() == 0
+    for _ in range(3):
+        p.undo()
+    assert run() == 3
+    p.undo()
+    assert run() == 1
+    assert str(space.state) == "captured"
+    space.release()
+    assert run() == 3

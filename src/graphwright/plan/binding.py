@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate, chain, repeat
 from threading import Lock
@@ -59,13 +59,11 @@ class Binding:
         shared: bool = False,
         safe: bool = False,
     ) -> None:
-        self.plan, self.poison, self.safe = plan, poison, safe
+        self.poison, self.safe = poison, safe
         self.device = plan.options.device
         self._kernels = backend(self.device)
         self._own = {} if variables is None else variables
-        self.variables = self._variables(plan)
-        ledger = plan.arranged.ledger
-        self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
+        self._take(plan)
         self.handle = ref(self)
         self.pinned = False
         self.runs = WriteCount()
@@ -101,13 +99,15 @@ class Binding:
         self.overridden = True
         self._override: Override | None = None
 
-    def _variables(self, plan: Plan) -> dict[str, Variable]:
-        """What the plan reads and writes, by key."""
+    def _take(self, plan: Plan) -> None:
+        """The plan to run, with what it reads and writes by key, and what of that lies on the host."""
+        self.plan = plan
         ledger, own = plan.arranged.ledger, plan.arranged.variables
         buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
         keys = [key for kind, _, key in buffers if kind not in (INPUT, HOST)]
         keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
-        return {key: self._own.get(key, own[key]) for key in keys}
+        self.variables = {key: self._own.get(key, own[key]) for key in keys}
+        self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
 
     def adopt(self, plan: Plan) -> bool:
         """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
@@ -122,8 +122,7 @@ class Binding:
             self._busy.release()
             return False
         try:
-            self.plan = plan
-            self.variables = self._variables(plan)
+            self._take(plan)
             self._seen, self._override = -1, None
             if self._arena is None or not self._arena.holds(after.ends):
                 self._arena = None  # bound anew at the next run
@@ -213,16 +212,19 @@ class Binding:
         if arena.ends != self.plan.arranged.ends:
             arena.grow(self.plan.arranged.ends, self._chunk)
         self._arena = arena
-        changed = first or any(v.data is not self._given.get(k) for k, v in self.variables.items())
-        if changed:
+        other = {k for k, v in self.variables.items() if v.data is not self._given.get(k)}
+        changed = first or not other.isdisjoint(self._given)
+        if other:
             self._check_arrays()
-            self._bound = {key: self._array(key, v) for key, v in self.variables.items()}
-            self._given = {key: self._value(v) for key, v in self.variables.items()}
+            self._bound |= {key: self._array(key, self.variables[key]) for key in other}
+            self._given |= {key: self._value(self.variables[key]) for key in other}
+        if changed:
             for kept in (self._bound_calls, self._groups, self._views, self._readers, self._writers):
                 kept.clear()
         elif any(array.storage.version != version for array, version in self._placed):
             for array, _ in self._placed:
                 made_of(array, array.dtype, self.device)  # the new value, at the old address
+        self._let_go(self._given.keys() - self.variables.keys())
         self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
         self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
@@ -234,6 +236,15 @@ class Binding:
                 if self.plan.folds != self._folds:
                     self._fold()
                 self._bind_calls()
+
+    def _let_go(self, keys: Set[str]) -> None:
+        """Forget arrays that the plan does not read; they may be others when it does again."""
+        ledger = self.plan.arranged.ledger
+        for slot in [s for s in self._views if ledger.buffers[ledger.slots[s].buffer][2] in keys] if keys else ():
+            for kept in (self._views, self._readers, self._writers):
+                kept.pop(slot, None)
+        for key in keys:
+            del self._given[key], self._bound[key]
 
     def _chunk(self, i: int, size: int) -> Storage:
         """Memory of the arena. Raises: OutOfMemory."""

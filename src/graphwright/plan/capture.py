@@ -6,8 +6,9 @@ launch is undone, the region runs plainly, and the plan stays plain until `retry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple, Unpack
 from weakref import finalize
@@ -66,7 +67,7 @@ class CaptureWorkspace(Workspace):
 
     Attributes:
         state: see CaptureState.
-        captures: how often a region was recorded.
+        captures: how often a region was recorded. After an edit those that it left as they were stay recorded.
     Raises: UsageError for a plan of the CPU; CaptureRefused if nothing of it can be captured and it must be.
     """
 
@@ -84,18 +85,32 @@ class CaptureWorkspace(Workspace):
         if plan.options.device == CPU:
             raise UsageError("the CPU has no graphs to capture", where=plan.program.name, fix="Workspace(plan)")
         super().__init__(plan, variables, poison=poison, safe=safe)
-        self.pinned = True  # graphs hold addresses
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
         self.regions = plan.regions()
         self.state, self.captures = CaptureState(COLD), 0
-        if all(region.kind != CAPTURED for region in self.regions):
+        if not self._capturable:
             why = next((w for region in self.regions for w in region.why), "the plan has no instruction")
             if require_capture:
                 raise CaptureRefused(why, where=plan.program.name)
             self.state = CaptureState(FAILED, reason=why)
-        self._graphs: dict[int, int] = {}
+        self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._pins: list[Any] = []
         finalize(self, _unpin, self._pins)
+
+    @property
+    def _capturable(self) -> bool:
+        return any(region.kind == CAPTURED for region in self.regions)
+
+    def adopt(self, plan: Plan) -> bool:  # noqa: D102  # as of a Binding
+        could, chunks = self._capturable, [] if self._arena is None else list(self._arena.chunks)
+        if not super().adopt(plan):
+            return False
+        if self._arena is None or len(self._arena.chunks) < len(chunks):
+            self.release()  # while the memory that graphs pin is there
+        self.regions = plan.regions()
+        if not could and self._capturable:  # it had failed for that alone
+            self.state = CaptureState(COLD)
+        return True
 
     def execute(self) -> None:
         """Run the regions on what lies in the inputs. Raises: ComputeError; CaptureRefused if capture is required."""
@@ -106,8 +121,8 @@ class CaptureWorkspace(Workspace):
         ran: list[int] = []
         recording = self.state.name == DONE or (self.state.name != FAILED and self.state.warm >= self.warmups)
         settled = False
-        for at, region in enumerate(self.regions):
-            if region.kind == CAPTURED and recording and self.state.name != FAILED and self._launched(at, region):
+        for region in self.regions:
+            if region.kind == CAPTURED and recording and self.state.name != FAILED and self._launched(region):
                 ran += region.instrs
                 continue
             for i in region.instrs:
@@ -122,7 +137,7 @@ class CaptureWorkspace(Workspace):
 
     def retry_capture(self) -> None:
         """After a failure, record again in the next run."""
-        if self.state.name == FAILED and any(region.kind == CAPTURED for region in self.regions):
+        if self.state.name == FAILED and self._capturable:
             self.state = CaptureState(WARM, self.warmups)
 
     def release(self) -> None:
@@ -133,18 +148,20 @@ class CaptureWorkspace(Workspace):
             self.state = CaptureState(WARM, self.warmups)
 
     # -- one region --------------------------------------------------------------------------------------------------
-    def _launched(self, at: int, region: Region) -> bool:
+    def _launched(self, region: Region) -> bool:
         """True if the region was queued as a graph; else nothing of it was."""
         driver, stream = self._kernels.driver, self._kernels.stream
         assert driver is not None
         try:
-            if at not in self._graphs:
+            numbers = self._numbers(region)
+            if numbers not in self._graphs:
                 self._audit(region)
-                calls = [call for i in region.instrs for call in self._own_calls(i)]
-                self._graphs[at] = captured(driver, stream, calls, self.watchdog)
+                calls = [self._own_calls(i) for i in region.instrs]
+                made = captured(driver, stream, chain.from_iterable(calls), self.watchdog)
+                self._graphs[numbers] = _Graph(made, [self._bound_calls.get(q) for q in numbers])
                 self.captures += 1
                 self._pin()
-            driver.replay(self._graphs[at], stream)
+            driver.replay(self._graphs[numbers].made, stream)
         except Exception as error:
             if self.require_capture:
                 raise error if isinstance(error, CaptureRefused) else CaptureRefused(str(error)) from error
@@ -198,14 +215,36 @@ class CaptureWorkspace(Workspace):
         return any(self._view(s).device == CPU for s in self.plan.instrs[i].outs)
 
     def _bind_calls(self) -> None:
+        """Bind, and let go of the graphs that hold other calls; they are recorded again in the next run."""
         super()._bind_calls()
-        self.release()  # the graphs hold other addresses
+        here = set(map(self._numbers, self.regions))
+        kept = {numbers: g for numbers, g in self._graphs.items() if numbers in here and self._holds(numbers, g)}
+        self.release()
+        self._graphs.update(kept)
+        if kept:
+            self._pin()
+
+    def _holds(self, numbers: Sequence[int], graph: _Graph) -> bool:
+        """True if the instructions still have the calls that a graph was recorded from."""
+        now = map(self._bound_calls.get, numbers)
+        return all(calls is not None and calls is known for calls, known in zip(now, graph.calls, strict=True))
+
+    def _numbers(self, region: Region) -> tuple[int, ...]:
+        """The ledger's numbers of a region's instructions, the same in the next plan."""
+        return tuple(self.plan.arranged.order[list(region.instrs)].tolist())
 
     def _gate(self, i: int) -> list[Any]:
         return []  # `execute` waits where the host goes on
 
     def _dead_fills(self, start: int, stop: int) -> list[Any]:
         return []  # dead in the order of the plan is not dead in the order of the regions
+
+
+class _Graph(NamedTuple):
+    """What was recorded of a region, and the lists of calls, one an instruction, that it was recorded from."""
+
+    made: int
+    calls: list[list[Any] | None]
 
 
 def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]], watchdog: float) -> int:

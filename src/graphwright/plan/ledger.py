@@ -92,7 +92,7 @@ class Ledger(Store):
         self._gone: set[int] = set()
         self._came: list[int] = []
         self._recopied: set[Any] = set()
-        self._kept: dict[Any, tuple[int, int]] = {}
+        self._kept: dict[Any, Any] = {}
         self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
         self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
@@ -107,6 +107,7 @@ class Ledger(Store):
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
+        self.sent.clear()
         if not self.rows:
             self._settle_all()
             changed.clear()
@@ -479,17 +480,30 @@ class Ledger(Store):
 
     def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
         """A slot that holds a copy of another one's value, and the instruction that copies."""
-        key = (slot, node, why)
-        if key not in self._kept:
+
+        def make() -> tuple[int, int]:
             at = self.slots[slot]
             target = self.fresh(at.value, at.spec)
-            self._kept[key] = target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
-        return self._kept[key]
+            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
+
+        return self._once((slot, node, why), make)
 
     def committed(self, node: NodeId, new: int, target: int) -> int:
         """The instruction that copies a new value to its state."""
-        key = (node, new, target)
+        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
+        return self._once((node, new, target), lambda: self.instruction(copy))
+
+    # -- values on the host and on a device --------------------------------------------------------------------------
+    def shown_as(self, slot: int, base: int) -> int:
+        """A slot that shows of another one's buffer what `slot` shows of its own."""
+        return self._once(("alias", slot, base), lambda: self.alias(slot, base))
+
+    def reading(self, q: int, ins: tuple[int, ...]) -> int:
+        """The instruction that does the same with other operands."""
+        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for an earlier plan, so that it is the same number in the next."""
         if key not in self._kept:
-            copy = self.instruction(Instr("copy", (new,), (target,), (), {}, node, "commit"))
-            self._kept[key] = target, copy
-        return self._kept[key][1]
+            self._kept[key] = make()
+        return self._kept[key]

@@ -28,7 +28,7 @@ from graphwright.plan.native import loops
 from graphwright.plan.passes import ALIGN, root
 from graphwright.plan.plan import Plan
 from graphwright.plan.remat import within
-from graphwright.plan.residency import keep_on_host
+from graphwright.plan.residency import OtherSide, keep_on_host
 from graphwright.plan.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
 from graphwright.plan.store import ELSEWHERE, FED, TEMPORARY
 from graphwright.program import FeedError, Program
@@ -71,9 +71,9 @@ def make_plan(
     if rewrites not in MODES or layout not in LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
     refuse_broken(p)
+    options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+    options |= {"executor": executor, "device": device}
     if remat is not None:
-        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
-        options |= {"executor": executor, "device": device}
         plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
         return replace(plan, ms=(perf_counter() - started) * 1e3)
     dims = _dims(p, inputs)
@@ -81,7 +81,7 @@ def make_plan(
     watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
         raise UsageError("the program has no output and writes nothing", where=p.name)
-    why = _full(before, rewrites, device)
+    why = _full(before, rewrites)
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
@@ -98,7 +98,12 @@ def make_plan(
         )
         nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *p.writes())
         rows = ledger.settled - looked_at
-        commit, arranged, patched = _arrange(ledger, given, seen, layout, before, why, rows, nodes)
+        try:
+            commit, arranged, patched = _arrange(ledger, given, seen, layout, before, why, rows, nodes)
+        except OtherSide:
+            plan = make_plan(p, inputs, outputs, **options)
+            patched = plan.patched._replace(why="other values than before lie on the host")
+            return replace(plan, patched=patched, ms=(perf_counter() - started) * 1e3)
     return Plan(
         program=p,
         version=p.version,
@@ -116,12 +121,10 @@ def make_plan(
     )
 
 
-def _full(before: Plan | None, rewrites: str, device: Device) -> str:
+def _full(before: Plan | None, rewrites: str) -> str:
     """Why nothing of the plan before can be taken on, if so."""
     if before is None:
         return "the first plan"
-    if device != CPU:
-        return "what lies on the host is chosen anew for another device"
     if rewrites == "fast":
         return "fast rewrites look at all readers of a value"
     if not before.latest:
@@ -154,7 +157,7 @@ def _arrange(
     need[roots] = True
     order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
     if ledger.device != CPU:
-        order = keep_on_host(ledger, order)
+        order = keep_on_host(ledger, order, 0 if before is None or why else len(before.arranged.home))
     commit = Commit(ledger, order, outputs, watched, run)
     order, count = commit.order, len(ledger.buffers)
     reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()

@@ -17,24 +17,34 @@ from graphwright.plan.table import CONST, INPUT, PARAM, STATE, Instr
 _SOURCES = frozenset({INPUT, PARAM, CONST, STATE})
 
 
-def keep_on_host(ledger: Ledger, order: np.ndarray) -> np.ndarray:
+class OtherSide(Exception):  # no error: the plan is made anew
+    """A buffer of the plan before would have to lie on the other side now."""
+
+
+def keep_on_host(ledger: Ledger, order: np.ndarray, known: int) -> np.ndarray:
     """Mark the buffers that lie on the host, and put in copies of what the device reads of them.
 
     Args:
         order: instructions that are needed.
+        known: how many buffers the plan before had; where they lie is settled.
     Returns: the order with the copies, and with instructions that read them.
+    Raises: OtherSide, with nothing marked.
     """
-    kept = _kept(ledger)
     instrs = [(q, ledger.instrs[q]) for q in order.tolist()]
-    _compute_there(ledger, [instr for _, instr in instrs], kept)
+    kept = _kept(ledger)
+    work = _compute_there(ledger, [instr for _, instr in instrs], kept)
     written = {_base(ledger, target) for target, _ in ledger.writes().values()}
     for _, instr in instrs:
         for i in _host_reads(ledger, instr):
             base = _base(ledger, instr.ins[i])
             if _kind(ledger, base) in _SOURCES and base not in written:
                 kept.add(base)
-    for base in kept:
-        ledger.keep(ledger.slots[base].buffer)
+    here = {ledger.slots[s].buffer for s in kept | work}
+    used = {ledger.slots[s].buffer for _, i in instrs for s in (*i.ins, *i.outs, *i.work)}
+    if any((b in here) != (b in ledger.on_host) for b in used | here if b < known):
+        raise OtherSide
+    for buffer in here:
+        ledger.keep(buffer)
     return _send(ledger, instrs, kept)
 
 
@@ -59,8 +69,12 @@ def _kept(ledger: Ledger) -> set[int]:
     return {row.own[0] for row in found if isinstance(weights[row.attrs["key"]], HostVariable)}
 
 
-def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> None:
-    """What is made of values on the host alone, and carried by it, is computed there: the next key of a generator."""
+def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> set[int]:
+    """What is made of values on the host alone, and carried by it, is computed there: the next key of a generator.
+
+    Returns: slots that this works in.
+    """
+    work: set[int] = set()
     writes = ledger.writes().values()
     carried = {_base(ledger, new) for target, new in writes if _base(ledger, target) in kept}
     for instr in instrs:
@@ -68,8 +82,8 @@ def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> None:
         constants = {b for b in bases if _kind(ledger, b) in (CONST, INPUT)}
         if bases & kept and bases <= kept | constants and outs <= carried:
             kept |= constants | outs
-            for s in instr.work:
-                ledger.keep(ledger.slots[s].buffer)
+            work.update(instr.work)
+    return work
 
 
 def _send(ledger: Ledger, instrs: list[tuple[int, Instr]], kept: set[int]) -> np.ndarray:
@@ -82,21 +96,16 @@ def _send(ledger: Ledger, instrs: list[tuple[int, Instr]], kept: set[int]) -> np
         if base not in kept:
             return slot
         if base not in twins:
-            at = ledger.slots[base]
-            assert at.value is not None
-            twins[base] = ledger.fresh(None, at.spec)
-            copy = Instr("copy", (base,), (twins[base],), (), {}, at.value.node, "the device reads it too")
-            order.append(ledger.instruction(copy))
-        if slot not in twins:
-            twins[slot] = ledger.alias(slot, twins[base])
-        return twins[slot]
+            twins[base], copy = ledger.saved(base, ledger.node_of(base), "the device reads it too")
+            order.append(copy)
+        return twins[base] if slot == base else ledger.shown_as(slot, twins[base])
 
     for q, instr in instrs:
         if not {*instr.outs} & kept:
             places = _host_reads(ledger, instr)
             ins = tuple(s if k in places else sent(s) for k, s in enumerate(instr.ins))
             if ins != instr.ins:
-                q = ledger.instruction(instr._replace(ins=ins))
+                q = ledger.reading(q, ins)
         order.append(q)
     for node, (to, new) in ledger.writes().items():
         if _base(ledger, to) not in kept:
