@@ -9,6 +9,7 @@ import numpy as np
 import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import evolve as ev
+from graphwright import nn
 from graphwright.evolve import program as genomes
 from graphwright.models.create import config_from, create
 from graphwright.progress import Progress
@@ -127,6 +128,20 @@ def neat() -> gw.Program:
     return genomes.founder(ev.Genome(3, 1, (ev.Node(4, "tanh"), ev.Node(5, "tanh")), (*made, own)), batch=2)
 
 
+def training_cnn() -> gw.Program:
+    """In training: a counter of batches beside the network, and a bias that batch norm takes away again."""
+    gw.manual_seed(0)
+    conv, norm, head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 4)
+    with gw.mode("train"):
+        return gw.trace(lambda x: head(norm(conv(x)).tanh().mean((2, 3))), gw.tensor(np.ones((8, 3, 6, 6), "f4")))
+
+
+def gru() -> gw.Program:
+    gw.manual_seed(0)
+    cell, head = nn.GRU(6, 12), nn.Linear(12, 4)
+    return gw.trace(lambda x: head(cell(x)[0]), gw.tensor(np.ones((4, 5, 6), "f4")))
+
+
 CLEAN: dict[str, Callable[[], gw.Program]] = {
     "trained llama": trained_llama,
     "random llama": lambda: random_decoder("llama"),
@@ -135,6 +150,8 @@ CLEAN: dict[str, Callable[[], gw.Program]] = {
     "gpt2": gpt2,
     "mlp": mlp,
     "residual cnn": cnn,
+    "cnn in training": training_cnn,
+    "gru": gru,
     "recurrent neat": neat,
 }
 
