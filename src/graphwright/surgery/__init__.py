@@ -59,7 +59,7 @@ from graphwright.surgery.orthogonal import (
     unbake,
 )
 from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
-from graphwright.surgery.reports import Comparison, ErrorReport, compare, optimise_report
+from graphwright.surgery.reports import Comparison, ErrorReport, activation_memory, compare, optimise_report
 from graphwright.surgery.solve import Solution, Unsatisfied, solve
 
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "TensorTrain",
     "Uniform",
     "Unsatisfied",
+    "activation_memory",
     "asvd",
     "bake",
     "cayley",

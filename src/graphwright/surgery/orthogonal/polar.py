@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphwright.surgery.orthogonal.products import multiply
+
 WELL_CONDITIONED = 1e-12
 """Smallest ratio of eigenvalues of WᵀW, so condition number 10⁶, up to which they are accurate enough to start from."""
 FAR, NEAR, STEPS = 1e-2, 1e-8, 3
@@ -56,26 +58,35 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
     solves a Sylvester equation); an entry of C is as accurate as the two columns are long, so Q is orthonormal to ε.
     What is of second order goes with one more such step.
     """
-    scale = np.abs(w).max(initial=0.0)
+    scale = max(w.max(initial=0.0), -w.min(initial=0.0))
     if scale == 0.0:
         return None
-    w = w / scale
+    if not 1e-100 < scale < 1e100:  # squares stay in range
+        w = w / scale
     eigenvalues, v = np.linalg.eigh(w.T @ w)
     if eigenvalues[0] < WELL_CONDITIONED * eigenvalues[-1]:
         return None
     r = w @ v
+    del w
     for _ in range(STEPS):
-        c = r.T @ r
-        s = np.sqrt(np.diagonal(c))
-        c /= -s
-        c /= s[:, None]
-        np.fill_diagonal(c, 0.0)
-        off = max(c.max(), -c.min())
+        off = _straighten(r)
         if off > FAR:
             return None
+        if off <= NEAR:
+            return multiply(r, v.T)
+    return None
+
+
+def _straighten(r: np.ndarray) -> float:
+    """R := R C^-½ to first order, in place; returns the largest cosine between two columns before, beyond FAR alone."""
+    c = r.T @ r
+    s = np.sqrt(np.diagonal(c))
+    c /= -s
+    c /= s[:, None]
+    np.fill_diagonal(c, 0.0)
+    off = max(c.max(), -c.min())
+    if off <= FAR:
         c /= s[:, None] + s
         np.fill_diagonal(c, 1 / s)
-        r = r @ c
-        if off <= NEAR:
-            return r @ v.T
-    return None
+        multiply(r, c)
+    return float(off)
