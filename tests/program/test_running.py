@@ -154,6 +154,16 @@ def test_kept_values_are_not_computed_again(monkeypatch):
     assert not {p.path(n) for n in p.nodes()} & set(ran)
 
 
+def test_a_const_that_the_loss_does_not_need_is_not_taken_for_one_of_the_gradient():
+    """A mean's gradient makes a const of its own, whose name is free where the source's const is not mirrored."""
+    b = Builder("counted")
+    count = b.state("count", np.zeros((), np.int64))
+    b.carry(b.add(count, b.const("const", np.ones((), np.int64))), count)
+    b.output(b.mean(b.mul(b.input("x", (4,)), b.param("w", np.ones(4, "f4"))), axes=None, keepdims=False), "loss")
+    (found,) = b.build().run(x=np.arange(4, dtype="f4")).grad("loss", ["w"])
+    np.testing.assert_array_equal(found.to_numpy(), np.arange(4) / 4)
+
+
 def test_a_gradient_program_is_made_once_and_follows_edits():
     p = tiny()
     run = p.run(x=X)

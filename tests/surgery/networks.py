@@ -9,13 +9,25 @@ import numpy as np
 import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import evolve as ev
+from graphwright import nn
 from graphwright.evolve import program as genomes
 from graphwright.models.create import config_from, create
+from graphwright.progress import Progress
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6,
     "num_key_value_heads": 3, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+
+
+def interrupting(done: int) -> Callable[[Progress], None]:
+    """A progress callback that is Ctrl-C once so much is done."""
+
+    def stop(progress: Progress) -> None:
+        if progress.done == done:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def trained_llama() -> gw.Program:
@@ -116,6 +128,20 @@ def neat() -> gw.Program:
     return genomes.founder(ev.Genome(3, 1, (ev.Node(4, "tanh"), ev.Node(5, "tanh")), (*made, own)), batch=2)
 
 
+def training_cnn() -> gw.Program:
+    """In training: a counter of batches beside the network, and a bias that batch norm takes away again."""
+    gw.manual_seed(0)
+    conv, norm, head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 4)
+    with gw.mode("train"):
+        return gw.trace(lambda x: head(norm(conv(x)).tanh().mean((2, 3))), gw.tensor(np.ones((8, 3, 6, 6), "f4")))
+
+
+def gru() -> gw.Program:
+    gw.manual_seed(0)
+    cell, head = nn.GRU(6, 12), nn.Linear(12, 4)
+    return gw.trace(lambda x: head(cell(x)[0]), gw.tensor(np.ones((4, 5, 6), "f4")))
+
+
 CLEAN: dict[str, Callable[[], gw.Program]] = {
     "trained llama": trained_llama,
     "random llama": lambda: random_decoder("llama"),
@@ -124,6 +150,8 @@ CLEAN: dict[str, Callable[[], gw.Program]] = {
     "gpt2": gpt2,
     "mlp": mlp,
     "residual cnn": cnn,
+    "cnn in training": training_cnn,
+    "gru": gru,
     "recurrent neat": neat,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from graphwright.surgery.orthogonal import (
     is_orthogonal,
     newton_schulz,
     polar,
+    products,
     qr,
     stretch,
 )
@@ -67,10 +69,23 @@ def test_polar_is_scipys_and_no_orthonormal_matrix_is_nearer(shape: tuple[int, i
 
 @pytest.mark.parametrize("n", [50, 100])
 def test_the_quick_way_to_the_polar_factor_is_as_accurate_as_an_svd(n: int) -> None:
-    for spread in (1e2, 1e3, 9e3):
+    for spread in (1e2, 1e4, 9e5):
         u, _, vt = np.linalg.svd(random((n, n), n))
         w = (u * np.geomspace(1, 1 / spread, n)) @ vt
         assert np.abs(polar(w) - u @ vt).max() <= 1e-16 * spread  # eigenvectors of the Gram matrix alone: 1e-16 · κ²
+
+
+@pytest.mark.parametrize("shape", [(320, 320), (640, 240)])
+def test_beside_the_result_few_matrices_are_held(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROWS", 8)
+    w, one = random(shape, 0), 8 * min(shape) ** 2
+    for call, most in ((polar, 3), (newton_schulz, 2), (qr, 2 * shape[0] / shape[1])):
+        call(w)  # what is made once is no memory of a call
+        tracemalloc.start()
+        q = call(w)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak - q.nbytes <= (most + 0.5) * one, call.__name__
 
 
 @pytest.mark.parametrize("shape", SHAPES)

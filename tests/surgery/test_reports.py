@@ -93,6 +93,20 @@ def test_two_programs_compared_are_as_a_slow_comparison_says():
     json.dumps(found.to_json())
 
 
+def test_activations_take_what_is_alive_at_once_and_less_after_a_cut():
+    rng, b = np.random.default_rng(0), gw.Builder("wide")
+    up, down = (b.param(n, rng.normal(size=s).astype("f4")) for n, s in (("up", (512, 8)), ("down", (8, 512))))
+    b.output(b.linear(b.tanh(b.linear(b.input("x", ("B", 8)), up, name="h")), down), "y")
+    p = b.build()
+    for kept in (512, 128):
+        for rows in (64, 256):
+            taken = sg.activation_memory(p, {"x": np.zeros((rows, 8), "f4")})
+            assert 4 * rows * (kept + 8) <= taken <= 4 * rows * (2 * kept + 16) + 256
+        if kept == 512:
+            with p.edit("cut") as e:
+                e.cut_units(p.axes()["up:0"].units(range(384)))
+
+
 def test_programs_without_a_common_weight_are_not_equal():
     p, q = convolutional(), convolutional()
     with q.edit("other names") as e:

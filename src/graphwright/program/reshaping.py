@@ -59,7 +59,7 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool, allo
             raise _unequal(group, ids)
         for atom, stays in zip(group.atoms, apart, strict=True):
             keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
-    places = {name: tuple(map(int, np.flatnonzero(stays))) for name, stays in keeps.items() if not stays.all()}
+    places = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
     if places:
         e.do(resize(e.program.axes(), places, correct=correct))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, from_numpy
+from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd.lineage import inverse, moved
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
@@ -20,8 +20,10 @@ from graphwright.ops.terms import Atom, atoms, known, resized, resolve, spread
 from graphwright.program.errors import EmptyAxis, FrozenAxis
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.hollow import hollow_array, is_hollow
+from graphwright.program.kinds import STORED
 from graphwright.program.solve_axes import origin
 from graphwright.program.structure import Value
+from graphwright.program.threads import LARGE, side_by_side
 from graphwright.program.units import runs
 from graphwright.program.weights import as_array, payload_json
 
@@ -113,8 +115,12 @@ class ResizeAxis:
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         """Nodes of the weights, and those with other attributes."""
+        readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
+        for kind in sorted(STORED):
+            for node in p.of_kind(kind):
+                readers.get(p.key(node), []).append(node)
         own = (n for n, _ in (*self.attrs, *self.inputs))
-        return (*(n for w in self.weights for n in p.readers(w.key)), *own)
+        return (*(n for found in readers.values() for n in found), *own)
 
     def to_json(self, p: Program) -> dict[str, Any]:
         """Axes by name and places; values only where some are new: the others are the places of what is there."""
@@ -147,13 +153,18 @@ def resize(
     maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in places.items()}
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
-    weights = []
-    for key, dims in found.weights.items():
-        changed = {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
+    changes = {
+        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
+        for key, dims in found.weights.items()
+    }
+
+    def sliced(key: str) -> Sliced:
         if key in renumbered:
-            weights.append(Sliced(key, from_numpy(renumbered[key]), _numbers(changed)))
-        elif changed:
-            weights.append(_sliced(p, key, changed, factors.get(key), new))
+            return Sliced(key, from_numpy(renumbered[key]), _numbers(changes[key]))
+        return _sliced(p, key, changes[key], factors.get(key), new)
+
+    keys = [key for key, changed in changes.items() if changed or key in renumbered]
+    weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
         terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]
@@ -175,6 +186,14 @@ def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[Node
         terms = found.solution.dims[Value(node)]
         if any(a in maps for t in terms for a in atoms(t)):
             yield node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),)
+
+
+def _large(p: Program, keys: Sequence[str]) -> bool:
+    """Whether slicing these is worth threads; then files are mapped before threads read them."""
+    arrays = [a for a in map(p.weights.array, keys) if not is_hollow(a)]
+    if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
+        return False
+    return all(a.storage.memory is not None for a in arrays)
 
 
 def _sliced(
@@ -205,7 +224,7 @@ def _sliced(
 
 
 def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
-    return tuple((dim, tuple(map(int, old))) for dim, old in changed.items())
+    return tuple((dim, tuple(old.tolist())) for dim, old in changed.items())
 
 
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
@@ -274,7 +293,7 @@ def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tupl
 
 
 def _back(old: Numbers, size: int) -> Numbers:
-    return tuple(int(i) for i in inverse(np.asarray(old, np.int64), size))
+    return tuple(inverse(np.asarray(old, np.int64), size).tolist())
 
 
 def by_name(found: Axes, form: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[int]]:

@@ -17,7 +17,7 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import FeedError, Released, StaleRun
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import step
-from graphwright.program.kinds import INPUT, STORED, WRITE
+from graphwright.program.kinds import CONST, INPUT, STORED, WRITE
 from graphwright.program.patching import Place, feed_name, place
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
@@ -88,6 +88,8 @@ class Run:
         known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
         given = {}
         for node in gradient.nodes():
+            if gradient.op(node) == CONST:
+                continue  # it has the gradient's own as well, under names that are free there
             path, several = gradient.path(node), len(gradient.specs(node)) > 1
             if path in known and not several and gradient.op(node) == self.program.op(known[path][0].node):
                 given[Value(node)] = known[path][1]

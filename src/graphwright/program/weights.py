@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from graphwright.array import NDArray, Spec, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
+from graphwright.program.threads import LARGE, side_by_side
 
 _TOLD = 4096
 """Integers of a table that a journal line tells itself: which key head each query head reads, say."""
@@ -147,12 +148,25 @@ class Weights(Mapping[str, Variable]):
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             assert array.storage.memory is not None  # touching it checks the promise
-            return promise.digest
-        known = self._digests.get(key)
-        if known is not None and known[0] is array and known[1] == array.storage.version:
-            return known[2]
+        if (known := self._known(key)) is not None:
+            return known
         self._digests[key] = (array, array.storage.version, array_digest(array))
         return self._digests[key][2]
+
+    def note_digests(self, keys: Iterable[str]) -> None:
+        """Compute the digests that are not known yet, large ones side by side: hashing lets other threads run."""
+        wanted = [k for k in keys if self._known(k) is None and self.array(k).nbytes >= LARGE]
+        for key in wanted:
+            assert self.array(key).storage.memory is not None  # a file is mapped before threads read it
+        side_by_side(self.digest, wanted)
+
+    def _known(self, key: str) -> str | None:
+        """A digest that needs no reading of its value's bytes."""
+        array = self.array(key)
+        if (promise := self.promises.get(array)) is not None and promise.digest is not None:
+            return promise.digest
+        known = self._digests.get(key)
+        return known[2] if known is not None and known[0] is array and known[1] == array.storage.version else None
 
     def fork(self, twins: VariableTwins | None = None) -> Weights:
         """Variables of their own over the same arrays; whoever writes first, copies."""

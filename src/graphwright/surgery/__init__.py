@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
+from graphwright.errors import BudgetUnreachable
+from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
 from graphwright.surgery.constraints import (
     Budget,
@@ -58,7 +59,7 @@ from graphwright.surgery.orthogonal import (
     unbake,
 )
 from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
-from graphwright.surgery.reports import Comparison, ErrorReport, compare, optimise_report
+from graphwright.surgery.reports import Comparison, ErrorReport, activation_memory, compare, optimise_report
 from graphwright.surgery.solve import Solution, Unsatisfied, solve
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "TensorTrain",
     "Uniform",
     "Unsatisfied",
+    "activation_memory",
     "asvd",
     "bake",
     "cayley",

@@ -22,7 +22,7 @@ from graphwright.surgery.findings.heads import attention_parts
 from graphwright.surgery.findings.limits import Limits
 from graphwright.surgery.findings.residual_paths import around
 from graphwright.surgery.findings.sources import siblings
-from graphwright.surgery.findings.wiring import Wiring
+from graphwright.surgery.findings.wiring import Wiring, least_arity
 
 __all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
 
@@ -86,7 +86,7 @@ def _dead_end(p: Program, rng: np.random.Generator) -> str | None:
 
 def _orphan_source(p: Program, rng: np.random.Generator) -> str | None:
     for value in _shuffled(rng, _values(p)):
-        edges = [e for e in p.in_edges(value.node) if not p.is_junction(value.node)]
+        edges = [] if p.is_junction(value.node) else p.in_edges(value.node)[: least_arity(p.op(value.node))]
         if edges:
             edge = edges[int(rng.integers(len(edges)))]
             with _edit(p, "orphan_source") as e:

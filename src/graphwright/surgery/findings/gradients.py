@@ -242,7 +242,8 @@ def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
         if op in KINDS:
             return False
         row = get(op)
-        passes = row.view is not None or row.traits.convert or row.traits.addend == port or row.traits.sums
+        bias = row.traits.addend == port or (op == "conv" and port == 2)
+        passes = row.view is not None or row.traits.convert or bias or row.traits.sums
         if not (passes or p.is_junction(reader)):
             return False
         _value, here = Value(reader), reader

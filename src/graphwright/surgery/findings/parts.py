@@ -18,13 +18,15 @@ from graphwright.surgery.findings.sources import fits
 
 @finding("components")
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Connected parts that hold ops beside the one that most outputs belong to."""
+    """Connected parts that hold ops beside the one that most outputs belong to; what only counts steps is none."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.is_op(i) for i in part)]
     parts.sort(key=lambda part: (-len(w.outputs.intersection(part)), -len(part), part[0]))
     for part in parts[1:]:
         nodes = [w.nodes[i] for i in part]
+        if not w.outputs.intersection(part) and not any(s.dtype.is_float for n in nodes for s in p.specs(n)):
+            continue  # a counter of batches, say
         outputs = [name for name, v in zip(p.output_names(), p.outputs(), strict=True) if v.node in nodes]
         yield Finding.of(
             p,

@@ -55,10 +55,12 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             witness={"key": key, "first": list(first), "count": count},
             fixes=(*_restore(d, key, part=True), _clamp(key)),
         )
-    waiting = _added(d.original)
+    waiting, scales = _added(d.original), _norm_scales(p)
     for node in p.params():
         key, spec = p.key(node), p.spec(node)
-        if key in bad or len(spec.shape) < 2 or not spec.dtype.is_float or min(spec.sizes) == 0:
+        if key in bad or not spec.dtype.is_float or min(spec.sizes, default=0) == 0:
+            continue
+        if len(spec.shape) < 2 and node not in scales:  # a bias may well be zero
             continue
         values = p.weights.array(key).to_numpy("float32").reshape(spec.sizes[0], -1)
         if not values.any():
@@ -80,6 +82,15 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
                 witness={"key": key, "effective_rank": round(rank, 4)},
                 fixes=_restore(d, key),
             )
+
+
+def _norm_scales(p: Program) -> set[NodeId]:
+    """Params that are the factor of a norm over features: at zero they shut off all that is behind."""
+    if not p.valid:
+        return set()
+    ends = ((node, c) for node, c in p.axes().solution.corrections if c.offset == 0)
+    found = (origin(p, p.operands(node)[c.port]) for node, c in ends)
+    return {n for n in found if n is not None and p.op(n) == PARAM}
 
 
 def effective_rank(matrix: np.ndarray) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.surgery.orthogonal.polar import polar
+from graphwright.surgery.orthogonal.products import multiply
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 QUINTIC_STEPS, CUBIC_STEPS = 8, 30
@@ -33,16 +34,33 @@ def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = Tru
     if bound == 0.0:
         return polar(w).astype(w.dtype)
     x = w / w.dtype.type(bound)
-    a, b, c = (w.dtype.type(v) for v in QUINTIC)
-    eye = np.eye(w.shape[1], dtype=w.dtype)
     for _ in range(QUINTIC_STEPS):
-        m = x.T @ x
-        x = x @ (a * eye + (b * eye + c * m) @ m)
+        _quintic(x)
     if not polish:
         return x
     for _ in range(CUBIC_STEPS):
-        m = x.T @ x
-        if np.abs(m - eye).max() <= (TOLERANCE[w.dtype] if tol is None else tol):
+        if _cubic(x, TOLERANCE[w.dtype] if tol is None else tol):
             return x
-        x = x @ (w.dtype.type(1.5) * eye - w.dtype.type(0.5) * m)
     return polar(w).astype(w.dtype)
+
+
+def _quintic(x: np.ndarray) -> None:
+    """X := X (a I + (b I + c M) M) for M = XᵀX, in place."""
+    a, b, c = (x.dtype.type(v) for v in QUINTIC)
+    m, diagonal = x.T @ x, np.diag_indices(x.shape[1])
+    inner = c * m
+    inner[diagonal] += b
+    multiply(inner, m)[diagonal] += a
+    multiply(x, inner)
+
+
+def _cubic(x: np.ndarray, tol: float) -> bool:
+    """True if max |M - I| <= tol; else X := X (I - (M - I) / 2), in place."""
+    m, diagonal = x.T @ x, np.diag_indices(x.shape[1])
+    m[diagonal] -= 1
+    if max(m.max(), -m.min()) <= tol:
+        return True
+    m *= x.dtype.type(-0.5)
+    m[diagonal] += 1
+    multiply(x, m)
+    return False

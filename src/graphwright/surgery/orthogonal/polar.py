@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-WELL_CONDITIONED = 1e-8
-"""Smallest ratio of eigenvalues of WᵀW, so condition number 10⁴, up to which they are accurate enough to start from."""
+from graphwright.surgery.orthogonal.products import multiply
+
+WELL_CONDITIONED = 1e-12
+"""Smallest ratio of eigenvalues of WᵀW, so condition number 10⁶, up to which they are accurate enough to start from."""
+FAR, NEAR, STEPS = 1e-2, 1e-8, 3
+"""Cosines between columns: too large for a first-order step, and so small that it leaves nothing; steps at most."""
 SMALL = 32
 """Up to this width an SVD is as fast as anything."""
 
@@ -47,27 +51,42 @@ def _by_svd(w: np.ndarray, special: bool = False) -> np.ndarray:
 
 
 def _by_gram(w: np.ndarray) -> np.ndarray | None:
-    """Q from WᵀW = V Λ Vᵀ as W V Λ^-½ Vᵀ, then one Newton step on its rotation and cubic steps on its length.
+    """Q = R C^-½ Vᵀ for R = W V and C = RᵀR, with the eigenvectors V of WᵀW; None for an ill-conditioned W.
 
-    The eigenvectors carry an error of ε κ², and so does this Q. What the cubic step would leave of it is a small turn
-    Ω, and in the basis V, where P = QᵀW is not quite symmetric then, (P - Pᵀ)_ij = -2 (σ_i + σ_j) Ω_ij.
+    The eigenvectors carry an error of ε κ², so C = S² + F is not quite diagonal. To first order C^-½ is S^-1 less
+    F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the square root
+    solves a Sylvester equation); an entry of C is as accurate as the two columns are long, so Q is orthonormal to ε.
+    What is of second order goes with one more such step.
     """
-    scale = np.abs(w).max(initial=0.0)
+    scale = max(w.max(initial=0.0), -w.min(initial=0.0))
     if scale == 0.0:
         return None
-    w = w / scale
+    if not 1e-100 < scale < 1e100:  # squares stay in range
+        w = w / scale
     eigenvalues, v = np.linalg.eigh(w.T @ w)
     if eigenvalues[0] < WELL_CONDITIONED * eigenvalues[-1]:
         return None
-    sigma = np.sqrt(eigenvalues)
-    rotated = w @ v  # columns of length σ
-    q = rotated / sigma
-    p = q.T @ rotated
-    turn = (p - p.T) / (sigma[:, None] + sigma[None, :])
-    if np.abs(turn).max() > 1e-3:
-        return None
-    q += q @ (0.5 * turn)
-    gram = q.T @ q
-    correction = -0.5 * gram
-    correction[np.diag_indices_from(gram)] += 1.5
-    return (q @ correction) @ v.T
+    r = w @ v
+    del w
+    for _ in range(STEPS):
+        off = _straighten(r)
+        if off > FAR:
+            return None
+        if off <= NEAR:
+            return multiply(r, v.T)
+    return None
+
+
+def _straighten(r: np.ndarray) -> float:
+    """R := R C^-½ to first order, in place; returns the largest cosine between two columns before, beyond FAR alone."""
+    c = r.T @ r
+    s = np.sqrt(np.diagonal(c))
+    c /= -s
+    c /= s[:, None]
+    np.fill_diagonal(c, 0.0)
+    off = max(c.max(), -c.min())
+    if off <= FAR:
+        c /= s[:, None] + s
+        np.fill_diagonal(c, 1 / s)
+        multiply(r, c)
+    return float(off)

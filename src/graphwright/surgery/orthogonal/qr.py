@@ -14,4 +14,5 @@ def qr(w: np.ndarray) -> np.ndarray:
     if w.shape[0] < w.shape[1]:
         return qr(w.T).T
     q, r = np.linalg.qr(w)
-    return q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    return q

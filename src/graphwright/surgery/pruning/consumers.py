@@ -45,10 +45,14 @@ class Consumer:
     attrs: dict[str, Any]
     columns: np.ndarray
 
-    def matrix(self, p: Program) -> np.ndarray:
-        """The weights as [out, columns], float64."""
-        w = p.weights.array(self.key).to_numpy("float64")
+    def matrix(self, p: Program, dtype: str = "float64") -> np.ndarray:
+        """The weights as [out, columns]."""
+        w = p.weights.array(self.key).to_numpy(dtype)
         return w.T if self.op == "matmul" else w.reshape(len(w), -1)
+
+    def stored(self, p: Program) -> np.ndarray:
+        """The weights as [out, columns], float32 (float64 where they are stored so): no copy of most."""
+        return self.matrix(p, "float64" if p.spec(self.weight).dtype.name == "float64" else "float32")
 
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
         """A matrix [out, columns] in the form in which weights of this product are stored."""

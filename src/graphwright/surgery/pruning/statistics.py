@@ -99,13 +99,15 @@ def removal(
         order, growth, first = greedy(c.matrix(p), c.columns, h, most=most, ridge=ridge)
         return Removal(order, weight * growth, weight * first)
     name = [*axis.name.encode()]
-    scored = sum(
-        weight * (taylor(effects[i], c.columns) if method == "taylor" else
-                  of_units(c.matrix(p), c.columns, gram, "obs" if method == "greedy" else method,
-                           bias=c.bias is not None, ridge=ridge, seed=(seed, *name)))
-        for i, (c, gram, weight) in enumerate(parts)
-    )  # fmt: skip
-    scored = np.asarray(scored)
+
+    def score(i: int, c: Consumer, gram: Gram | None) -> np.ndarray:
+        if method == "taylor":
+            return taylor(effects[i], c.columns)
+        matrix = c.stored(p) if gram is None else c.matrix(p)
+        by = "obs" if method == "greedy" else method
+        return of_units(matrix, c.columns, gram, by, bias=c.bias is not None, ridge=ridge, seed=(seed, *name))
+
+    scored = np.sum([weight * score(i, c, gram) for i, (c, gram, weight) in enumerate(parts)], axis=0)
     order = np.argsort(scored, kind="stable")[: axis.size - 1 if most is None else most]
     return Removal(order, scored[order], scored)
 
