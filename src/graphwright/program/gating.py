@@ -47,6 +47,7 @@ from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.layers import branches
 from graphwright.program.program import Program, Value
+from graphwright.program.readers import lead
 from graphwright.program.solve_axes import Said, origin
 from graphwright.program.unfold import put
 from graphwright.program.units import Units
@@ -343,11 +344,7 @@ def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
         elif not spec.shape:
             factor = put(e, "squeeze", [factor], {"axes": (0,)}, f"{place.name}.scalar")
         site = put(e, "mul", [value, factor], {}, place.name).node
-        for edge in place.readers:
-            e.rewire(edge, site)
-        if place.outputs:
-            e.set_outputs(**{n: Value(site) if v == value else v
-                             for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
+        lead(e, value, Value(site), place.readers, outputs=place.outputs)
         sites.append(site)
     return sites[0]
 
@@ -382,12 +379,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
-        operand = p.operands(site)[0]
-        for edge in p.out_edges(site):
-            e.rewire(edge, operand)
-        if Value(site) in p.outputs():
-            e.set_outputs(**{n: operand if v == Value(site) else v
-                             for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
+        lead(e, Value(site), p.operands(site)[0])
         release(e, site)
 
 

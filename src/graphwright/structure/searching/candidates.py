@@ -15,6 +15,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
+from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
@@ -172,12 +173,8 @@ class Ops:
         """An empty junction that is read in place of the op."""
         p = e.program
         node = p.node(place)
-        edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
         total = e.add("junction", node, name=f"{place}.choice")
-        for edge in edges:
-            e.rewire(edge, total)
-        if any(v.node == node for v in outputs.values()):
-            e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+        lead(e, Value(node), Value(total))
         e.cut(p.in_edges(total)[0])
         return total
 
@@ -258,10 +255,6 @@ def _junction(e: Transaction, node: NodeId) -> NodeId:
     there = junction_of(p, node)
     if there is not None:
         return there
-    edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
     total = e.add("junction", node, name=f"{p.path(node)}.sum")
-    for edge in edges:
-        e.rewire(edge, total)
-    if any(v.node == node for v in outputs.values()):
-        e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+    lead(e, Value(node), Value(total))
     return total
