@@ -299,6 +299,37 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         st.JointOptimizer(view, "accuracy")
 
 
+def test_a_loss_that_no_gate_reaches_is_refused_and_changes_no_byte() -> None:
+    b = gw.Builder()
+    x, w = b.input("x", (2, 3)), b.param("w", np.ones((3, 3), "f4"))
+    b.output(b.junction(b.tanh(x, name="t"), name="aside"), name="other")
+    gap = b.linear(x, w, name="fc")
+    b.output(b.mean(b.mul(gap, gap, name="sq"), axes=(0, 1), name="mse"), name="loss")
+    p = b.build()
+    with p.edit("gate") as e:
+        e.gate("t -> aside", "sigmoid")
+    opt = st.JointOptimizer(st.DifferentiableGraph(p), "loss", [st.sparsity(0.1)])
+    before = state(p)
+    with pytest.raises(st.GatesUnused, match="t -> aside"):
+        opt.step({"x": np.ones((2, 3), "f4")})
+    assert state(p) == before
+
+
+def test_online_cuts_say_step_probability_and_gradient_in_the_journal() -> None:
+    problem, opt = joint(policy=st.Policy(patience=1, remove_below=0.72), prune_every=2)
+    made = opt.step(problem.batch())
+    while not made.edits:
+        made = opt.step(problem.batch())
+    name = made.edits[0]
+    (said,) = problem.program.blame(name)[-1].remarks(name)
+    assert (said["decision"], said["step"]) == ("cut", opt.steps)
+    assert said["p"] < 0.72
+    assert said["gradient"] > 0  # to open it would cost
+    assert "below 0.72" in said["reason"]
+    problem.program.undo()
+    assert name in opt.view.probabilities()
+
+
 def test_a_policy_that_fails_leaves_the_program() -> None:
     class Broken:
         def propose(self, view):

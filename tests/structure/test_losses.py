@@ -138,10 +138,11 @@ def test_a_gate_without_a_task_gradient_feels_its_penalty() -> None:
     x = b.input("x", (3,), "float64")
     unused = b.junction(x, name="unused")
     b.output(unused, name="other")
-    b.output(b.mean(b.mul(x, x, name="sq"), axes=(0,), name="mse"), name="loss")
+    used = b.junction(x, name="used")
+    b.output(b.mean(b.mul(used, used, name="sq"), axes=(0,), name="mse"), name="loss")
     p = b.build()
     with p.edit("gate") as e:
-        e.gate("x -> unused", "sigmoid")
+        e.gate(["x -> unused", "x -> used"], "sigmoid")
     view = st.DifferentiableGraph(p)
     before = view.probabilities()["x -> unused"]
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], gates=0.1)

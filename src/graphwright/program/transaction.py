@@ -25,6 +25,7 @@ from graphwright.program.edits import (
     AddEdge,
     AddNode,
     Edit,
+    Remark,
     RemoveEdge,
     RemoveNode,
     Rename,
@@ -372,6 +373,10 @@ class Transaction:
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
         self.do(SetWeight(key, as_array(value, kind), inplace))
+
+    def remark(self, name: str, **facts: Any) -> None:
+        """Say in the journal why something is done to what `name` names: `blame(name)` finds it. Nothing is changed."""
+        self.do(Remark(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
         """Declare the program's results."""

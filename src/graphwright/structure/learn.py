@@ -113,17 +113,16 @@ def learn(
     if len(ids) < window + 1:
         raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
     before = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
-    teacher, entries = p.fork("teacher"), len(p.journal)
+    task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
         view = DifferentiableGraph(p, seed=seed)
-        penalties = [distill(teacher), budget(target, of="params", steps=steps)]
-        mode = "joint" if params else "gates"
-        opt = JointOptimizer(view, None, penalties, params=params or 1e-4, gates=gates, mode=mode, steps=steps)
+        price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
+        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, steps=steps)
         history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
-        hardened = view.discretize(TopPolicy(target, of="params"), probe=probe, task=_same_as(teacher))
+        hardened = view.discretize(TopPolicy(target, of="params"), probe=probe, task=task)
     except BaseException:
         p.undo(len(p.journal) - entries)
         raise
@@ -146,7 +145,7 @@ def _train(
     seen: list[list[float]] = []
     for step in range(steps):
         made = opt.step(_feeds(ids, rng, batch, window))
-        facts = {"loss": made.loss, "distill": made.penalties["distill"], "open": float(made.open),
+        facts = {"loss": made.loss, "distill": made.task, "open": float(made.open),
                  "cost": made.expected_cost}  # fmt: skip
         if step % _EVERY == 0 or step == steps - 1:
             history.append({"step": float(step), **facts})
@@ -154,19 +153,6 @@ def _train(
         if report is not None:
             report(Progress("learn", step + 1, steps, facts))
     return history, seen
-
-
-def _same_as(teacher: Any) -> Any:
-    """The task of a probe: KL(teacher || model), mean over tokens, nats."""
-
-    def task(outputs: Any, feeds: Any) -> Any:
-        name = next(iter(outputs))
-        theirs = teacher(**{n: feeds[n] for n in teacher.input_names()})
-        theirs = theirs[name] if isinstance(theirs, dict) else theirs
-        logp, logq = theirs.detach().log_softmax(-1), outputs[name].log_softmax(-1)
-        return (logp.exp() * (logp - logq)).sum(-1).mean()
-
-    return task
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ A penalty is any function of `Terms`; those here are frozen values, so that a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from graphwright.autograd import Tensor, Variable, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program, Value
+from graphwright.program.feeds import check_feeds
+from graphwright.program.interpret import tensors
 from graphwright.structure.elements import Element
 from graphwright.structure.pricing import above, prices
 from graphwright.structure.probability import probabilities
@@ -61,6 +63,14 @@ class Terms:
         p = self.program
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         return self.values[outputs[name] if name in outputs else p.value(name)]
+
+
+class Objective:
+    """A penalty that can stand for the task: what it asks for does not get better by cutting everything."""
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """One number."""
+        raise NotImplementedError
 
 
 class Penalty(Protocol):
@@ -360,7 +370,7 @@ class reachability:
 
 
 @dataclass(frozen=True)
-class distill:
+class distill(Objective):
     """KL(teacher || student)·τ² over the last axis of an output, mean over the other ones; optionally hidden states.
 
     Attributes:
@@ -376,7 +386,6 @@ class distill:
     match: tuple[str, ...] = ()
     output: str | None = None
     name: str = "distill"
-    is_task = True
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -385,9 +394,6 @@ class distill:
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
-        from graphwright.program.feeds import check_feeds
-        from graphwright.program.interpret import tensors
-
         p, teacher = terms.program, self.teacher
         name = self.output or p.output_names()[0]
         wanted = dict(zip(teacher.output_names(), teacher.outputs(), strict=True))[name]
@@ -402,6 +408,3 @@ class distill:
             gap = terms.value(node) - theirs[value].detach()
             total = total + (gap * gap).mean() * self.hidden
         return total
-
-
-Callback = Callable[[Terms], Tensor]

@@ -9,7 +9,6 @@ from warnings import warn
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
 from graphwright.structure.additions import gains
 from graphwright.structure.graph import DifferentiableGraph
@@ -48,12 +47,7 @@ def gates(t: Trials) -> Found:
     places = t.candidates.gate(p)
     view = DifferentiableGraph(p, seed=t.seed)
     opt = JointOptimizer(view, t.task, [sparsity(0.02)], params=t.lr, gates=0.02, warmup=steps // 10)
-    assert opt.weights is not None
-    schedule, rng = CosineAnnealingLR(opt.weights, steps, eta_min=t.lr / 20), t.rng(_GATES)
-    for _ in range(steps):
-        opt.step(t.train(rng))
-        schedule.step()
-    t.count(steps)
+    t.drive(opt, steps, _GATES)
     by_place = {(e.gate.handle, e.index): e for e in view.elements()}
     probable = {name: by_place[place] for name, place in places.items()}
     best: dict[object, float] = {}
