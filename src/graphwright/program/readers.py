@@ -1,4 +1,4 @@
-"""Letting what reads one value read another one, inside an open edit."""
+"""Who reads a value: all that depends on it, and letting its readers read another one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 from graphwright.program.program import Value
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program.program import Program
     from graphwright.program.transaction import Transaction
+
+
+def dependent(p: Program, nodes: Iterable[NodeId]) -> set[NodeId]:
+    """Nodes, and all that depends on them."""
+    stack = list(nodes)
+    seen = set(stack)
+    while stack:
+        for after in p.graph.successors(stack.pop()):
+            if after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return seen
 
 
 def lead(

@@ -12,10 +12,10 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, enable_grad, grad
-from graphwright.graph import NodeId
 from graphwright.program import Program, Value
 from graphwright.program.feeds import check_feeds
 from graphwright.program.kinds import INPUT, SOURCES, WRITE
+from graphwright.program.readers import dependent
 from graphwright.structure.policy import Proposal
 
 if TYPE_CHECKING:
@@ -39,23 +39,12 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
                and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
     found = []
     for junction in p.junctions():
-        after = _behind(p, junction)
+        after = dependent(p, [junction])
         for value in sources:
             fits = p.spec(value) == p.spec(junction) and value.node not in after
             if fits and (value, junction) not in there:
                 found.append((value, Value(junction)))
     return sorted(found, key=lambda pair: (order[pair[1].node], order[pair[0].node]))
-
-
-def _behind(p: Program, node: NodeId) -> set[NodeId]:
-    """A node and all that depends on it."""
-    stack, seen = [node], {node}
-    while stack:
-        for after in p.graph.successors(stack.pop()):
-            if after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return seen
 
 
 def gains(

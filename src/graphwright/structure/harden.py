@@ -180,6 +180,8 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     """Into the columns of the weights that sum over the units, if nothing else reads those."""
     p, group = e.program, axis_of(e.program, gate)
+    if any(p.op(site) == "add" for site in gate.sites):
+        return False  # a logarithm on scores is in no column
     axes = group.axes
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.said[atom].summed)

@@ -25,7 +25,7 @@ from graphwright.structure.report import Discretized
 if TYPE_CHECKING:
     from graphwright.progress import Report
 
-KINDS = ("heads", "kv_groups", "neurons", "layers")
+KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
 _EVERY = 5  # steps between two rows of the history
 
 
@@ -91,7 +91,7 @@ def learn(
 
     Args:
         model: with a tokenizer; edited in place.
-        units: kinds of units with gates: heads, kv_groups, neurons, layers.
+        units: kinds of units with gates: heads, kv_groups, neurons, experts, layers.
         target: share of the gated parameters that stays, above 0 and below 1.
         text: to learn on; by default the bundled one. held_out: to measure on; by default that of the bundled one, or
             the last tenth of the text.
@@ -173,7 +173,7 @@ def _gate(model: Model, units: Sequence[str]) -> None:
 
 
 def _wanted(group: AxisGroup, kind: str) -> bool:
-    return kind in group.kinds and not group.frozen and not group.mixed
+    return kind in group.kinds and not group.frozen and (kind == "experts" or not group.mixed)
 
 
 def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:
