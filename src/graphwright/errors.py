@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 __all__ = [
     "AliasError",
+    "BudgetUnreachable",
     "ComputeError",
     "CycleError",
     "DTypeError",
@@ -71,6 +72,14 @@ class Facts(TypedDict, total=False):
 
 class UsageError(GraphwrightError, ValueError):
     """The caller asked for something that cannot be."""
+
+
+class BudgetUnreachable(UsageError):
+    """No result meets a budget `asked` for; `best` is the nearest figure that one does meet."""
+
+    def __init__(self, what: str, *, asked: float, best: float, where: object = None, fix: str | None = None) -> None:
+        super().__init__(what, where=where, expected=f"{asked:g}", got=f"{best:g} at best", fix=fix)
+        self.asked, self.best = asked, best
 
 
 class ComputeError(GraphwrightError, RuntimeError):

@@ -11,11 +11,22 @@ from fixtures import tiny_llama
 from graphwright import evolve as ev
 from graphwright.evolve import program as genomes
 from graphwright.models.create import config_from, create
+from graphwright.progress import Progress
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6,
     "num_key_value_heads": 3, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+
+
+def interrupting(done: int) -> Callable[[Progress], None]:
+    """A progress callback that is Ctrl-C once so much is done."""
+
+    def stop(progress: Progress) -> None:
+        if progress.done == done:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def trained_llama() -> gw.Program:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from networks import interrupting
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -418,10 +419,7 @@ def test_an_interrupted_run_is_undone_or_kept_as_far_as_it_went() -> None:
     p = opened().program
     start = p.hash()
 
-    def stop(event) -> None:
-        if event.done == 2:
-            raise KeyboardInterrupt
-
+    stop = interrupting(2)
     with pytest.raises(KeyboardInterrupt):
         sg.compress(p, MLP, "svd", sg.Ratio(0.5), progress=stop)
     assert p.hash() == start

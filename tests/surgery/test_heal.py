@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from networks import interrupting
 from prune_models import convolutional, images
 
 import graphwright as gw
@@ -33,12 +34,8 @@ def test_a_failed_healing_leaves_the_weights():
     cal = sg.Calibration(LEARNED, 512, held_out=HELD)
     before = p.hash()
 
-    def stop(progress):
-        if progress.done == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        sg.heal(p, p.fork(), cal, 5, report=stop)
+        sg.heal(p, p.fork(), cal, 5, report=interrupting(2))
     assert p.hash() == before
     with pytest.raises(UsageError):
         sg.heal(p, p.fork(), cal, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from networks import interrupting
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -257,10 +258,7 @@ def test_an_interrupted_run_is_undone_or_kept_as_far_as_it_went() -> None:
     p = opened().program
     start = p.hash()
 
-    def stop(event) -> None:
-        if event.done == 3:
-            raise KeyboardInterrupt
-
+    stop = interrupting(3)
     with pytest.raises(KeyboardInterrupt):
         sg.orthogonalize(p, ATTENTION, progress=stop)
     assert p.hash() == start

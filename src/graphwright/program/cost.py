@@ -1,29 +1,73 @@
-"""What a run of a program costs, by the cost rule of each op."""
+"""What a program takes: parameters, bytes, and operations of a run by the cost rule of each op.
+
+All that is counted anywhere is counted here: a weight once however often it is used, an op where an output or a write
+needs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.kinds import KINDS
+from graphwright.program.structure import Value
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
     from graphwright.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Parameters, bytes as stored, and floating-point operations of one run."""
+
+    params: int | float
+    bytes: int | float
+    flops: int | float
+
+
+def size(p: Program, nodes: Collection[NodeId] | None = None) -> Size:
+    """Of a program, or of some of its nodes; operations of one token (or sample), all named sizes at 1."""
+    weights, ops = counted(p, nodes)
+    specs, dims = [p.spec(n) for n in weights], ones(p)
+    return Size(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
 
 
 def flops(p: Program, dims: Mapping[str, int]) -> int:
     """Floating-point operations of one run with these sizes; what no output and no write needs is not run."""
-    total = 0
-    for node in p.reachable([*p.outputs(), *p.writes()]):
-        if p.op(node) in KINDS:
-            continue
-        ins = [p.spec(v).bind(dict(dims)) for v in p.operands(node)]
-        total += get(p.op(node)).cost(ins, [s.bind(dict(dims)) for s in p.specs(node)], p.attrs(node)).flops
-    return total
+    return sum(op_flops(p, node, dims) for node in counted(p)[1])
 
 
 def parameters(p: Program) -> int:
     """Numbers in its weights."""
-    return sum(prod(int(d) for d in p.spec(n).shape) for n in p.params())
+    return sum(p.spec(n).size for n in counted(p)[0])
+
+
+def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
+    """Among some nodes (all by default): one param node for each weight, and the ops that a run needs, in order."""
+    inside = set(p.nodes() if nodes is None else nodes)
+    needed = p.reachable([*p.outputs(), *p.writes()]) & inside
+    keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
+    return list(reversed(keyed.values())), [n for n in p.order() if n in needed and p.op(n) not in KINDS]
+
+
+def ones(p: Program) -> dict[str, int]:
+    """All named sizes as 1: one token, or one sample."""
+    return dict.fromkeys((d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)), 1)
+
+
+def op_flops(
+    p: Program,
+    node: NodeId,
+    dims: Mapping[str, int],
+    spec: Callable[[Value], Spec] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> int:
+    """Operations of one op; with `spec` and `attrs` as if its values and attributes were those."""
+    spec = spec or (lambda v: p.specs(v.node)[v.port])
+    ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
+    outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]
+    return get(p.op(node)).cost(ins, outs, p.attrs(node) if attrs is None else attrs).flops

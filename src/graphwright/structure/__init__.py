@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from graphwright.errors import BudgetUnreachable
 from graphwright.program import SoftGates
 from graphwright.structure.additions import additions, gains
 from graphwright.structure.elements import Element
 from graphwright.structure.errors import (
-    BudgetUnreachable,
     ClippedStart,
     Diverged,
     GatesCannotClose,

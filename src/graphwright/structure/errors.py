@@ -17,10 +17,6 @@ class WouldDisconnect(UsageError):
     """Cuts that would leave an output without any input."""
 
 
-class BudgetUnreachable(UsageError):
-    """A target below what protection keeps."""
-
-
 class Diverged(ComputeError):
     """Steps in a row whose loss or gradients were not finite."""
 

@@ -25,7 +25,7 @@ from graphwright.structure.errors import NotScalar
 from graphwright.structure.losses import Objective, Terms, captures
 from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
 from graphwright.structure.protection import protect
-from graphwright.structure.report import Discretized, counted
+from graphwright.structure.report import Discretized, ungated
 from graphwright.structure.schedule import Schedule
 
 Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
@@ -291,13 +291,13 @@ class DifferentiableGraph:
         going = [q.element for q in proposed if q.element is not None]
         cuts, kept = protect(p, going, among, **mine, strict=protection == "strict")
         gone = {e.name for e in cuts}
-        before, shape = view._probe(probe, task), counted(p)
+        before, shape = view._probe(probe, task), ungated(p)
         values = view._values()
         with p.edit("harden gates", author="gate") as e:
             done = harden.cut(e, [q for q in proposed if q.name in gone], view.step)
             harden.settle(e, list(p.gates().values()), to, view._values(among, values))
         after = view._probe(probe, task)
-        return Discretized(p, among, done, kept, shape, counted(p), before, after, p.journal[-1])
+        return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
         """What each gate gives in evaluation, by place; with `before`, the values from before some units were cut."""

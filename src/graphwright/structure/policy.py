@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from graphwright.errors import BudgetUnreachable
 from graphwright.structure.elements import Element, Key
-from graphwright.structure.errors import BudgetUnreachable
 from graphwright.structure.pricing import above, prices
 from graphwright.structure.protection import Kept, protect
 
@@ -140,7 +140,7 @@ class TopPolicy:
                 cuts.append(e)
         left = _left(among, parents, price, cuts, self.of)
         if left > target and len(cuts) < len(among):
-            raise BudgetUnreachable("protection keeps more than the target", expected=target, got=left)
+            raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
         return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {self.of}", e) for e in cuts]
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphwright.ops import get
 from graphwright.program import Entry, Program
+from graphwright.program.cost import Size, size
 from graphwright.program.gates import RESERVED
-from graphwright.program.kinds import KINDS
+from graphwright.program.kinds import PARAM
 from graphwright.structure.elements import Element
 from graphwright.structure.protection import Kept
-
-if TYPE_CHECKING:
-    from graphwright.array import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +45,10 @@ class StepReport:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """How large a program is: parameters, floating-point operations with named sizes at 1, gated edges and elements."""
-
-    params: int
-    flops: int
-
-
-def counted(p: Program) -> Counted:
-    """Parameters that are not gates, and operations of one run with named sizes at 1."""
-    params = sum(p.spec(n).size for n in p.params() if p.key(n) not in RESERVED)
-    flops = 0
-    for node in p.nodes():
-        op = p.op(node)
-        if op in KINDS or op == "gate" or not p.operands(node):
-            continue
-        ins, outs = [_ones(p.spec(v)) for v in p.operands(node)], [_ones(s) for s in p.specs(node)]
-        flops += get(op).cost(ins, outs, p.attrs(node)).flops
-    return Counted(params, flops)
-
-
-def _ones(spec: Spec) -> Spec:
-    return spec.bind({d: 1 for d in spec.shape if isinstance(d, str)})
+def ungated(p: Program) -> Size:
+    """What a program takes without its gates and their logits."""
+    gates = {n for n in p.nodes() if p.op(n) == "gate" or (p.op(n) == PARAM and p.key(n) in RESERVED)}
+    return size(p, [n for n in p.nodes() if n not in gates])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,7 +60,7 @@ class Discretized:
         elements: as they were before.
         cut: names of the elements that were cut; those that went with something coarser are not among them.
         kept_back: what was to go and stays, with the reason.
-        before, after: sizes.
+        before, after: sizes without gates.
         loss_before: with gates in evaluation; None without a probe.
         loss_after: of the hardened program, before any further step.
         entry: of the journal.
@@ -92,8 +70,8 @@ class Discretized:
     elements: list[Element]
     cut: list[str]
     kept_back: list[Kept]
-    before: Counted
-    after: Counted
+    before: Size
+    after: Size
     loss_before: float | None
     loss_after: float | None
     entry: Entry

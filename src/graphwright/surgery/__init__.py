@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Flops, Latency, Params, Ratio
+from graphwright.errors import BudgetUnreachable
+from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
 from graphwright.surgery.constraints import (
     Budget,

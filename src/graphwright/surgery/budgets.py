@@ -7,20 +7,12 @@ bounds what is lost. The operation that takes one says what it counts: prune the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from graphwright.errors import UsageError
 
 Counted = Literal["params", "flops", "bytes"]
 COUNTED: tuple[Counted, ...] = ("params", "flops", "bytes")
-
-
-class BudgetUnreachable(UsageError):
-    """No result meets a budget; `best` is the nearest figure that one does meet."""
-
-    def __init__(self, what: str, *, asked: float, best: float, where: object = None, fix: str | None = None) -> None:
-        super().__init__(what, where=where, expected=f"{asked:g}", got=f"{best:g} at best", fix=fix)
-        self.asked, self.best = asked, best
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +33,35 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
+class AtMost:
+    """A budget of so much and no more, of what `of` says."""
+
+    most: int | float
+    of: ClassVar[Counted]
+
+    def __post_init__(self) -> None:
+        _need(self.most >= 0, f"{self.of} to leave", "a number >= 0", self.most)
+
+
+class Params(AtMost):
     """Leave at most `most` parameters."""
 
-    most: int
-
-    def __post_init__(self) -> None:
-        _need(self.most >= 0, "parameters to leave", "a number >= 0", self.most)
+    __slots__ = ()
+    of: ClassVar[Counted] = "params"
 
 
-@dataclass(frozen=True, slots=True)
-class Flops:
+class Flops(AtMost):
     """Leave at most `most` floating point operations for one token (or one sample)."""
 
-    most: float
-
-    def __post_init__(self) -> None:
-        _need(self.most >= 0, "operations to leave", "a number >= 0", self.most)
+    __slots__ = ()
+    of: ClassVar[Counted] = "flops"
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(AtMost):
     """Leave at most `most` bytes of weights, as stored."""
 
-    most: int
-
-    def __post_init__(self) -> None:
-        _need(self.most >= 0, "bytes to leave", "a number >= 0", self.most)
+    __slots__ = ()
+    of: ClassVar[Counted] = "bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +94,9 @@ class Energy:
         _need(0 < self.share <= 1, "a share of energy", "0 < share <= 1", self.share)
 
 
-Size = Ratio | Params | Flops | Bytes | Latency
+SizeBudget = Ratio | Params | Flops | Bytes | Latency
 """Budgets of what is left."""
-Quality = Error | Energy
+QualityBudget = Error | Energy
 """Budgets of what is lost."""
 
 

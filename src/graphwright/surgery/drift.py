@@ -39,6 +39,12 @@ class Drift:
         """Plain values."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        moved = f"moved by {self.relative:.3g} relative, {self.max_abs:.3g} at most"
+        if self.kl is None or self.same_top is None:
+            return moved
+        return f"{moved}; KL {self.kl:.3g} nats; {self.same_top:.2%} greedy tokens equal over {self.rows} rows"
+
 
 @dataclass(slots=True)
 class _Sum:

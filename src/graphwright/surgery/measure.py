@@ -12,8 +12,8 @@ import numpy as np
 
 from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import Cache
-from graphwright.models.inspect import flops
 from graphwright.program import Program
+from graphwright.program.cost import size
 from graphwright.surgery.calibration import Calibration, Stream, host
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
@@ -77,16 +77,13 @@ def quality(
     return facts
 
 
-def size(p: Program) -> dict[str, int]:
-    """Parameters, bytes as stored, and floating point operations of one token (sample): of what an output needs."""
-    needed = p.reachable([*p.outputs(), *p.writes()])
-    keyed = {p.key(n): p.spec(n) for n in p.params() if n in needed}
-    dims = dict.fromkeys((d for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)), 1)
-    return {
-        "parameters": sum(s.size for s in keyed.values()),
-        "bytes": sum(s.nbytes for s in keyed.values()),
-        "flops": int(flops(p, dims)),
-    }
+def facts(
+    p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
+) -> dict[str, float]:
+    """What a program takes, {parameters, bytes, flops} of one token (sample), and its `quality`."""
+    taken = size(p)
+    found = {"parameters": taken.params, "bytes": taken.bytes, "flops": taken.flops}
+    return found | quality(p, calibration, reference, tokenizer)
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:

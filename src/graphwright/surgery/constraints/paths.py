@@ -20,67 +20,77 @@ from graphwright.surgery.findings.residual_paths import carried, gated
 
 
 @dataclass(frozen=True)
-class Residual(Constraint):
+class _Pair(Constraint):
+    """A condition on two nodes, by their paths."""
+
+    a: str
+    b: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.a} -> {self.b}"
+
+    def violations(self, p: Program) -> list[Finding]:
+        """It looks at this pair alone; that one of the two is gone is a violation."""
+        ends = self.ends(p, self.a, self.b)
+        return self.absent(p, self.a, self.b) if ends is None else self.between(p, *ends)
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Residual(_Pair):
     """What node `a` computes reaches node `b` by identity edges (or a projection, where widths differ) into a sum.
 
     Where `b` is no sum, it is the sum of `b` and others that all its readers read.
     """
 
-    a: str
-    b: str
     name: ClassVar[str] = "residual"
 
-    def violations(self, p: Program) -> list[Finding]:
-        """It looks at this pair alone: a residual path elsewhere does not count."""
-        ends = self.ends(p, self.a, self.b)
-        if ends is None:
-            return self.absent(p, self.a, self.b)
-        source, target = ends
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
+        """One if there is none; a residual path elsewhere does not count."""
         sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
         if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
             return []
         what = f"no identity path leads from {self.a} into {self.b}"
-        return [self.broken(p, what, target, source, where=f"{self.a} -> {self.b}", severity=Severity.WARNING,
+        return [self.broken(p, what, target, source, where=self.where, severity=Severity.WARNING,
                             fixes=bridge(p, source, target))]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Reachable(Constraint):
+class Reachable(_Pair):
     """Some path leads from node `a` to node `b`."""
 
-    a: str
-    b: str
     name: ClassVar[str] = "reachable"
 
-    def violations(self, p: Program) -> list[Finding]:
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
         """One if there is no path; it is repaired by an edge that changes nothing until it is trained."""
-        ends = self.ends(p, self.a, self.b)
-        if ends is None:
-            return self.absent(p, self.a, self.b)
-        if ends[1] in reachable(p.graph, ends[0]):
+        if target in reachable(p.graph, source):
             return []
-        where = f"{self.a} -> {self.b}"
-        return [self.broken(p, f"no path leads from {self.a} to {self.b}", *ends, where=where, fixes=bridge(p, *ends))]
+        return [self.broken(p, f"no path leads from {self.a} to {self.b}", source, target, where=self.where,
+                            fixes=bridge(p, source, target))]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class NoPath(Constraint):
-    """No path leads from node `a` to node `b`."""
+class NoPath(_Pair):
+    """No path leads from node `a` to node `b`; from or to what is gone none does."""
 
-    a: str
-    b: str
     name: ClassVar[str] = "no_path"
 
-    def violations(self, p: Program) -> list[Finding]:
-        """One if there is a path; it is repaired by cutting edges into sums. From or to what is gone no path leads."""
-        ends = self.ends(p, self.a, self.b)
-        if ends is None or ends[1] not in reachable(p.graph, ends[0]):
+    def absent(self, p: Program, *paths: str) -> list[Finding]:
+        """None."""
+        return []
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
+        """One if there is a path; it is repaired by cutting edges into sums."""
+        if target not in reachable(p.graph, source):
             return []
-        edges = _cut_set(p, *ends)
+        edges = _cut_set(p, source, target)
         fixes = () if edges is None else (Fix(f"cut {', '.join(map(p.path, edges))}", lambda e: _cut(e, edges),
                                               edges=len(edges)),)  # fmt: skip
-        where = f"{self.a} -> {self.b}"
-        return [self.broken(p, f"a path leads from {self.a} to {self.b}", *ends, where=where, fixes=fixes)]
+        return [self.broken(p, f"a path leads from {self.a} to {self.b}", source, target, where=self.where,
+                            fixes=fixes)]  # fmt: skip
 
 
 def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:

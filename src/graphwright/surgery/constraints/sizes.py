@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphwright.array import Spec
 from graphwright.graph import NodeId
 from graphwright.graph.dominance import critical_path
 from graphwright.ops import OPS
 from graphwright.program import Program
 from graphwright.program.axes import AxisGroup
-from graphwright.program.cost import flops, parameters
+from graphwright.program.cost import size
 from graphwright.program.kinds import KINDS
 from graphwright.program.paths import matches
 from graphwright.surgery.constraints.constraint import Constraint
@@ -36,17 +35,12 @@ class Budget(Constraint):
 
     def violations(self, p: Program) -> list[Finding]:
         """One per limit that is passed."""
-        sizes = {d: 1 for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)}
-        specs: list[Spec] = [p.spec(n) for n in p.params()]
-        have = {
-            "parameters": lambda: parameters(p),
-            "flops": lambda: flops(p, sizes),
-            "bytes": lambda: sum(s.nbytes for s in specs),
-        }
+        taken = size(p, p.params() if self.flops is None else None)  # operations only where they are asked for
+        have = {"parameters": taken.params, "flops": taken.flops, "bytes": taken.bytes}
         found = []
-        for what, count in have.items():
+        for what, got in have.items():
             most = getattr(self, what)
-            if most is not None and (got := count()) > most:
+            if most is not None and got > most:
                 found.append(self.broken(p, f"too many {what}", where=what, expected=f"{most:,}", got=f"{got:,}"))
         return found
 

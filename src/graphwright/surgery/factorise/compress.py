@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.errors import UsageError
+from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.program import Program, Selection, Transaction
 from graphwright.progress import Progress, Report
-from graphwright.surgery.budgets import BudgetUnreachable, Bytes, Energy, Error, Params, Ratio
+from graphwright.surgery.budgets import Bytes, Energy, Error, Params, Ratio
 from graphwright.surgery.calibration import Calibration, MissingCalibration
 from graphwright.surgery.drift import input_grams, measured, output_error
 from graphwright.surgery.factorise.allocate import allocate

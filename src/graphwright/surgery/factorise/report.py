@@ -111,11 +111,8 @@ class CompressionReport:
             f"ratio {self.ratio:.3g}",
             *(f"left alone {s.path}: {s.reason}" for s in self.skipped),
         ]
-        if (d := self.drift) is not None:
-            lines.append(
-                f"logits moved by {d.relative:.3g} relative; KL {d.kl:.3g} nats; "
-                f"{d.same_top:.2%} greedy tokens equal over {d.rows} rows"
-            )
+        if self.drift is not None:
+            lines.append(f"logits {self.drift}")
         if any(row.slower for row in self.applied):
             lines.append("slower: " + ", ".join(f"{r.path} ({r.method})" for r in self.applied if r.slower))
         if self.interrupted:

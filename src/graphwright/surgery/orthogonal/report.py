@@ -93,11 +93,8 @@ class OrthoReport:
             f"{len(self.rows)} matrices, error {self.mean_error:.3g} in the mean, {self.max_error:.3g} at most",
             *(f"skipped {s.path}: {s.reason}" for s in self.skipped),
         ]
-        if (d := self.drift) is not None:
-            lines.append(
-                f"logits moved by {d.relative:.3g} relative, {d.max_abs:.3g} at most; KL {d.kl:.3g} nats; "
-                f"{d.same_top:.2%} greedy tokens equal over {d.rows} rows"
-            )
+        if self.drift is not None:
+            lines.append(f"logits {self.drift}")
         if self.interrupted:
             lines.append("interrupted: what was done so far is kept")
         return "\n".join(lines)

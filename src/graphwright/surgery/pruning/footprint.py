@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.graph import NodeId
-from graphwright.ops import get
 from graphwright.ops.terms import Atom, Term, atoms, resized, resolve
 from graphwright.program import Program, Value
-from graphwright.program.kinds import KINDS
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Parameters, bytes as stored, and floating point operations of one token (or sample)."""
-
-    params: float
-    bytes: float
-    flops: float
+from graphwright.program.cost import Size, counted, ones, op_flops
 
 
 class Footprint:
@@ -35,17 +24,13 @@ class Footprint:
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()
-        inside = set(p.nodes()) if nodes is None else set(nodes)
-        needed = p.reachable([*p.outputs(), *p.writes()])
-        keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
-        self._params = list(reversed(keyed.values()))
-        self._ops = [n for n in p.order() if n in inside and n in needed and p.op(n) not in KINDS]
-        self._dims = dict.fromkeys((d for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)), 1)
+        self._params, self._ops = counted(p, nodes)
+        self._dims = ones(p)
         self._params_of = {n: (p.spec(n).size, p.spec(n).nbytes) for n in self._params}
         self._sizes: dict[NodeId, list[tuple[str, Term | tuple[Term, ...]]]] = {}
         for node, name, term in self.axes.solution.sizes:
             self._sizes.setdefault(node, []).append((name, term))
-        self._flops_of = {n: self._flops(n, {}) for n in self._ops}
+        self._flops_of = {n: op_flops(p, n, self._dims) for n in self._ops}
         self._with: dict[Atom, list[NodeId]] = {}
         dims = self.axes.solution.dims
         for node in [*self._params, *self._ops]:
@@ -86,20 +71,15 @@ class Footprint:
 
     def _flops(self, node: NodeId, maps: Mapping[Atom, np.ndarray]) -> float:
         p, dims = self.p, self.axes.solution.dims
-        op = get(p.op(node))
 
         def spec(value: Value) -> Spec:
-            shape = [resized(t, maps) for t in dims[value]] if maps else p.spec(value).shape
-            return Spec(
-                tuple(self._dims.get(d, 1) if isinstance(d, str) else int(d) for d in shape), p.spec(value).dtype
-            )
+            return Spec(tuple(resized(t, maps) for t in dims[value]), p.spec(value).dtype)
 
         attrs = dict(p.attrs(node))
-        for name, term in self._sizes.get(node, ()) if maps else ():
+        for name, term in self._sizes.get(node, ()):
             sizes = [resized(resolve(t), maps) for t in (term if isinstance(term, tuple) else (term,))]
             attrs[name] = tuple(sizes) if isinstance(term, tuple) else sizes[0]
-        outs = [spec(Value(node, i)) for i in range(len(p.specs(node)))]
-        return float(op.cost([spec(v) for v in p.operands(node)], outs, attrs).flops)
+        return op_flops(p, node, self._dims, spec, attrs)
 
 
 def _number(size: int | str) -> int:

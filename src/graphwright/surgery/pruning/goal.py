@@ -10,7 +10,8 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
-from graphwright.surgery.budgets import Bytes, Flops, Latency, Params, Ratio, Size
+from graphwright.program.cost import size
+from graphwright.surgery.budgets import AtMost, Latency, Ratio, SizeBudget
 from graphwright.surgery.measure import speed
 from graphwright.surgery.pruning.footprint import Footprint
 from graphwright.surgery.pruning.modules import Module
@@ -29,27 +30,25 @@ class Goal:
         feeds: a chunk of inputs to measure time with.
     """
 
-    target: Size
+    target: SizeBudget
     of: str
-    base: float
+    base: int | float
     most: float
     nodes: frozenset[NodeId] | None
     feeds: Mapping[str, np.ndarray]
 
     @staticmethod
-    def of_target(p: Program, target: Size, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
+    def of_target(p: Program, target: SizeBudget, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
         """A share is of the given nodes, a number is for the whole program."""
         if isinstance(target, Ratio):
-            base = getattr(Footprint(p, nodes).of(), target.of)
+            base = getattr(size(p, nodes), target.of)
             return Goal(target, target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
         if isinstance(target, Latency):
             return Goal(target, "ms", _ms(p, feeds), target.ms, None, feeds)
-        kinds = {Params: "params", Flops: "flops", Bytes: "bytes"}
-        if type(target) not in kinds:
+        if not isinstance(target, AtMost):
             raise UsageError("pruning takes a budget of size", expected="Ratio, Params, Flops, Bytes or Latency",
                              got=repr(target))  # fmt: skip
-        of = kinds[type(target)]
-        return Goal(target, of, getattr(Footprint(p).of(), of), float(target.most), None, feeds)
+        return Goal(target, target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
         """How to count a program that some of the nodes may have left."""

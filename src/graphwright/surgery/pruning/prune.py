@@ -11,9 +11,9 @@ from graphwright.errors import UsageError
 from graphwright.models.export.measure import with_program
 from graphwright.program import Program
 from graphwright.progress import Report
-from graphwright.surgery.budgets import Size
+from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, MissingCalibration
-from graphwright.surgery.measure import quality, size, speaks, speed
+from graphwright.surgery.measure import facts, speaks, speed
 from graphwright.surgery.pruning.criteria import need_method
 from graphwright.surgery.pruning.goal import Goal
 from graphwright.surgery.pruning.plan import PrunePlan
@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
 def prune(
     program: Program | Model,
     calibration: Calibration | None = None,
-    target: Size | None = None,
+    target: SizeBudget | None = None,
     *,
     dry_run: Literal[False] = False,
     **options: Unpack[Options],
@@ -58,7 +58,7 @@ def prune(
 def prune(
     program: Program | Model,
     calibration: Calibration | None = None,
-    target: Size | None = None,
+    target: SizeBudget | None = None,
     *,
     dry_run: Literal[True],
     **options: Unpack[Options],
@@ -66,7 +66,7 @@ def prune(
 def prune(
     program: Program | Model,
     calibration: Calibration | None = None,
-    target: Size | None = None,
+    target: SizeBudget | None = None,
     *,
     recipe: str = "default",
     method: str = "greedy",
@@ -134,8 +134,12 @@ def prune(
     pruner = Pruner(p, calibration, goal, settings, nodes, report)
     made = pruner.run()
     tokenizer = None if model is None else model.tokenizer
-    before = _facts(p, p, calibration, tokenizer, feeds, timed)
-    after = _facts(made.program, p, calibration, tokenizer, feeds, timed) if made.steps else dict(before)
+
+    def measured(of: Program) -> dict[str, Any]:
+        return facts(of, calibration, p, tokenizer) | (speed(of, feeds) if timed else {})
+
+    before = measured(p)
+    after = measured(made.program) if made.steps else dict(before)
     found = PruneReport(
         target=str(target),
         reached={"of": goal.of, "before": goal.base, "asked": goal.most,
@@ -164,10 +168,3 @@ _scope = scope  # `prune` has an argument of this name
 
 def _rung(model: Model, p: Program) -> int | None:
     return with_program(model, p).export_plan().rung
-
-
-def _facts(
-    p: Program, reference: Program, calibration: Calibration, tokenizer: Any, feeds: Any, timed: bool
-) -> dict[str, Any]:
-    facts = {**size(p), **quality(p, calibration, reference, tokenizer)}
-    return facts | speed(p, feeds) if timed else facts

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import NDArray
-from graphwright.errors import UsageError
+from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
 from graphwright.progress import Progress, Report
-from graphwright.surgery.budgets import BudgetUnreachable
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, Stream
 from graphwright.surgery.measure import loss, speaks
 from graphwright.surgery.pruning.allocate import Curve, allocate, smallest

@@ -15,7 +15,7 @@ from graphwright.program.errors import NotUndoable
 from graphwright.program.journal import Entry
 from graphwright.program.resize import ResizeAxis
 from graphwright.surgery.calibration import Calibration, Stream
-from graphwright.surgery.measure import loss, quality, size, speaks
+from graphwright.surgery.measure import facts, loss, speaks
 from graphwright.surgery.pruning.plan import TOOL, Step
 from graphwright.surgery.pruning.prunable import of_group
 from graphwright.surgery.pruning.restore import Change
@@ -40,10 +40,9 @@ def optimise_report(
         raise UsageError("no pruning is in force", where=program.name, got=None if seq is None else f"entry {seq}")
     entry = made[-1]
     before, after = program.at(entry.seq - 1), program.at(entry.seq)
-    facts = [{**size(p), **quality(p, calibration, before, tokenizer)} for p in (before, after)]
     return {
-        "before": facts[0],
-        "after": facts[1],
+        "before": facts(before, calibration, before, tokenizer),
+        "after": facts(after, calibration, before, tokenizer),
         "layers": _layers(before.fork(), _steps(before.fork(), entry), calibration),
         "calibration": calibration.to_json(),
         "journal": entry.hash,
