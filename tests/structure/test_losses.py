@@ -250,8 +250,41 @@ def test_the_expected_cost_is_the_mean_over_all_structures() -> None:
     assert view.penalty(st.cost(of="bytes", relative=False)).item() == pytest.approx(8 * expected, rel=1e-9)
     names = [e.name for e in among]
     assert [names[i] for i in above(p, among)[2]] == ["fcd -> sum"]
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="flops"):
         prices(p, among, "ns")
+
+
+def test_costs_in_flops_and_in_measured_time_are_those_of_what_hardening_takes_away() -> None:
+    p = nested()
+    view = st.DifferentiableGraph(p)
+    among = view.elements()
+    flops = dict(zip([e.name for e in among], prices(p, among, "flops"), strict=True))
+    plain = view.discretize(0.0, to="one", copy=True).after.flops
+    units = [n for n in flops if "[" in n]
+    assert len(units) == 4
+    for gone in (["fco -> sum"], units[:1], units[1:3], ["fcd -> sum", "fci -> into", *units]):
+        after = view.discretize(Only(gone), to="one", copy=True).after.flops
+        # what a sum takes for one term less comes on top
+        assert plain - after == pytest.approx(sum(flops[n] for n in gone), abs=6 * len(gone))
+    taken = {"fcu": 40.0, "fcd": 60.0, "act": 20.0, "fci": 7.0, "fco": 5.0, "sum": 1000.0}
+    ns = dict(zip([e.name for e in among], prices(p, among, taken), strict=True))
+    assert [ns[n] for n in ("fcd -> sum", "fco -> sum", "fci -> into", *units)] == [0.0, 5.0, 7.0, *[30.0] * 4]
+    q = p_of(view)
+    expected = 5 * q[1] + q[0] * (7 * q[2] + 30 * q[3:].sum())
+    assert view.penalty(st.cost(of=taken, relative=False)).item() == pytest.approx(expected, rel=1e-9)
+    measured = st.latency(p, {"x": np.ones((2, 3))}, runs=1)
+    assert measured["fcu"] > 0
+    assert prices(p, among, measured).sum() > 0
+
+
+class Only:
+    """A policy that cuts what it was told to."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def propose(self, view: st.DifferentiableGraph) -> list[st.Proposal]:
+        return [st.Proposal("cut", e.name, e.p, "told so", e) for e in view.elements() if e.name in self.names]
 
 
 def test_reachability_of_a_diamond() -> None:

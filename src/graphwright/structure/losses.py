@@ -20,7 +20,7 @@ from graphwright.program import Program, Value
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import tensors
 from graphwright.structure.elements import Element
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import Cost, above, prices
 from graphwright.structure.probability import probabilities
 
 TINY = 1e-12
@@ -151,7 +151,7 @@ class budget:
     """
 
     target: float
-    of: str = "count"
+    of: Cost = "count"
     steps: int = 0
     rate: float = 0.5
     name: str = "budget"
@@ -163,7 +163,7 @@ class budget:
 
     def gap(self, terms: Terms) -> Tensor:
         """E[cost] / total, less the target at this step."""
-        if self.of == "count":
+        if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
             whole = float(prices(terms.program, terms.elements, self.of).sum())
@@ -190,7 +190,7 @@ class budget:
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
 
-def _expected(terms: Terms, p: Tensor, of: str) -> Tensor:
+def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
     """Σ own price times the probabilities of an element and of all gates above it."""
     own = prices(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
@@ -208,12 +208,13 @@ class cost:
     """λ · E[cost] under nesting: a head inside a gated layer costs P_layer · P_head · c.
 
     Attributes:
-        of: `params`, `bytes`, or `table` for the numbers that the gates were given.
+        of: `params`, `bytes`, `flops`; `table` for the numbers that the gates were given; or a number per node by path,
+            as `latency` measures them in nanoseconds.
         relative: divide by the cost of everything open.
     """
 
     lam: float = 1.0
-    of: str = "params"
+    of: Cost = "params"
     relative: bool = True
     name: str = "cost"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.structure.elements import Element, Key
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import Cost, above, prices
 from graphwright.structure.protection import Kept, protect
 
 if TYPE_CHECKING:
@@ -116,18 +116,18 @@ class TopPolicy:
 
     Attributes:
         target: elements that stay if above 1, else their share.
-        of: `count`, `params`, `bytes` or `table`.
+        of: `count`, or what `cost` takes.
     """
 
     target: float
-    of: str = "count"
+    of: Cost = "count"
     min_in: int = 1
     protect: Collection[str] = ()
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Raises: BudgetUnreachable if protection keeps more than the target."""
         among = view.elements()
-        price = np.ones(len(among)) if self.of == "count" else prices(view.program, among, self.of)
+        price = _prices(view, among, self.of)
         parents = above(view.program, among)
         total = float(price.sum())
         target = self.target if self.target > 1 else self.target * total
@@ -141,11 +141,25 @@ class TopPolicy:
         left = _left(among, parents, price, cuts, self.of)
         if left > target and len(cuts) < len(among):
             raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
-        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {self.of}", e) for e in cuts]
+        return [
+            Proposal(
+                "cut",
+                e.name,
+                e.p,
+                f"lowest beyond {self.target:g} of {self.of if isinstance(self.of, str) else 'what was measured'}",
+                e,
+            )
+            for e in cuts
+        ]
+
+
+def _prices(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
+    counting = isinstance(of, str) and of == "count"
+    return np.ones(len(among)) if counting else prices(view.program, among, of)
 
 
 def _left(
-    among: list[Element], parents: list[tuple[int, ...]], price: np.ndarray, cuts: list[Element], of: str
+    among: list[Element], parents: list[tuple[int, ...]], price: np.ndarray, cuts: list[Element], of: Cost
 ) -> float:
     gone = {e.name for e in cuts}
     there = [e.name not in gone and (of == "count" or not any(among[j].name in gone for j in chain))
