@@ -141,16 +141,8 @@ class TopPolicy:
         left = _left(among, parents, price, cuts, self.of)
         if left > target and len(cuts) < len(among):
             raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
-        return [
-            Proposal(
-                "cut",
-                e.name,
-                e.p,
-                f"lowest beyond {self.target:g} of {self.of if isinstance(self.of, str) else 'what was measured'}",
-                e,
-            )
-            for e in cuts
-        ]
+        what = self.of if isinstance(self.of, str) else "what was measured"
+        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
 
 def _prices(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:

@@ -64,8 +64,8 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
 def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
     """What each element costs by itself, without the elements below it, float64 [n].
 
-    Params and bytes are those of weights that go with it, flops those of ops with all named sizes at 1, and of an op that
-    stays every unit has its part of the whole. Raises: UsageError for another cost than those of `OF`.
+    Params and bytes are those of weights that go with it, flops those of ops with all named sizes at 1; of an op that
+    stays every unit has its part. Raises: UsageError for another cost than those of `OF`.
     """
     if isinstance(of, str) and of not in OF:
         raise UsageError("no such cost", expected=f"{', '.join(OF)}, or numbers by path", got=of)
@@ -114,6 +114,8 @@ def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.nd
     """Each unit's part of the ops that have the axis in an operand or a result, float64 [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
-    total = sum(x for n, x in each.items()
-                if any(v in over for v in (*p.operands(n), *(Value(n, k) for k in range(len(p.specs(n)))))))  # fmt: skip
+    total = 0.0
+    for n, x in each.items():
+        results = (Value(n, k) for k in range(len(p.specs(n))))
+        total += x if any(v in over for v in (*p.operands(n), *results)) else 0.0
     return np.full(group.size, total / group.size)
