@@ -134,6 +134,21 @@ def test_every_method_gets_the_same_budget_and_gives_a_program_that_replays(meth
     assert result.to_json()["table"][0]["chosen"] == list(result.chosen)
 
 
+def test_a_softmax_is_between_the_skips_into_a_block_and_none():
+    p, candidates = chain(0), ss.skips(NAMES)
+    before = p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy()
+    places = candidates.compete(p)
+    assert list(places) == [n for t in NAMES[2:] for n in candidates.names(p) if n.endswith(f" -> {t}")]
+    gates = [p.gates()[h] for h in dict.fromkeys(h for h, _ in places.values())]
+    assert [(g.kind, g.length) for g in gates] == [("choice", j + 1) for j in range(1, 6)]
+    with p.edit("none of them") as e:
+        for gate in gates:
+            e.set_gate(gate.handle, "closed", list(range(gate.length - 1)))
+    np.testing.assert_allclose(p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy(), before, atol=1e-6)
+    with pytest.raises(UsageError, match="between options"):
+        ss.METHODS["softmax"](Trials(chain(0), ss.widths("x"), lambda rng: {}, {}, "y", 40, 0, 0.01))
+
+
 def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_not_help():
     _, _, batch, task = planted(1, count=1)
     valid = batch(np.random.default_rng(7))

@@ -68,6 +68,7 @@ class JointOptimizer:
         steps: of the run, if it is known: warns where gates can't close in so many.
         logit_limit: logits stay within plus and minus this.
         executor: of the plan, see `gw.compile`.
+        noise: without it gates run relaxed, as a function of their logits alone.
     """
 
     def __init__(
@@ -87,13 +88,14 @@ class JointOptimizer:
         steps: int = 0,
         logit_limit: float = 10.0,
         executor: str = "auto",
+        noise: bool = True,
     ) -> None:
         if mode not in MODES:
             raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.warmup, self.clip = mode, turns, warmup, clip
         self.policy: Proposes = Policy() if policy is None else policy
-        self.prune_every, self.logit_limit, self.executor = prune_every, logit_limit, executor
+        self.prune_every, self.logit_limit, self.executor, self.noise = prune_every, logit_limit, executor, noise
         weights = _Weights(view)
         self.weights: Optimizer | None = None
         if weights.parameters() and mode != "gates":
@@ -156,7 +158,7 @@ class JointOptimizer:
         view.anneal()
         self.logits.sync()
         warm, found = view.temperatures, []
-        with view.using("train"):
+        with view.using("train" if self.noise else "soft"):
             for which, by_weights, by_gates in phases:
                 arrays = given[which]
                 assert arrays is not None

@@ -74,6 +74,20 @@ class Skips:
         with p.edit("candidate skips", author="gate") as e:
             return {n: (e.gate(self._add(e, n), "sigmoid", init=Z0, cost="one"), 0) for n in self.names(p)}
 
+    def compete(self, p: Program) -> Places:
+        """Add all of them; those into one block share a choice, whose last option is none of them."""
+        found: Places = {}
+        with p.edit("competing skips", author="gate") as e:
+            for target in self.blocks[self.min_gap :]:
+                mine = [n for n in self.names(p) if n.endswith(f" -> {target}")]
+                edges = [self._add(e, n) for n in mine]
+                total = _junction(e, p.node(target))
+                nothing = e.add("junction", p.node(target), name=p.free_name(f"{p.path(total)}.none"))
+                e.cut(p.in_edges(nothing)[0])
+                handle = e.gate([*edges, e.connect(nothing, total)], "choice", cost="one")
+                found |= {n: (handle, i) for i, n in enumerate(mine)}
+        return found
+
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
         """See `Candidates`."""
         wanted = [name for name in self.names(p) if name in chosen]
@@ -149,6 +163,10 @@ class Ops:
                 handle = e.gate(edges, "choice", cost="one")
                 found |= {f"{place}: {op}": (handle, i) for i, op in enumerate(self.options)}
         return found
+
+    def compete(self, p: Program) -> Places:
+        """As `gate`: ops of one place share a choice anyway."""
+        return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
         """See `Candidates`. Raises: UsageError for a place with none or several."""

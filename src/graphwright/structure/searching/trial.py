@@ -76,7 +76,8 @@ class Trials:
         """So many steps of the budget by an optimizer, its rate on the weights falling by a cosine.
 
         Args:
-            purpose: of the random stream of batches; valid: of a second one, for optimizers that want two batches.
+            purpose: of the random stream of batches; valid: of a second one, for optimizers that want two batches, each
+                of which counts as a step.
         """
         assert opt.weights is not None
         schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
@@ -84,7 +85,7 @@ class Trials:
         for _ in range(steps):
             opt.step(self.train(rng), None if other is None else self.train(other))
             schedule.step()
-        self.spent += steps
+        self.spent += steps if other is None else 2 * steps
         if self.report is not None:
             facts = {"loss": self.curve[-1][1]} if self.curve else {}
             self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
