@@ -8,7 +8,9 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import structure as st
+from graphwright.structure.pictures import probabilities
 from graphwright.surgery import diagnose
+from graphwright.testing.planted import Edges
 
 PLACE = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -22,54 +24,19 @@ def edit() -> str:
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1"})
 
 
-def gates(tokens: int = 8, width: int = 16, planted: int = 12, steps: int = 300) -> str:
-    """The probability of each of 56 edges over 300 steps: y_i is a sum of M x_j over the planted edges, and noise."""
-    rng = np.random.default_rng(0)
-    pairs = [(i, j) for i in range(tokens) for j in range(tokens) if i != j]
-    chosen = {pairs[k] for k in rng.choice(len(pairs), planted, replace=False)}
-    m = rng.normal(size=(width, width)) / 4
-    b = gw.Builder("edges")
-    x, y = (b.input(n, ("B", tokens, width)) for n in "xy")
-    w = b.param("w", (rng.normal(size=(width, width)) / 4).astype("f4"))
-    token = [b.slice(x, axis=1, start=j, size=1, step=1, name=f"x{j}") for j in range(tokens)]
-    sums = [b.junction(*(token[j] for j in range(tokens) if j != i), name=f"y{i}") for i in range(tokens)]
-    gap = b.sub(b.linear(b.concat(*sums, axis=1), w), y)
-    b.output(b.mean(b.mul(gap, gap), axes=(0, 1, 2)), name="loss")
-    p = b.build()
-    with p.edit("a gate on every edge") as e:
-        e.gate(
-            [edge for i in range(tokens) for edge in p.in_edges(f"y{i}")], "sigmoid", init=st.init_for(0.9, "sigmoid")
-        )
-    view = st.DifferentiableGraph(p, schedule=st.Schedule(1.0, 0.1, steps))
+def gates(steps: int = 300) -> str:
+    """The probability of each of 56 edges over 300 steps, 12 of which carry signal."""
+    problem = Edges(0)
+    problem.gate("sigmoid", init=st.init_for(0.9, "sigmoid"))
+    view = st.DifferentiableGraph(problem.program, schedule=st.Schedule(1.0, 0.1, steps))
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1)
-    series: dict[str, list[float]] = {name: [] for name in view.probabilities()}
-    for _ in range(steps):
-        for name, value in view.probabilities("T").items():
-            series[name].append(value)
-        given = rng.normal(size=(64, tokens, width))
-        wanted = 0.05 * rng.normal(size=given.shape)
-        for i, j in chosen:
-            wanted[:, i] += given[:, j] @ m.T
-        opt.step({"x": given.astype("f4"), "y": wanted.astype("f4")})
-    return _lines(series, {f"x{j} -> y{i}" for i, j in chosen}, steps)
-
-
-def _lines(series: dict[str, list[float]], bold: set[str], steps: int) -> str:
-    """Numbers in [0, 1] over steps as SVG."""
-    wide, high, left = 640, 240, 44
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide + left + 20} {high + 50}" role="img">'
-             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
-    for value in (0.0, 0.5, 1.0):
-        at = 10 + high * (1 - value)
-        parts.append(f'<path d="M{left} {at:g}h{wide}" stroke="#d0d7de"/><text x="8" y="{at + 4:g}">{value:g}</text>')
-    for name in sorted(series, key=lambda n: n in bold):
-        points = " ".join(f"{left + wide * t / (steps - 1):.0f},{10 + high * (1 - v):.1f}"
-                          for t, v in enumerate(series[name]) if t % 4 == 0)  # fmt: skip
-        style = 'stroke="#0969da" stroke-width="1.6"' if name in bold else 'stroke="#cf222e" opacity=".5"'
-        parts.append(f'<polyline fill="none" {style} points="{points}"/>')
-    parts.append(f'<text x="{left}" y="{high + 34}">probability of each edge over {steps} steps: '
-                 "blue carries signal, red does not</text></svg>")  # fmt: skip
-    return "\n".join(parts) + "\n"
+    rows = []
+    for step in range(steps):
+        if step % 4 == 0:
+            rows.append(list(view.probabilities("T").values()))
+        opt.step(problem.batch())
+    names = list(view.probabilities())
+    return probabilities(np.array(rows), names, [name in problem.planted for name in names], steps)
 
 
 def findings() -> str:

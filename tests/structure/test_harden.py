@@ -11,9 +11,9 @@ import torch
 import graphwright as gw
 from fixtures import tiny_llama
 from fixtures.gated import junction_edges, random_dag
-from fixtures.planted import Edges
 from graphwright import structure as st
 from graphwright.program import Program
+from graphwright.testing.planted import Edges
 
 GIVEN = {"x": np.random.default_rng(0).normal(size=(4, 3))}
 

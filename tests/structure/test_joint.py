@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import graphwright as gw
-from fixtures.planted import Edges
 from graphwright import structure as st
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
+from graphwright.testing.planted import Edges
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
 
