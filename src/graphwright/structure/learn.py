@@ -16,6 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.models import Model
 from graphwright.program.axes import AxisGroup
 from graphwright.progress import Progress
+from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
 from graphwright.structure.optimizer import JointOptimizer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
 _EVERY = 5  # steps between two rows of the history
+_ROWS = 24  # of the live table: what a terminal shows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,7 +100,7 @@ def learn(
         steps, batch, window: of training.
         gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
         seed: of windows and noise.
-        report: called with `Progress`.
+        report: called with `Progress`; its table is how open the gates of each axis are.
     Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
         model is as before.
     """
@@ -143,16 +145,31 @@ def _train(
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     history: list[dict[str, float]] = []
     seen: list[list[float]] = []
+    table: dict[str, dict[str, float]] = {}
     for step in range(steps):
         made = opt.step(_feeds(ids, rng, batch, window))
         facts = {"loss": made.loss, "distill": made.task, "open": float(made.open),
                  "cost": made.expected_cost}  # fmt: skip
         if step % _EVERY == 0 or step == steps - 1:
             history.append({"step": float(step), **facts})
-            seen.append([e.p for e in view.elements()])
+            among = view.elements()
+            seen.append([e.p for e in among])
+            table = _table(among)
         if report is not None:
-            report(Progress("learn", step + 1, steps, facts))
+            report(Progress("learn", step + 1, steps, facts, table))
     return history, seen
+
+
+def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
+    """How open the gates of each axis are; with many axes those of each kind of units."""
+    owners = [e.gate.owner for e in among]
+    if len(set(owners)) > _ROWS:
+        owners = [owner.rpartition(".")[2] for owner in owners]
+    rows: dict[str, list[float]] = {}
+    for owner, e in zip(owners, among, strict=True):
+        rows.setdefault(owner, []).append(e.p)
+    return {owner: {"open": float(sum(p >= 0.5 for p in ps)), "of": float(len(ps)), "least": min(ps),
+                    "mean": sum(ps) / len(ps)} for owner, ps in rows.items()}  # fmt: skip
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:

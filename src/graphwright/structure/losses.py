@@ -142,7 +142,7 @@ class density:
 
 @dataclass(frozen=True)
 class budget:
-    """λ₁·d + 10·d², d = E[cost]/total - target: λ₁ climbs by rate·d a step and stays >= 0, so that it is an upper bound.
+    """λ₁·d + 10·d², d = E[cost]/total - target, an upper bound: λ₁ climbs by rate·d a step and stays >= 0.
 
     Attributes:
         target: share that may stay open, in [0, 1], or a number of elements above 1.
