@@ -1,8 +1,11 @@
-"""Draw the pictures of the docs: `python scripts/pictures.py` writes docs/pictures/."""
+"""Draw the pictures of the docs: `python scripts/pictures.py [NAME ...]` writes docs/pictures/."""
 
 from __future__ import annotations
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -53,9 +56,61 @@ def findings() -> str:
     return p.to_svg(overlay=found.overlay(), expanded=shown)
 
 
-PICTURES = {"edit.svg": edit, "gates.svg": gates, "findings.svg": findings}
+def attention() -> str:
+    """The probability of each of twelve edges in `examples/attention_pruning.py`."""
+    values, names, kept = example("attention_pruning").toy()
+    return probabilities(values, names, kept, len(values))
+
+
+def orthogonal() -> str:
+    """How far each method of `examples/orthogonalisation.py` moves the logits of the bundled model."""
+    moved = example("orthogonalisation").compared("bundled", "layers.*.attn.{q,k,v,o}", 1024)
+    return bars({name: max(value, 1e-16) for name, value in moved.items()}, "logits moved, relative to the largest")
+
+
+def skips() -> str:
+    """The structure that `examples/architecture_search.py` finds for seed 0, beside the chain that it began with."""
+    found, student, _ = example("architecture_search").one(0, "gates", 4000, ())
+    return found.program.to_svg(diff=student)
+
+
+def example(name: str) -> ModuleType:
+    """A file of examples/ as a module."""
+    spec = spec_from_file_location(name, PLACE.parents[1] / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def bars(values: dict[str, float], what: str) -> str:
+    """Positive numbers on a logarithmic scale as SVG."""
+    wide, left, high = 420, 210, 20
+    logs = np.log10(list(values.values()))
+    low, span = np.floor(logs.min()), max(np.ceil(logs.max()) - np.floor(logs.min()), 1.0)
+    height = high * len(values) + 40
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 80} {height}" role="img">'
+             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
+    for k, (name, at) in enumerate(zip(values, (logs - low) / span, strict=True)):
+        y, length = 10 + high * k, max(wide * at, 2.0)
+        parts.append(f'<text x="6" y="{y + 11}">{name}</text>'
+                     f'<rect x="{left}" y="{y}" width="{length:.0f}" height="13" fill="#0969da"/>'
+                     f'<text x="{left + length + 6:.0f}" y="{y + 11}">{values[name]:.1e}</text>')  # fmt: skip
+    parts.append(f'<text x="{left}" y="{height - 12}">{what}; logarithmic</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+PICTURES = {
+    "edit.svg": edit,
+    "gates.svg": gates,
+    "findings.svg": findings,
+    "attention.svg": attention,
+    "orthogonal.svg": orthogonal,
+    "skips.svg": skips,
+}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)
-    for name, draw in PICTURES.items():
-        (PLACE / name).write_text(draw(), encoding="utf-8")
+    for name in sys.argv[1:] or PICTURES:
+        (PLACE / name).write_text(PICTURES[name](), encoding="utf-8")

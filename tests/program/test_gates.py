@@ -10,6 +10,7 @@ from axis_samples import traced
 from fixtures import tiny_llama
 from fixtures.gated import central, junction_edges, random_dag
 from graphwright import nn
+from graphwright.errors import UsageError
 from graphwright.graph import StaleHandle
 from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
@@ -196,6 +197,11 @@ def test_gates_stand_only_where_zero_is_removal() -> None:
         e.gate(fc)
     with p.edit("no") as e, pytest.raises(DeadGate):
         e.gate(junction_edges(p)[0], "sigmoid", init=np.inf)
+    with p.edit("closed from the start") as e:
+        e.gate(junction_edges(p)[0], "ste", init=-1.0)
+    assert any("begins closed" in warning for warning in p.journal[-1].warnings)
+    with p.edit("no") as e, pytest.raises(UsageError, match="two or more"):
+        e.gate([junction_edges(p)[1]], "choice")
     b = gw.Builder()
     w = [b.param(n, np.ones((3, 3), np.float32)) for n in ("a", "b")]
     scale = b.param("scale", np.ones(3, np.float32))

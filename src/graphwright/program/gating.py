@@ -110,6 +110,8 @@ def gate(
     if not np.isfinite(logits).all():
         raise DeadGate("a gate that begins at 0 or 1 has no gradient", got=init,
                        fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
+    if kind == "ste" and (logits <= 0).any():
+        e.warnings.append("a straight-through gate begins closed: nothing behind it learns until it opens")
     made = _make(e, wanted, kind, logits, group, cost)
     return tuple(made) if several else made[0]
 
