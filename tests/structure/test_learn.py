@@ -77,6 +77,7 @@ def _draw(rng, count):
         ({"units": ("tails",)}, "no such units"),
         ({"units": ()}, "no such units"),
         ({"text": "too short"}, "too short"),
+        ({"units": ("heads",), "target": 0.01}, "protection keeps more"),
     ],
 )
 def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):
