@@ -165,7 +165,9 @@ class JointOptimizer:
                 found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
         first = found[0]
         if any(n[-1] for n in found):
-            return self._skip(first, warm)
+            return self._skip(
+                first, warm, next(given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1])
+            )
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
@@ -176,15 +178,28 @@ class JointOptimizer:
             edits = tuple(view.apply(found))
         return self._report(number, first, warm, edits, False)
 
-    def _skip(self, found: list[float], warm: Mapping[str, float]) -> StepReport:
+    def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH | None) -> StepReport:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
             raise Diverged(
-                f"{_PATIENCE} steps in a row were not finite", where=f"step {self.view.step}", got=found[0],
-                fix="a smaller learning rate, or clip=1.0",
-            )  # fmt: skip
+                f"{_PATIENCE} steps in a row were not finite; weights and gates are as before them",
+                where=f"step {self.view.step}, {self._culprit(batch or {})}",
+                got=found[0],
+                fix="a smaller learning rate, clip=1.0, or a look at the batch",
+            )
         return self._report(self.view.step, found, warm, (), True)
+
+    def _culprit(self, batch: BATCH) -> str:
+        """The first node whose value has a NaN or +∞ (-∞ masks attention)."""
+        p = self.view.program
+        run = p.run({n: batch[n] for n in p.input_names()})
+        for node in p.order():
+            if p.specs(node)[0].dtype.is_float:
+                value = run.value(node).to_numpy("float64")
+                if (np.isnan(value) | np.isposinf(value)).any():
+                    return f"node {p.path(node)}"
+        return "no node: a gradient, or the loss behind the outputs"
 
     def _report(
         self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
