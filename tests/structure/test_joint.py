@@ -241,7 +241,7 @@ def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
     opt.step(problem.batch())
     for _ in range(4):
         opt.step(bad)
-    with pytest.raises(st.Diverged, match="node x\\b"):
+    with pytest.raises(st.Diverged, match=r"node x\b"):
         opt.step(bad)
 
 

@@ -164,10 +164,9 @@ class JointOptimizer:
                 assert arrays is not None
                 found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
         first = found[0]
-        if any(n[-1] for n in found):
-            return self._skip(
-                first, warm, next(given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1])
-            )
+        bad = next((given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1]), None)
+        if bad is not None:
+            return self._skip(first, warm, bad)
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
@@ -178,13 +177,13 @@ class JointOptimizer:
             edits = tuple(view.apply(found))
         return self._report(number, first, warm, edits, False)
 
-    def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH | None) -> StepReport:
+    def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH) -> StepReport:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
             raise Diverged(
                 f"{_PATIENCE} steps in a row were not finite; weights and gates are as before them",
-                where=f"step {self.view.step}, {self._culprit(batch or {})}",
+                where=f"step {self.view.step}, {self._culprit(batch)}",
                 got=found[0],
                 fix="a smaller learning rate, clip=1.0, or a look at the batch",
             )
