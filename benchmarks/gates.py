@@ -1,4 +1,6 @@
-"""What gates cost: a training step with gates on all heads and neurons beside one without, and torch with masks."""
+"""What gates cost and find: steps with gates, without, and of torch with masks; planted edges; speed after hardening;
+quality of what was learned beside recipes that need no training.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,19 @@ import torch
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import structure as st
+from graphwright import surgery as sg
+from graphwright.models.corpus import pydoc_split
 from graphwright.nn import functional
 from graphwright.optim import AdamW
+from graphwright.program.cost import flops as program_flops
+from graphwright.testing.planted import Edges
 
 BATCH, WINDOW = 8, 128
 SIZES = (64, 128, 128, 10)
 
 
 def run() -> list[Figure]:
-    return [bundled(), perceptron()]
+    return [bundled(), perceptron(), planted(), hardened(), learned()]
 
 
 def bundled() -> Figure:
@@ -122,3 +128,92 @@ def masks(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> Callable[[
         return loss.item()
 
     return step
+
+
+def planted(seeds: int = 5, steps: int = 300) -> Figure:
+    """Which of 56 edges carry signal is known; hard concrete gates, sparsity 0.1, cut at 1/2."""
+    figure = Figure(
+        "Planted edges kept and others cut",
+        f"12 of 56 edges carry signal, {steps} steps, gates at 0.1, weights at 0.01; loss on 512 fresh samples",
+    )
+    for seed in range(seeds):
+        problem = Edges(seed)
+        problem.gate("hard_concrete")
+        view = st.DifferentiableGraph(problem.program, seed=seed)
+        opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1)
+        for _ in range(steps):
+            opt.step(problem.batch())
+        done = view.discretize(0.5, probe=problem.batch(512))
+        kept, cut = problem.found({e.name for e in done.elements} - set(done.cut))
+        assert done.loss_after is not None
+        assert done.loss_before is not None
+        note = f"{100 * cut:.0f} % of the others cut; loss after {done.loss_after / done.loss_before:.3f} of before"
+        figure.add(f"seed {seed}", 100 * kept, "% of planted kept", note)
+    return figure
+
+
+def hardened(targets: tuple[float, ...] = (0.7, 0.5), steps: int = 60) -> Figure:
+    """A forward pass of the bundled model before and after learned gates on heads and neurons were hardened."""
+    figure = Figure(
+        "Speed after hardening",
+        f"bundled model, f32, {BATCH} x {WINDOW} bytes, compiled forward; gates learned in {steps} steps",
+    )
+    ids = np.random.default_rng(0).integers(0, 256, (BATCH, WINDOW))
+    feeds = {"ids": ids, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(WINDOW), ids.shape))}
+    calls, flops = {}, {}
+    for target in (1.0, *targets):
+        name = f"{target:.0%} of heads and neurons"
+        model = gw.open("bundled", dtype="float32")
+        if target < 1:
+            st.learn(model, target=target, steps=steps, gates=0.2, batch=4, window=64)
+        flops[name] = program_flops(model.program, {"B": BATCH, "T": WINDOW})
+        plan = model.program.compile(ids=ids.shape, positions=ids.shape)
+        calls[name] = lambda plan=plan: plan(feeds)
+    taken = rounds(calls)
+    add_rounds(figure, taken)
+    whole = next(iter(flops))
+    for name in list(flops)[1:]:
+        gone = 1 - flops[name] / flops[whole]
+        saved = 1 - np.median(np.asarray(taken[name]) / np.asarray(taken[whole]))
+        figure.says.append(
+            f"{name}: {gone:.0%} fewer operations, {saved:.0%} less time, {saved / gone:.2f} of the share"
+        )
+    return figure
+
+
+def learned(shares: tuple[float, ...] = (0.1, 0.2, 0.3), steps: int = 300) -> Figure:
+    """Held-out bits per byte at equal parameters: gates against the recipes of `model.prune`, without healing."""
+    figure = Figure(
+        "Learned pruning beside recipes, bundled model",
+        f"share of the parameters of heads and neurons removed; gates: {steps} steps of 8 x 128 bytes at 0.05, weights "
+        "as they are; recipes: 8 192 tokens of calibration; bits per byte on 8 000 held-out bytes",
+    )
+    held = pydoc_split()[1][:8000]
+    figure.add("dense", gw.open("bundled").perplexity(held).bits_per_byte, "bits")
+    for share in shares:
+        model = gw.open("bundled")
+        found = st.learn(model, target=1 - share, held_out=held, steps=steps)
+        gone = found.before["parameters"] - found.after["parameters"]
+        figure.add(f"{share:.0%}  gates", found.after["bits_per_byte"], "bits", f"{gone:,.0f} parameters")
+        for name, options in RECIPES.items():
+            other = gw.open("bundled")
+            calibration = sg.Calibration.of(other, max_tokens=8192, context=512)
+            whole = sum(p.size for p in (other.program.spec(n) for n in other.program.params()))
+            layers = sg.Ratio(gone / block_parameters(other.program))
+            sg.prune(other.program, calibration, layers, timed=False, **options)
+            left = sum(p.size for p in (other.program.spec(n) for n in other.program.params()))
+            figure.add(f"{share:.0%}  {name}", other.perplexity(held).bits_per_byte, "bits",
+                       f"{whole - left:,.0f} parameters")  # fmt: skip
+    return figure
+
+
+RECIPES = {
+    "activation-aware": {},
+    "magnitude": {"recipe": "units", "scope": "layer", "method": "magnitude", "restore": False},
+    "random": {"recipe": "units", "scope": "layer", "method": "random", "restore": False},
+}
+
+
+def block_parameters(p: gw.Program) -> int:
+    """Of the layers."""
+    return sum(p.spec(n).size for n in p.params() if p.path(n).startswith("layers."))

@@ -1,4 +1,5 @@
-"""Which skips does a chain of blocks need? A teacher has three; students find them by gates, growth, chance, evolution.
+"""Which skips does a chain of blocks need? A teacher has three; students find them by gates, growth, a softmax, chance,
+evolution.
 
 A block is tanh(W h + b); the student begins with weights of its own and is shown what each block of the teacher gives.
 Every method has the same number of training steps, retraining included. `python examples/architecture_search.py` runs
@@ -30,8 +31,8 @@ def chain(rng: np.random.Generator, teacher: bool) -> gw.Program:
     return b.build()
 
 
-def one(seed: int, method: str, budget: int, beside: tuple[str, ...]) -> bool:
-    """Plant three skips, search for them; whether just those were found."""
+def one(seed: int, method: str, budget: int, beside: tuple[str, ...]) -> tuple[st.SearchResult, gw.Program, bool]:
+    """Plant three skips, search for them: what was found, the student, and whether it was just those."""
     rng, candidates = np.random.default_rng(seed), st.skips(NAMES, min_gap=2)
     teacher, student = chain(rng, True), chain(np.random.default_rng(1000 + seed), False)
     planted = sorted(rng.choice(candidates.names(teacher), 3, replace=False).tolist())
@@ -50,7 +51,7 @@ def one(seed: int, method: str, budget: int, beside: tuple[str, ...]) -> bool:
     found = st.search(student, candidates, batch, valid, method, budget, seed, task=task, beside=beside)
     print(f"seed {seed}, planted: {', '.join(planted)}\n{found}\n", flush=True)
     assert found.loss <= min(row.loss for row in found.table), "nothing beside it is better"
-    return sorted(found.chosen) == planted
+    return found, student, sorted(found.chosen) == planted
 
 
 def main() -> None:
@@ -59,8 +60,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="training steps of each method")
     parser.add_argument("--quick", action="store_true", help="one seed, 2000 steps, gates beside chance")
     args = parser.parse_args()
-    seeds, steps, beside = (1, 2000, ()) if args.quick else (args.seeds, args.steps, ("grow", "evolve"))
-    right = [one(seed, "gates", steps, beside) for seed in range(seeds)]
+    seeds, steps, beside = (1, 2000, ()) if args.quick else (args.seeds, args.steps, ("grow", "softmax", "evolve"))
+    right = [one(seed, "gates", steps, beside)[2] for seed in range(seeds)]
     print(f"gates found just the planted skips in {sum(right)} of {seeds} seeds")
     assert sum(right) * 3 >= 2 * seeds
 

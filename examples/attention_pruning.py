@@ -14,8 +14,11 @@ from graphwright import structure as st
 TOKENS, WIDTH, PLANTED, STEPS = 4, 8, 5, 100
 
 
-def toy() -> None:
-    """Edges j -> i of weight 1/3; the targets are sums over five of them."""
+def toy() -> tuple[np.ndarray, list[str], list[bool]]:
+    """Edges j -> i of weight 1/3; the targets are sums over five of them.
+
+    Returns: probabilities [steps, edges], names of the edges, and which of them stayed.
+    """
     rng, b = np.random.default_rng(0), gw.Builder("attention")
     x, y = (b.input(name, ("B", TOKENS, WIDTH)) for name in "xy")
     parts = [b.slice(x, axis=1, start=j, size=1, step=1, name=f"x{j}") for j in range(TOKENS)]
@@ -44,8 +47,10 @@ def toy() -> None:
     view = st.DifferentiableGraph(p, schedule=st.Schedule(1.0, 0.5, STEPS))
     penalties = [st.sparsity(0.1), st.edge_entropy(0.01)]
     opt = st.JointOptimizer(view, "loss", penalties, params=0.05, gates=0.1)
+    seen, names = [], list(view.probabilities())
     for step in range(STEPS):
         made = opt.step(batch())
+        seen.append(list(view.probabilities().values()))
         if step % 10 == 9:
             terms = ", ".join(f"{name} {value:.3f}" for name, value in made.penalties.items())
             print(f"step {step + 1}: task {made.task:.3f}, {terms}, T {made.temperature['default']:.2f}")
@@ -55,8 +60,11 @@ def toy() -> None:
     assert planted <= kept, "edges that carry signal stay"
     assert len(kept) <= PLANTED + 1
     assert p.journal[-1] is done.entry
+    why = p.blame(done.cut[0])[-1].remarks(done.cut[0])[0]
+    print(f"{done.cut[0]} went at step {why['step']}: p {why['p']:.3f}, gradient {why['gradient']:.2g}\n")
     p.undo()
     assert len(p.gates()) == len(edges)
+    return np.array(seen), names, [name not in done.cut for name in names]
 
 
 def real(steps: int) -> None:

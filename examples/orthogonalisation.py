@@ -41,20 +41,22 @@ def main() -> None:
     parser.add_argument("--where", default="layers.*.attn.{q,k,v,o}", help="pattern of the matrices")
     parser.add_argument("--quick", action="store_true", help="the first layer, 128 tokens")
     args = parser.parse_args()
-    if args.quick:
-        args.where = args.where.replace("*", "0", 1)
+    compared(args.model, args.where.replace("*", "0", 1) if args.quick else args.where, 128 if args.quick else 1024)
 
-    model = gw.open(args.model, dtype="float64", compute="float64")
-    p, start = model.program, model.program.hash()
-    data = sg.Calibration.of(model, max_tokens=128 if args.quick else 1024, context=64)
-    one_matrix(weight(p, p.path(p.select(args.where, op="param").nodes[0])))
+
+def compared(directory: str, where: str, tokens: int) -> dict[str, float]:
+    """Print the table; returns method and fold -> how far logits moved, relative to the largest."""
+    model = gw.open(directory, dtype="float64", compute="float64")
+    p, start, moved = model.program, model.program.hash(), dict[str, float]()
+    data = sg.Calibration.of(model, max_tokens=tokens, context=64)
+    one_matrix(weight(p, p.path(p.select(where, op="param").nodes[0])))
 
     heads = ("matrices", 8), ("error", 9), ("logits", 9), ("KL, nats", 9), ("same", 7)
     print(f"\n{'method':<14} {'per':<7} {'fold':<7} " + " ".join(f"{name:>{width}}" for name, width in heads))
     runs = [(method, "matrix", fold) for method in METHODS for fold in ("insert", "none")]
     runs += [("polar", "head", "insert"), ("polar", "head", "none"), ("polar", "matrix", "scale")]
     for method, per, fold in runs:
-        report = sg.orthogonalize(p, args.where, method, per=per, fold=fold, calibration=data)
+        report = sg.orthogonalize(p, where, method, per=per, fold=fold, calibration=data)
         drift = report.drift
         assert drift is not None
         if fold == "insert":
@@ -63,16 +65,19 @@ def main() -> None:
             f"{method:<14} {per:<7} {fold:<7} {len(report.rows):>8} {report.max_error:>9.1e} "
             f"{drift.relative:>9.1e} {drift.kl:>9.2e} {drift.same_top:>7.1%}"
         )
+        moved[f"{method}, per {per}, {fold}"] = drift.relative
         p.undo()
 
-    report = sg.orthogonalize(p, args.where.replace("{q,k,v,o}", "v"), per="head", fold="absorb", calibration=data)
+    report = sg.orthogonalize(p, where.replace("{q,k,v,o}", "v"), per="head", fold="absorb", calibration=data)
     assert report.drift is not None
     assert report.drift.relative <= 1e-8, "o takes what v loses"
     facts = f"{len(report.rows):>8} {report.max_error:>9.1e} {report.drift.relative:>9.1e}"
     print(f"{'polar':<14} {'head':<7} {'absorb':<7} {facts}")
+    moved["polar, per head, absorb"] = report.drift.relative
     p.undo()
     assert p.hash() == start, "undo brings back every byte"
     print("\nWithout its stretch the model is another one; with it as a node, or in the next weight, it is the same.")
+    return moved
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Draw the pictures of the docs: `python scripts/pictures.py` writes docs/pictures/."""
+"""Draw the pictures of the docs: `python scripts/pictures.py [NAME ...]` writes docs/pictures/."""
 
 from __future__ import annotations
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 import graphwright as gw
 from graphwright import structure as st
+from graphwright.structure.pictures import probabilities
 from graphwright.surgery import diagnose
+from graphwright.testing.planted import Edges
 
 PLACE = Path(__file__).parents[1] / "docs" / "pictures"
 
@@ -22,54 +27,19 @@ def edit() -> str:
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1"})
 
 
-def gates(tokens: int = 8, width: int = 16, planted: int = 12, steps: int = 300) -> str:
-    """The probability of each of 56 edges over 300 steps: y_i is a sum of M x_j over the planted edges, and noise."""
-    rng = np.random.default_rng(0)
-    pairs = [(i, j) for i in range(tokens) for j in range(tokens) if i != j]
-    chosen = {pairs[k] for k in rng.choice(len(pairs), planted, replace=False)}
-    m = rng.normal(size=(width, width)) / 4
-    b = gw.Builder("edges")
-    x, y = (b.input(n, ("B", tokens, width)) for n in "xy")
-    w = b.param("w", (rng.normal(size=(width, width)) / 4).astype("f4"))
-    token = [b.slice(x, axis=1, start=j, size=1, step=1, name=f"x{j}") for j in range(tokens)]
-    sums = [b.junction(*(token[j] for j in range(tokens) if j != i), name=f"y{i}") for i in range(tokens)]
-    gap = b.sub(b.linear(b.concat(*sums, axis=1), w), y)
-    b.output(b.mean(b.mul(gap, gap), axes=(0, 1, 2)), name="loss")
-    p = b.build()
-    with p.edit("a gate on every edge") as e:
-        e.gate(
-            [edge for i in range(tokens) for edge in p.in_edges(f"y{i}")], "sigmoid", init=st.init_for(0.9, "sigmoid")
-        )
-    view = st.DifferentiableGraph(p, schedule=st.Schedule(1.0, 0.1, steps))
+def gates(steps: int = 300) -> str:
+    """The probability of each of 56 edges over 300 steps, 12 of which carry signal."""
+    problem = Edges(0)
+    problem.gate("sigmoid", init=st.init_for(0.9, "sigmoid"))
+    view = st.DifferentiableGraph(problem.program, schedule=st.Schedule(1.0, 0.1, steps))
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1)
-    series: dict[str, list[float]] = {name: [] for name in view.probabilities()}
-    for _ in range(steps):
-        for name, value in view.probabilities("T").items():
-            series[name].append(value)
-        given = rng.normal(size=(64, tokens, width))
-        wanted = 0.05 * rng.normal(size=given.shape)
-        for i, j in chosen:
-            wanted[:, i] += given[:, j] @ m.T
-        opt.step({"x": given.astype("f4"), "y": wanted.astype("f4")})
-    return _lines(series, {f"x{j} -> y{i}" for i, j in chosen}, steps)
-
-
-def _lines(series: dict[str, list[float]], bold: set[str], steps: int) -> str:
-    """Numbers in [0, 1] over steps as SVG."""
-    wide, high, left = 640, 240, 44
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide + left + 20} {high + 50}" role="img">'
-             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
-    for value in (0.0, 0.5, 1.0):
-        at = 10 + high * (1 - value)
-        parts.append(f'<path d="M{left} {at:g}h{wide}" stroke="#d0d7de"/><text x="8" y="{at + 4:g}">{value:g}</text>')
-    for name in sorted(series, key=lambda n: n in bold):
-        points = " ".join(f"{left + wide * t / (steps - 1):.0f},{10 + high * (1 - v):.1f}"
-                          for t, v in enumerate(series[name]) if t % 4 == 0)  # fmt: skip
-        style = 'stroke="#0969da" stroke-width="1.6"' if name in bold else 'stroke="#cf222e" opacity=".5"'
-        parts.append(f'<polyline fill="none" {style} points="{points}"/>')
-    parts.append(f'<text x="{left}" y="{high + 34}">probability of each edge over {steps} steps: '
-                 "blue carries signal, red does not</text></svg>")  # fmt: skip
-    return "\n".join(parts) + "\n"
+    rows = []
+    for step in range(steps):
+        if step % 4 == 0:
+            rows.append(list(view.probabilities("T").values()))
+        opt.step(problem.batch())
+    names = list(view.probabilities())
+    return probabilities(np.array(rows), names, [name in problem.planted for name in names], steps)
 
 
 def findings() -> str:
@@ -86,9 +56,61 @@ def findings() -> str:
     return p.to_svg(overlay=found.overlay(), expanded=shown)
 
 
-PICTURES = {"edit.svg": edit, "gates.svg": gates, "findings.svg": findings}
+def attention() -> str:
+    """The probability of each of twelve edges in `examples/attention_pruning.py`."""
+    values, names, kept = example("attention_pruning").toy()
+    return probabilities(values, names, kept, len(values))
+
+
+def orthogonal() -> str:
+    """How far each method of `examples/orthogonalisation.py` moves the logits of the bundled model."""
+    moved = example("orthogonalisation").compared("bundled", "layers.*.attn.{q,k,v,o}", 1024)
+    return bars({name: max(value, 1e-16) for name, value in moved.items()}, "logits moved, relative to the largest")
+
+
+def skips() -> str:
+    """The structure that `examples/architecture_search.py` finds for seed 0, beside the chain that it began with."""
+    found, student, _ = example("architecture_search").one(0, "gates", 4000, ())
+    return found.program.to_svg(diff=student)
+
+
+def example(name: str) -> ModuleType:
+    """A file of examples/ as a module."""
+    spec = spec_from_file_location(name, PLACE.parents[1] / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def bars(values: dict[str, float], what: str) -> str:
+    """Positive numbers on a logarithmic scale as SVG."""
+    wide, left, high = 420, 210, 20
+    logs = np.log10(list(values.values()))
+    low, span = np.floor(logs.min()), max(np.ceil(logs.max()) - np.floor(logs.min()), 1.0)
+    height = high * len(values) + 40
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 80} {height}" role="img">'
+             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
+    for k, (name, at) in enumerate(zip(values, (logs - low) / span, strict=True)):
+        y, length = 10 + high * k, max(wide * at, 2.0)
+        parts.append(f'<text x="6" y="{y + 11}">{name}</text>'
+                     f'<rect x="{left}" y="{y}" width="{length:.0f}" height="13" fill="#0969da"/>'
+                     f'<text x="{left + length + 6:.0f}" y="{y + 11}">{values[name]:.1e}</text>')  # fmt: skip
+    parts.append(f'<text x="{left}" y="{height - 12}">{what}; logarithmic</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+PICTURES = {
+    "edit.svg": edit,
+    "gates.svg": gates,
+    "findings.svg": findings,
+    "attention.svg": attention,
+    "orthogonal.svg": orthogonal,
+    "skips.svg": skips,
+}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)
-    for name, draw in PICTURES.items():
-        (PLACE / name).write_text(draw(), encoding="utf-8")
+    for name in sys.argv[1:] or PICTURES:
+        (PLACE / name).write_text(PICTURES[name](), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def test_examples_use_public_names_alone():
+    private = re.compile(r"\b(?!self\b)[a-z]\w*\._[a-z]|import _[a-z]|from [\w.]*\._[a-z]")
+    assert not {p.stem: found for p in EXAMPLES if (found := private.findall(p.read_text(encoding="utf-8")))}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)

@@ -14,12 +14,14 @@ class Progress:
         what: of the work.
         done, total: steps.
         facts: numbers worth showing: loss, tokens per second.
+        table: row -> column -> number, where several parts of the work go on at once.
     """
 
     what: str
     done: int
     total: int
     facts: dict[str, float] = field(default_factory=dict)
+    table: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 Report = Callable[[Progress], None]

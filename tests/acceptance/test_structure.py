@@ -7,10 +7,10 @@ import pytest
 
 import graphwright as gw
 from fixtures import tiny_llama
-from fixtures.planted import Edges
 from graphwright import structure as st
 from graphwright.nn.functional import cross_entropy
 from graphwright.program import Program
+from graphwright.testing.planted import Edges
 
 STEPS = 300
 

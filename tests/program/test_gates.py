@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import graphwright as gw
+from axis_samples import traced
 from fixtures import tiny_llama
 from fixtures.gated import central, junction_edges, random_dag
+from graphwright import nn
+from graphwright.errors import UsageError
 from graphwright.graph import StaleHandle
 from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
@@ -194,9 +197,15 @@ def test_gates_stand_only_where_zero_is_removal() -> None:
         e.gate(fc)
     with p.edit("no") as e, pytest.raises(DeadGate):
         e.gate(junction_edges(p)[0], "sigmoid", init=np.inf)
+    with p.edit("closed from the start") as e:
+        e.gate(junction_edges(p)[0], "ste", init=-1.0)
+    assert any("begins closed" in warning for warning in p.journal[-1].warnings)
+    with p.edit("no") as e, pytest.raises(UsageError, match="two or more"):
+        e.gate([junction_edges(p)[1]], "choice")
     b = gw.Builder()
     w = [b.param(n, np.ones((3, 3), np.float32)) for n in ("a", "b")]
-    b.output(b.linear(b.softmax(b.linear(b.input("x", (2, 3)), w[0]), axis=-1), w[1]), name="y")
+    scale = b.param("scale", np.ones(3, np.float32))
+    b.output(b.linear(b.rms_norm(b.linear(b.input("x", (2, 3)), w[0]), scale), w[1]), name="y")
     q = b.build()
     before = q.hash()
     name = next(n for n, g in q.axes().items() if g.mixed)
@@ -254,6 +263,31 @@ def test_closed_channels_of_a_convolution_are_cut_channels() -> None:
     p, given = b.build(), rng.normal(size=(2, 3, 8))
     axis = next(n for n, g in p.axes().items() if g.size == 6)
     closed_equals_cut(p, axis, [0, 4], lambda q: q.run(x=given)["y"].to_numpy())
+
+
+def test_closed_units_under_a_softmax_are_cut_units_and_experts_are_such_units() -> None:
+    rng, b = np.random.default_rng(0), gw.Builder()
+    w = [b.param(n, rng.normal(size=s)) for n, s in (("up.weight", (6, 3)), ("down.weight", (2, 6)))]
+    x = b.input("x", (4, 3), "float64")
+    b.output(b.linear(b.softmax(b.linear(x, w[0], name="up"), axis=-1, name="shares"), w[1], name="down"), name="y")
+    soft, given = b.build(), rng.normal(size=(4, 3))
+    axis = next(n for n, g in soft.axes().items() if g.size == 6)
+    closed_equals_cut(soft, axis, [0, 4], lambda q: q.run(x=given)["y"].to_numpy())
+    router, x = traced(nn.MoE(8, 10, 4, 2), given := rng.normal(size=(5, 8))), "x"
+    digest = router.hash()
+    closed_equals_cut(router, "router.experts", [1], lambda q: q.run({x: given}, keep="outputs")["out"].to_numpy())
+    router.undo(4)
+    assert router.hash() == digest
+    (handle,) = router.axes()["router.experts"].units().gate("sigmoid", init=[0.5, -1.0, 0.2, 0.9])
+    with router.edit("a loss") as e:
+        e.set_outputs(loss=e.add("mean", e.add("mul", router.outputs()[0], router.outputs()[0]), axes=(0, 1)))
+    ours = router.grad("loss", ["gates.logits"]).run({x: given}, keep="outputs")["grad.gates.logits"].to_numpy()
+    theirs = central(router, "gates.logits", {x: given})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+    with router.edit("out again") as e:
+        e.ungate(handle)
+    assert router.validate().ok
+    assert not router.of_kind("gate")
 
 
 def test_a_closed_layer_is_a_removed_layer() -> None:

@@ -139,6 +139,7 @@ def test_every_primitive_has_its_forms():
     p, q = scripted(tiny()), perceptron()
     with q.edit("other order") as e:
         e.permute("first.neurons", [2, 0, 1, 4, 3])
+        e.remark("first.neurons", why="for a test", p=0.25)
     seen = {record["edit"] for entry in (*p.journal, *q.journal) for record in entry.edits}
     assert seen == set(PRIMITIVES) == set(FIELDS)
 

@@ -11,9 +11,9 @@ import torch
 import graphwright as gw
 from fixtures import tiny_llama
 from fixtures.gated import junction_edges, random_dag
-from fixtures.planted import Edges
 from graphwright import structure as st
 from graphwright.program import Program
+from graphwright.testing.planted import Edges
 
 GIVEN = {"x": np.random.default_rng(0).normal(size=(4, 3))}
 
@@ -155,6 +155,32 @@ def test_a_report_counts_what_happened() -> None:
     unchanged = view.discretize(0.0, to="one", probe=probe, copy=True)
     assert "hardening gap" in str(unchanged)
     assert p.gates().count == 56
+
+
+def test_blame_of_a_missing_edge_says_what_cut_it_and_undo_brings_it_back(tmp_path) -> None:
+    problem = Edges(0)
+    problem.gate("sigmoid", init=np.resize([2.0, -2.0, 1.0], 56))
+    p = problem.program
+    digest, probe, edge = p.hash(), problem.batch(32), problem.edges()[1]
+    view = st.DifferentiableGraph(p)
+    view.step = 120
+    name = next(e.name for e in view.elements() if e.z == -2.0)
+    slope = view.gradients("loss", probe, gates="eval")[1]
+    done = view.discretize(0.5, probe=probe)
+    assert edge not in p.graph
+    for ref in (name, edge):
+        entry = p.blame(ref)[-1]
+        assert (entry.author, entry.seq) == ("gate", done.entry.seq)
+    (said,) = done.entry.remarks(name)
+    assert (said["step"], said["z"], said["temperature"]) == (120, -2.0, 1.0)
+    assert said["p"] == pytest.approx(1 / (1 + np.exp(2.0)))
+    assert said["gradient"] == pytest.approx(float(slope), rel=1e-5)
+    assert {r["name"] for r in done.entry.remarks()} == set(done.cut)
+    p.save(tmp_path / "saved")
+    assert gw.load(tmp_path / "saved").blame(name)[-1].remarks(name) == [said]
+    p.undo()
+    assert p.hash() == digest
+    assert edge in p.graph
 
 
 def test_a_choice_becomes_its_best_option() -> None:

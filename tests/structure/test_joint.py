@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import graphwright as gw
-from fixtures.planted import Edges
+from axis_samples import traced
+from graphwright import nn
 from graphwright import structure as st
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
+from graphwright.testing.planted import Edges
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
 
@@ -239,7 +241,7 @@ def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
     opt.step(problem.batch())
     for _ in range(4):
         opt.step(bad)
-    with pytest.raises(st.Diverged):
+    with pytest.raises(st.Diverged, match=r"node x\b"):
         opt.step(bad)
 
 
@@ -297,6 +299,84 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         opt.step(problem.batch())
     with pytest.raises(UsageError, match="no such output"):
         st.JointOptimizer(view, "accuracy")
+
+
+class Net(nn.Module):
+    """Attention and experts on a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.moe, self.out = nn.MultiHeadAttention(8, 4), nn.MoE(8, 10, 4, 2), nn.Linear(8, 3)
+
+    def forward(self, x: gw.Tensor) -> gw.Tensor:
+        x = x + self.attn(x)
+        return self.out(x + self.moe(x))
+
+
+def test_gates_of_heads_experts_and_a_skip_are_one_vector_in_one_step() -> None:
+    given = {"x": np.random.default_rng(0).normal(size=(2, 5, 8)).astype("f4")}
+    p = traced(Net(), given["x"])
+    p.axes()["attn.heads"].units().gate("sigmoid")
+    p.axes()["moe.experts"].units().gate("hard_concrete")
+    with p.edit("a skip") as e:
+        total = e.insert(p.in_edges("out.linear")[0], "junction", name="sum")
+        e.gate(e.connect("x", total), "sigmoid")
+    opt = st.JointOptimizer(st.DifferentiableGraph(p), lambda outs, _: (outs["out"] ** 2).mean(), gates=0.1)
+    before, logits = state(p), p.gates().logits()
+    report = opt.step(given)
+    assert report.open == len(logits) == 4 + 4 + 1
+    assert np.count_nonzero(p.gates().logits() - logits) >= 6  # an expert that no token took has no gradient
+    assert (p.gates().logits() != logits)[[0, 8]].all()
+    assert {e.gate.over for e in opt.view.elements()} == {"units", "edges"}
+    moved = {key for key, value in state(p).items() if value != before[key]}
+    assert {"out.weight", "moe.router.weight", "attn.q.weight", "gates.logits"} <= moved
+    assert opt.step(given).loss < report.loss
+
+
+def test_a_matrix_lists_parallel_edges_and_pictures_say_what_the_table_says() -> None:
+    b = gw.Builder()
+    x = b.input("x", (2,), "float64")
+    b.output(b.junction(x, x, b.tanh(x, name="t"), name="sum"), name="y")
+    p = b.build()
+    with p.edit("gates") as e:
+        e.gate(p.in_edges("sum"), "sigmoid", init=[2.0, -3.0, 0.5])
+    view = st.DifferentiableGraph(p)
+    table = {row["name"]: row["p"] for row in view.table()}
+    assert view.matrix() == {("x", "sum"): [table["x -> sum"], table["x -> sum #2"]], ("t", "sum"): [table["t -> sum"]]}
+    assert view.adjacency(0.5) == {("x", "sum"): 1, ("t", "sum"): 1}
+    assert sorted(view.overlay().values()) == sorted(table.values())
+    assert set(view.overlay()) <= {p.path(n) for n in p.nodes()}
+
+
+def test_a_loss_that_no_gate_reaches_is_refused_and_changes_no_byte() -> None:
+    b = gw.Builder()
+    x, w = b.input("x", (2, 3)), b.param("w", np.ones((3, 3), "f4"))
+    b.output(b.junction(b.tanh(x, name="t"), name="aside"), name="other")
+    gap = b.linear(x, w, name="fc")
+    b.output(b.mean(b.mul(gap, gap, name="sq"), axes=(0, 1), name="mse"), name="loss")
+    p = b.build()
+    with p.edit("gate") as e:
+        e.gate("t -> aside", "sigmoid")
+    opt = st.JointOptimizer(st.DifferentiableGraph(p), "loss", [st.sparsity(0.1)])
+    before = state(p)
+    with pytest.raises(st.GatesUnused, match="t -> aside"):
+        opt.step({"x": np.ones((2, 3), "f4")})
+    assert state(p) == before
+
+
+def test_online_cuts_say_step_probability_and_gradient_in_the_journal() -> None:
+    problem, opt = joint(policy=st.Policy(patience=1, remove_below=0.72), prune_every=2)
+    made = opt.step(problem.batch())
+    while not made.edits:
+        made = opt.step(problem.batch())
+    name = made.edits[0]
+    (said,) = problem.program.blame(name)[-1].remarks(name)
+    assert (said["decision"], said["step"]) == ("cut", opt.steps)
+    assert said["p"] < 0.72
+    assert said["gradient"] > 0  # to open it would cost
+    assert "below 0.72" in said["reason"]
+    problem.program.undo()
+    assert name in opt.view.probabilities()
 
 
 def test_a_policy_that_fails_leaves_the_program() -> None:

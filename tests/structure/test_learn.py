@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 import graphwright as gw
 from graphwright import structure as st
 from graphwright.cli import app
+from graphwright.cli.common import bar
 from graphwright.errors import UsageError
+from graphwright.progress import Progress
 from graphwright.structure.pictures import probabilities
 
 QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
@@ -74,6 +77,7 @@ def _draw(rng, count):
         ({"units": ("tails",)}, "no such units"),
         ({"units": ()}, "no such units"),
         ({"text": "too short"}, "too short"),
+        ({"units": ("heads",), "target": 0.01}, "protection keeps more"),
     ],
 )
 def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):
@@ -97,6 +101,23 @@ def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
         st.learn(model, ("heads",), 0.5, report=stop, **QUICK)
     assert model.program.hash() == start
     assert not model.program.gates()
+    rows = seen[-1].table
+    assert list(rows) == [f"layers.{i}.attn.heads" for i in range(4)]
+    assert all(row["of"] == 6 and row["least"] <= row["mean"] <= 1 for row in rows.values())
+
+
+def test_a_bar_has_the_table_of_the_last_event_below_it(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "100"), ("LINES", "30")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with bar() as report:
+        assert report is not None
+        report(Progress("learn", 1, 2, {"loss": 0.5}, {"layers.0.heads": {"open": 5.0, "of": 6.0}}))
+        report(Progress("learn", 2, 2, {"loss": 0.25}, {"layers.0.heads": {"open": 4.0, "of": 6.0}}))
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"open +of", shown)
+    assert re.findall(r"layers\.0\.heads +(\d)", shown)[-1] == "4"
 
 
 def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):

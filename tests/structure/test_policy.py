@@ -9,12 +9,12 @@ import pytest
 
 import graphwright as gw
 from fixtures.gated import junction_edges, random_dag
-from fixtures.planted import Edges
 from graphwright import structure as st
 from graphwright.graph import NodeId
 from graphwright.program import Program
 from graphwright.structure.elements import edge_of
 from graphwright.structure.protection import protect
+from graphwright.testing.planted import Edges
 
 
 def view_of(p0: list[float]) -> st.DifferentiableGraph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,41 +15,15 @@ from graphwright.structure import searching as ss
 from graphwright.structure.searching.candidates import Skips
 from graphwright.structure.searching.methods import drawn, toggled
 from graphwright.structure.searching.trial import Trials
+from graphwright.testing.planted import BLOCK_NAMES, CHAIN, SkipTeacher, chain
 
-WIDTH, BLOCKS = 12, 6
-NAMES = ["x", *(f"h{j}" for j in range(1, BLOCKS + 1))]
-
-
-def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (WIDTH,) * (BLOCKS + 1)) -> gw.Program:
-    """h_j = tanh(W h_(j-1) + b): random weights, of a teacher 1.2 times orthogonal ones."""
-    rng, b = np.random.default_rng(seed), gw.Builder("chain")
-    h = b.input("x", ("B", widths[0]))
-    for j, (inner, outer) in enumerate(pairwise(widths), 1):
-        w = rng.uniform(-1, 1, (outer, inner)) / np.sqrt(inner)
-        bias = np.zeros(outer)
-        if teacher:
-            w, bias = 1.2 * np.linalg.qr(rng.normal(size=(outer, inner)))[0], 0.1 * rng.normal(size=outer)
-        weight, shift = b.param(f"b{j}.w", w.astype("f4")), b.param(f"b{j}.bias", bias.astype("f4"))
-        h = b.tanh(b.linear(h, weight, shift, name=f"b{j}"), name=f"h{j}")
-        b.output(h, f"y{j}")
-    return b.build()
+WIDTH, NAMES = CHAIN, BLOCK_NAMES
 
 
 def planted(seed: int, count: int = 3) -> tuple[gw.Program, set[str], Any, Any]:
     """A teacher with skips, their names, batches of its answers, and the task of a student."""
-    teacher, candidates = chain(1000 + seed, True), ss.skips(NAMES)
-    chosen = np.random.default_rng(seed).choice(candidates.names(teacher), count, replace=False).tolist()
-    candidates.build(teacher, chosen)
-
-    def batch(rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
-        x = rng.normal(size=(n, WIDTH)).astype("f4")
-        found = teacher.run(x=x, keep="outputs")
-        return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in range(1, BLOCKS + 1)}}
-
-    def task(outputs, feeds):
-        return sum(((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in range(1, BLOCKS + 1)) * (1 / BLOCKS)
-
-    return teacher, set(chosen), batch, task
+    made = SkipTeacher(seed, ss.skips(NAMES), count)
+    return made.program, made.planted, made.batch, made.task
 
 
 def test_planted_skips_are_found_again():
@@ -132,6 +105,21 @@ def test_every_method_gets_the_same_budget_and_gives_a_program_that_replays(meth
     assert result.loss == pytest.approx(rows[method].loss)
     assert str(result).splitlines()[1].startswith(method)
     assert result.to_json()["table"][0]["chosen"] == list(result.chosen)
+
+
+def test_a_softmax_is_between_the_skips_into_a_block_and_none():
+    p, candidates = chain(0), ss.skips(NAMES)
+    before = p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy()
+    places = candidates.compete(p)
+    assert list(places) == [n for t in NAMES[2:] for n in candidates.names(p) if n.endswith(f" -> {t}")]
+    gates = [p.gates()[h] for h in dict.fromkeys(h for h, _ in places.values())]
+    assert [(g.kind, g.length) for g in gates] == [("choice", j + 1) for j in range(1, 6)]
+    with p.edit("none of them") as e:
+        for gate in gates:
+            e.set_gate(gate.handle, "closed", list(range(gate.length - 1)))
+    np.testing.assert_allclose(p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy(), before, atol=1e-6)
+    with pytest.raises(UsageError, match="between options"):
+        ss.METHODS["softmax"](Trials(chain(0), ss.widths("x"), lambda rng: {}, {}, "y", 40, 0, 0.01))
 
 
 def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_not_help():
@@ -222,7 +210,7 @@ def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned
             return self.names(p).index(name) < share * 15
 
     _, _, batch, task = planted(0)
-    t = Trials(chain(0), Some(tuple(NAMES)), batch, batch(np.random.default_rng(0)), task, 40, 0, 1e-3)
+    t = Trials(chain(0), Some(NAMES), batch, batch(np.random.default_rng(0)), task, 40, 0, 1e-3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert len(ss.METHODS["gates"](t).chosen) == 15  # after so few steps all gates are open

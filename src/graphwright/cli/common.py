@@ -97,14 +97,29 @@ def set_threads(threads: int) -> None:
 
 @contextmanager
 def bar(quiet: bool = False) -> Iterator[Report | None]:
-    """A progress bar on stderr with rate and remaining time; None when nobody would see it."""
+    """A progress bar on stderr with rate and remaining time, and the table of the last event below it.
+
+    None when nobody would see it.
+    """
     if quiet or not colours(sys.stderr):
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-    from rich.table import Column
+    from rich.table import Column, Table
+
+    class Shown(Bar):
+        rows: dict[str, dict[str, float]] = {}  # noqa: RUF012  the class lives as long as its one instance
+
+        def get_renderables(self) -> Any:
+            yield from super().get_renderables()
+            if self.rows:
+                names = list(next(iter(self.rows.values())))
+                table = Table("", *(Column(name, justify="right") for name in names), box=None)
+                for row, numbers in self.rows.items():
+                    table.add_row(row, *(f"{numbers[name]:.4g}" for name in names))
+                yield table
 
     columns = (
         TextColumn("{task.description:<12}"),
@@ -115,7 +130,7 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
         ),
         TextColumn("{task.fields[facts]}", table_column=Column()),  # the one that wraps where it is narrow
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Shown(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}
 
         def report(p: Progress) -> None:
@@ -123,5 +138,6 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
             if p.what not in tasks:
                 tasks[p.what] = shown.add_task(p.what, total=p.total, facts=facts)
             shown.update(tasks[p.what], completed=p.done, facts=facts)
+            shown.rows = p.table
 
         yield report

@@ -23,7 +23,7 @@ def search(
     directory: Dir,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
     units: Annotated[
-        str, typer.Option(metavar="KINDS", help="heads, kv_groups, neurons, layers; with commas.")
+        str, typer.Option(metavar="KINDS", help="heads, kv_groups, neurons, experts, layers; with commas.")
     ] = "heads,neurons",
     target: Annotated[float, typer.Option(metavar="SHARE", help="Share of their parameters that stays.")] = 0.7,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to learn on; else the bundled one.")] = None,

@@ -416,10 +416,31 @@ class SetOutputs:
         return {"edit": "SetOutputs", "outputs": [[name, _value(p, value)] for name, value in self.outputs]}
 
 
-PRIMITIVES: dict[str, type] = {
-    c.__name__: c
-    for c in (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, ResizeAxis, SetOutputs)
-}
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Say in the journal why something is done: `facts` about what `name` names. Nothing is changed."""
+
+    name: str
+    facts: Mapping[str, Any]
+
+    def check(self, p: Program) -> None:
+        encode_attrs(self.facts)
+
+    def invert(self, p: Program) -> Edit:
+        return self
+
+    def apply(self, p: Program) -> None:
+        pass
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return ()
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        return {"edit": "Remark", "name": self.name, "facts": encode_attrs(self.facts)}
+
+
+_STRUCTURE = (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, ResizeAxis, SetOutputs)
+PRIMITIVES: dict[str, type] = {c.__name__: c for c in (*_STRUCTURE, Remark)}
 
 
 def payloads(edit: Edit) -> tuple[NDArray, ...]:

@@ -1,7 +1,8 @@
 """The gates of a program as they are: a view of the one node `gates`, its logits and its table. Nothing is kept twice.
 
 A gate is a part of the logits and the products that it stands in, its sites: an edge gate has one, a gate of units one
-per sum over them, the gate of a layer one per branch. The node of its first site is its handle.
+per sum over them, the gate of a layer one per branch. In front of a softmax the site is a sum, scores + ln g: a unit's
+weight is multiplied by g before all of them are divided by their sum. The node of the first site is the handle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from graphwright.program.axes import AxisGroup
 
 NODE = "gates"
+SITES = ("mul", "add")
+"""A gate multiplies, or its logarithm is added to scores."""
+LOGARITHM = ("clamp", "log")
+LEAST = 1.2e-38
+"""Of a gate whose logarithm is taken, the least normal number of float32: a weight that no sum of others feels."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
@@ -180,25 +186,25 @@ def gates(p: Program) -> Gates:
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
     """The products that a reader of a part of the gates is or leads to, over what gives the part their shape."""
-    if p.op(reader) == "mul":
+    if p.op(reader) in SITES:
         yield reader
-    elif p.op(reader) not in KINDS_OF_NODES and _shapes(p, reader):
+    elif p.op(reader) not in KINDS_OF_NODES and _carries(p, reader):
         for after in p.consumers(reader):
             yield from _sites(p, after)
 
 
-def _shapes(p: Program, node: NodeId) -> bool:
-    """Whether a node gives its operand another shape or dtype, and nothing else."""
+def _carries(p: Program, node: NodeId) -> bool:
+    """Whether a node may stand between a gate and its site: gives it another shape or dtype, or takes its logarithm."""
     row = get(p.op(node))
-    return row.view is not None or row.traits.convert
+    return row.view is not None or row.traits.convert or p.op(node) in LOGARITHM
 
 
 def of_site(p: Program, site: NodeId) -> Value | None:
     """The part of the gates that multiplies at a site; None if the node is none."""
-    if p.op(site) != "mul":
+    if p.op(site) not in SITES:
         return None
     value = p.operands(site)[1]
-    while p.op(value.node) not in KINDS_OF_NODES and _shapes(p, value.node):
+    while p.op(value.node) not in KINDS_OF_NODES and _carries(p, value.node):
         value = p.operands(value.node)[0]
     return value if p.op(value.node) == "gate" else None
 

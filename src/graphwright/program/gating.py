@@ -6,7 +6,7 @@ with the next generation, so that no gate moves another one's logits or noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from graphwright.program.gates import (
     GENERATION,
     GROUP,
     KIND,
+    LEAST,
     LOGITS,
     NODE,
     OPEN,
@@ -47,6 +48,7 @@ from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.layers import branches
 from graphwright.program.program import Program, Value
+from graphwright.program.readers import dependent, lead
 from graphwright.program.solve_axes import Said, origin
 from graphwright.program.unfold import put
 from graphwright.program.units import Units
@@ -71,7 +73,10 @@ Cost = str | float | Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a gate is to stand: a value, its dimension (None: all of it), and what reads the product instead."""
+    """Where a gate is to stand: a value, its dimension (None: all of it), and what reads the product instead.
+
+    With `log`, the value is scores, to which the logarithm is added.
+    """
 
     value: Value
     dim: int | None
@@ -80,6 +85,7 @@ class _Place:
     name: str
     element: int | None = None
     term: Term | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ def gate(
     if not np.isfinite(logits).all():
         raise DeadGate("a gate that begins at 0 or 1 has no gradient", got=init,
                        fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
+    if kind == "ste" and (logits <= 0).any():
+        e.warnings.append("a straight-through gate begins closed: nothing behind it learns until it opens")
     made = _make(e, wanted, kind, logits, group, cost)
     return tuple(made) if several else made[0]
 
@@ -159,16 +167,21 @@ def _units(e: Transaction, name: str, ids: Sequence[int], size: int) -> list[_Wa
     group = found[name]
     if group.frozen:
         raise GateNotAllowed("units of a frozen axis can't go", where=name, got=group.frozen[0])
-    if group.mixed:
+    scores, decided = _scores(p, group)
+    if any(node not in decided for node in _mixed(group)):
         raise NotZeroPreserving(
             "a unit that is 0 is not a unit that is gone", where=name, got=group.mixed[0],
-            fix="gate the scores that enter it, or the layer",
+            fix="gate the layer, or units before it",
         )  # fmt: skip
     if len(ids) != group.size:
         raise GateNotAllowed("an axis is gated as a whole", where=name, expected=f"all {group.size}", got=len(ids))
     places = [
         _Place(value, dim, readers, False, f"{name}.gate", term=group.axes.solution.dims[value][dim])
-        for value, dim, readers in _before_sums(p, group)
+        for value, dim, readers in _before_sums(p, group, decided)
+    ]
+    places += [
+        _Place(value, dim, (edge,), False, f"{name}.gate", term=group.axes.solution.dims[value][dim], log=True)
+        for value, dim, edge in scores
     ]
     if not places:
         raise GateNotAllowed("no sum reads the axis", where=name)
@@ -180,13 +193,41 @@ def _layer(p: Program, path: str, edges: Sequence[EdgeId]) -> _Wanted:
     return _Wanted(places, 1, lambda: _weight(p, list(edges)))
 
 
-def _before_sums(p: Program, group: AxisGroup) -> list[tuple[Value, int, tuple[EdgeId, ...]]]:
-    """(value, dimension, edges that read it) in front of each sum over the axis; where one value has no place for
-    exactly the units, the dimension that holds them among others.
+def _mixed(group: AxisGroup) -> list[NodeId]:
+    """Nodes where units that are 0 leave a trace."""
+    said = group.axes.solution.said
+    return list(dict.fromkeys(node for atom in group.atoms for node, _ in said.get(atom, Said()).mixed))
+
+
+def _scores(p: Program, group: AxisGroup) -> tuple[list[tuple[Value, int, EdgeId]], set[NodeId]]:
+    """(scores, dimension, edge) of each softmax over the axis, and all that depends on their results.
+
+    A unit whose score is -∞ is gone there: it has weight 0, and what orders or counts weights never takes it.
+    """
+    found = []
+    for node in _mixed(group):
+        if p.op(node) == "softmax":
+            edge = p.in_edges(node)[0]
+            value = p.edge_value(edge)
+            terms = group.axes.solution.dims[value]
+            dim = p.attrs(node)["axis"] % len(terms)
+            if tuple(atoms(terms[dim])) == group.atoms:
+                found.append((value, dim, edge))
+    return found, dependent(p, [p.graph.target(edge) for _, _, edge in found])
+
+
+def _before_sums(
+    p: Program, group: AxisGroup, decided: Collection[NodeId]
+) -> list[tuple[Value, int, tuple[EdgeId, ...]]]:
+    """(value, dimension, edges that read it) in front of each sum over the axis that is not decided by a softmax.
+
+    Where one value has no place for exactly the units, it is the dimension that holds them among others.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], list[EdgeId]] = {}
     for node, ends in dict.fromkeys(s for atom in group.atoms for s in solution.said.get(atom, Said()).summed):
+        if node in decided:
+            continue
         edges = p.in_edges(node)
         end = next(((port, dim) for port, dim in ends if origin(p, p.edge_value(edges[port])) is None), None)
         if end is None:
@@ -333,6 +374,9 @@ def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
     p, sites = e.program, []
     for place in wanted.places:
         value, spec, factor = place.value, p.spec(place.value), part
+        if place.log:
+            factor = put(e, "clamp", [factor], {"low": LEAST, "high": None}, f"{place.name}.least")
+            factor = put(e, "log", [factor], {}, f"{place.name}.log")
         if spec.dtype is not p.spec(part).dtype:
             factor = put(e, "cast", [factor], {"dtype": spec.dtype}, f"{place.name}.cast")
         if place.element is not None:
@@ -342,12 +386,8 @@ def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
             factor = _shaped(e, place, factor, wanted.atoms)
         elif not spec.shape:
             factor = put(e, "squeeze", [factor], {"axes": (0,)}, f"{place.name}.scalar")
-        site = put(e, "mul", [value, factor], {}, place.name).node
-        for edge in place.readers:
-            e.rewire(edge, site)
-        if place.outputs:
-            e.set_outputs(**{n: Value(site) if v == value else v
-                             for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
+        site = put(e, "add" if place.log else "mul", [value, factor], {}, place.name).node
+        lead(e, value, Value(site), place.readers, outputs=place.outputs)
         sites.append(site)
     return sites[0]
 
@@ -382,12 +422,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
-        operand = p.operands(site)[0]
-        for edge in p.out_edges(site):
-            e.rewire(edge, operand)
-        if Value(site) in p.outputs():
-            e.set_outputs(**{n: operand if v == Value(site) else v
-                             for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
+        lead(e, Value(site), p.operands(site)[0])
         release(e, site)
 
 

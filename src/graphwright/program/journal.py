@@ -74,6 +74,11 @@ class Entry:
     undo: Undo | None = field(default=None, repr=False, compare=False)
     cone: tuple[NodeId, ...] = field(default=(), repr=False, compare=False)
 
+    def remarks(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What the edit says of its reasons: {name, and facts}; with a name what it says of that alone."""
+        said = [record for record in self.edits if record["edit"] == "Remark"]
+        return [{"name": r["name"], **r["facts"]} for r in said if name in (None, r["name"])]
+
     def to_json(self) -> dict[str, Any]:
         """The entry as it stands in `journal.jsonl`."""
         return {name: _plain(getattr(self, name)) for name in _FIELDS}

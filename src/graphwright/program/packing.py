@@ -192,6 +192,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "inputs": "node_specs",
     },
     "SetOutputs": {"outputs": "outputs"},
+    "Remark": {"name": "text", "facts": "attrs"},
 }
 """Fields of each primitive, with their kinds."""
 

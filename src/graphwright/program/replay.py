@@ -25,6 +25,7 @@ from graphwright.program.edits import (
     AddEdge,
     AddNode,
     Edit,
+    Remark,
     RemoveEdge,
     RemoveNode,
     Rename,
@@ -246,6 +247,8 @@ def from_json(
         return _resize(p, record, payload)
     if name == "SetOutputs":
         return SetOutputs(tuple((label, _value(p, v)) for label, v in record["outputs"]))
+    if name == "Remark":
+        return Remark(forms.text(record["name"]), forms.attrs(record["facts"]))
     raise ReplayConflict("no such edit", got=name)
 
 

@@ -20,6 +20,7 @@ from graphwright.program.atomic import Atomic
 from graphwright.program.edits import (
     AddEdge,
     AddNode,
+    Remark,
     RemoveEdge,
     RemoveNode,
     Rename,
@@ -207,6 +208,10 @@ class Transaction(Atomic):
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
         self.do(SetWeight(key, as_array(value, kind), inplace))
+
+    def remark(self, name: str, **facts: Any) -> None:
+        """Say in the journal why something is done to what `name` names: `blame(name)` finds it. Nothing is changed."""
+        self.do(Remark(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
         """Declare the program's results."""

@@ -10,6 +10,7 @@ from graphwright.structure.errors import (
     ClippedStart,
     Diverged,
     GatesCannotClose,
+    GatesUnused,
     NoTaskTerm,
     NotScalar,
     WouldDisconnect,
@@ -33,6 +34,7 @@ from graphwright.structure.losses import (
 )
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import Policy, Proposal, ThresholdPolicy, TopPolicy
+from graphwright.structure.pricing import latency
 from graphwright.structure.protection import Kept
 from graphwright.structure.relaxation import init_for
 from graphwright.structure.report import Discretized, StepReport
@@ -47,6 +49,7 @@ __all__ = [
     "Diverged",
     "Element",
     "GatesCannotClose",
+    "GatesUnused",
     "JointOptimizer",
     "Kept",
     "Learned",
@@ -74,6 +77,7 @@ __all__ = [
     "gains",
     "gate_entropy",
     "init_for",
+    "latency",
     "learn",
     "ops",
     "reachability",

@@ -12,15 +12,18 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, enable_grad, grad
-from graphwright.graph import NodeId
 from graphwright.program import Program, Value
 from graphwright.program.feeds import check_feeds
-from graphwright.program.interpret import tensors
 from graphwright.program.kinds import INPUT, SOURCES, WRITE
+from graphwright.program.readers import dependent
 from graphwright.structure.policy import Proposal
 
 if TYPE_CHECKING:
     from graphwright.structure.graph import DifferentiableGraph, Task
+    from graphwright.structure.losses import Terms
+
+_STEP = 1e-2
+"""Share of a message by which it is moved for a second difference: its square is well above rounding of float32."""
 
 
 def absent(p: Program) -> list[tuple[Value, Value]]:
@@ -36,23 +39,12 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
                and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
     found = []
     for junction in p.junctions():
-        after = _behind(p, junction)
+        after = dependent(p, [junction])
         for value in sources:
             fits = p.spec(value) == p.spec(junction) and value.node not in after
             if fits and (value, junction) not in there:
                 found.append((value, Value(junction)))
     return sorted(found, key=lambda pair: (order[pair[1].node], order[pair[0].node]))
-
-
-def _behind(p: Program, node: NodeId) -> set[NodeId]:
-    """A node and all that depends on it."""
-    stack, seen = [node], {node}
-    while stack:
-        for after in p.graph.successors(stack.pop()):
-            if after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return seen
 
 
 def gains(
@@ -61,32 +53,34 @@ def gains(
     """(edge, gain) of all absent edges, the largest first; in units of the loss.
 
     Args:
-        newton: n²/(2d) for n < 0 with d the squared change of the loss's gradient step: second order along the gate.
+        newton: n²/(2d) for n < 0, d the second difference of the loss along the edge: second order.
     """
     p = view.program
     pairs = absent(p)
     if not pairs:
         return []
     feeds = {n: v if isinstance(v, Tensor) else Tensor(from_numpy(np.asarray(v))) for n, v in batch.items()}
-    junctions = list(dict.fromkeys(j for _, j in pairs))
-    sources = list(dict.fromkeys(s for s, _ in pairs))
-    probed, dims = p.fork(), check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
+    dims = check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
+    junctions, sources = (list(dict.fromkeys(ends)) for ends in zip(*((j, s) for s, j in pairs), strict=True))
+    probed = p.fork()
     with probed.edit("a zero into every junction: the gradient by it is that by the sum") as e:
-        zeros = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
-        for j, zero in zeros.items():
-            e.connect(zero, j.node)
-    leaves = {
-        j: Tensor(from_numpy(np.zeros(p.spec(j).bind(dims).sizes, p.spec(j).dtype.numpy)), True) for j in junctions
-    }
+        probes = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
+        for j, probe in probes.items():
+            e.connect(probe, j.node)
+    zeros = {j: np.zeros(p.spec(j).bind(dims).sizes, p.spec(j).dtype.numpy) for j in junctions}
+    leaves = {j: Tensor(from_numpy(zero), True) for j, zero in zeros.items()}
+    seen = type(view)(probed, view.seed)
+
+    def loss(moved: Mapping[Value, Tensor]) -> tuple[Tensor, Terms]:
+        given = {probed.path(probes[j]): moved.get(j, leaves[j]) for j in junctions}
+        found, _, terms = seen.evaluate({**feeds, **given}, task, keep=sources)
+        return found, terms
+
     with enable_grad():
-        given = {n: feeds[n] for n in p.input_names()} | {probed.path(zeros[j]): leaves[j] for j in junctions}
-        checked, dims = check_feeds(probed, given)
-        values = tensors(probed, checked, dims, [*probed.outputs(), *sources])
-        outputs = {n: values[v] for n, v in zip(probed.output_names(), probed.outputs(), strict=True)}
-        loss = outputs[task] if isinstance(task, str) else task(outputs, {**feeds, **checked})
-        slopes = grad(loss, [leaves[j] for j in junctions], allow_unused=True)
+        here, terms = loss({})
+        slopes = grad(here, [leaves[j] for j in junctions], allow_unused=True)
     by = {j: None if g is None else g.numpy("float64") for j, g in zip(junctions, slopes, strict=True)}
-    carried = {s: values[s].numpy("float64") for s in sources}
+    carried = {s: terms.values[s].numpy("float64") for s in sources}
     found = []
     for source, junction in pairs:
         slope = by[junction]
@@ -94,27 +88,12 @@ def gains(
             n = float((slope * carried[source]).sum())
             gain = -n
             if newton:
-                d = _curvature(view, task, feeds, source, junction, n)
+                steps = ((sign * _STEP * carried[source]).astype(zeros[junction].dtype) for sign in (-1, 1))
+                before, after = (loss({junction: Tensor(from_numpy(x))})[0].item() for x in steps)
+                d = (before - 2 * here.item() + after) / _STEP**2
                 gain = n * n / (2 * d) if n < 0 and d > 0 else min(-n, 0.0)
             found.append((f"{p.path(source)} -> {p.path(junction)}", gain))
     return sorted(found, key=lambda row: (-row[1], row[0]))
-
-
-def _curvature(
-    view: DifferentiableGraph, task: Task, feeds: Mapping[str, Tensor], source: Value, junction: Value, n: float
-) -> float:
-    """d²L along the gate of an absent edge, by a central difference of the loss at a step that scales with it."""
-    p, h = view.program, 1e-2
-    run = p.run({n: feeds[n].numpy() for n in p.input_names()})
-    at, add = run.value(junction).to_numpy(), run.value(source).to_numpy()
-    sides = []
-    for sign in (-1.0, 0.0, 1.0):
-        moved = (at + sign * h * add).astype(at.dtype)
-        outs = p.run({n: feeds[n].numpy() for n in p.input_names()}, patch={junction: moved}, keep="outputs")
-        outputs = {name: Tensor(outs[name]) for name in p.output_names()}
-        loss = outputs[task] if isinstance(task, str) else task(outputs, dict(feeds))
-        sides.append(loss.item())
-    return (sides[0] - 2 * sides[1] + sides[2]) / h**2
 
 
 def additions(

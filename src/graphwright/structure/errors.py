@@ -9,6 +9,10 @@ class NotScalar(UsageError):
     """A loss that is not one number."""
 
 
+class GatesUnused(UsageError):
+    """A loss to which no gate makes a difference."""
+
+
 class WouldDisconnect(UsageError):
     """Cuts that would leave an output without any input."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from graphwright.array import from_numpy
-from graphwright.autograd import Tensor, enable_grad, grad
+from graphwright.autograd import Tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops.gate import MODES
 from graphwright.program import Program
@@ -21,14 +22,14 @@ from graphwright.structure import harden
 from graphwright.structure.additions import additions
 from graphwright.structure.elements import Element, elements
 from graphwright.structure.errors import NotScalar
-from graphwright.structure.losses import Terms, captures
+from graphwright.structure.losses import Objective, Terms, captures
 from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
 from graphwright.structure.protection import protect
 from graphwright.structure.report import Discretized, ungated
 from graphwright.structure.schedule import Schedule
 
-Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]
-"""A scalar output by name, or a function of (outputs, batch)."""
+Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
+"""A scalar output by name, a function of (outputs, batch), or a penalty that stands for a task, as `distill`."""
 
 
 class DifferentiableGraph:
@@ -141,16 +142,25 @@ class DifferentiableGraph:
         return self.temperatures
 
     def evaluate(
-        self, feeds: Mapping[str, Any], task: Task | None, penalties: Sequence[Any] = (), step: Any = None
+        self,
+        feeds: Mapping[str, Any],
+        task: Task | None,
+        penalties: Sequence[Any] = (),
+        step: Any = None,
+        keep: Sequence[Value] = (),
     ) -> tuple[Tensor, list[Tensor], Terms]:
         """The task's loss (0 without one), each penalty, and what they looked at; in the present mode, on tensors.
 
+        Args:
+            step: number of the step as a tensor; by default that of the view.
+            keep: results of nodes that `Terms.values` is to have too.
         Raises: NotScalar.
         """
         p = self.program
         mine = {n: feeds[n] for n in p.input_names() if n in feeds}
         checked, dims = check_feeds(p, mine)
-        roots = list(dict.fromkeys([*p.outputs(), *(Value(p.node(n)) for c in penalties for n in captures(c))]))
+        read = [n for c in (*penalties, task) for n in captures(c)]
+        roots = list(dict.fromkeys([*p.outputs(), *(Value(p.node(n)) for n in read), *keep]))
         values = tensors(p, checked, dims, roots)
         number = _number(self.step) if step is None else step
         terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
@@ -158,6 +168,8 @@ class DifferentiableGraph:
         found = [_scalar(penalty(terms), penalty) for penalty in penalties]
         if task is None:
             loss = found[0] * 0.0 if found else _number(0)
+        elif isinstance(task, Objective):
+            loss = _scalar(task(terms), task)
         else:
             loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
         return loss, found, terms
@@ -169,7 +181,7 @@ class DifferentiableGraph:
         if not self.program.gates():
             return np.zeros(0)
         with self.using(gates), enable_grad():
-            loss, extra, _ = self.evaluate({n: _tensor(v) for n, v in feeds.items()}, task, penalties)
+            loss, extra, _ = self.evaluate({n: as_tensor(v) for n, v in feeds.items()}, task, penalties)
             for term in extra:
                 loss = loss + term.to(loss.dtype)
             (found,) = grad(loss, [self.program.weights[LOGITS]], allow_unused=True)
@@ -216,27 +228,30 @@ class DifferentiableGraph:
         """
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
-            slopes = self.gradients(task, batch, gates="eval")
-            found = [
-                Proposal(q.action, q.name, q.p, q.reason, q.element, float(slopes[q.element.place]))
-                if q.element is not None
-                else q
-                for q in found
-            ]
+            found = self._with_gradients(found, task, batch)
             if add_gain is not None:
                 found += additions(self, task, batch, least=add_gain, newton=newton)
         return found
 
+    def _with_gradients(self, proposals: Sequence[Proposal], task: Task, batch: Mapping[str, Any]) -> list[Proposal]:
+        slopes = self.gradients(task, batch, gates="eval")
+        return [q if q.element is None else replace(q, gradient=float(slopes[q.element.place])) for q in proposals]
+
     def apply(self, proposals: Sequence[Proposal], why: str = "a policy of gates") -> list[str]:
-        """Make proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns what was cut."""
-        cuts = [q.element for q in proposals if q.action == "cut" and q.element is not None]
-        adds = [q.name.split(" -> ") for q in proposals if q.action == "add"]
+        """Make proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns what was cut.
+
+        The entry has a remark on each: step, probability, gradient and reason (`program.blame(name)` finds it).
+        """
+        cuts = [q for q in proposals if q.action == "cut" and q.element is not None]
+        adds = [q for q in proposals if q.action == "add"]
         if not cuts and not adds:
             return []
         with self.program.edit(why, author="gate") as e:
-            done = harden.cut(e, cuts) if cuts else []
-            for source, target in adds:
+            done = harden.cut(e, cuts, self.step) if cuts else []
+            for q in adds:
+                source, target = q.name.split(" -> ")
                 e.gate(e.connect(source, target), "sigmoid")
+                harden.remark(e, q, self.step)
         return done
 
     def discretize(
@@ -249,13 +264,14 @@ class DifferentiableGraph:
         copy: bool = False,
         protection: str = "keep",
     ) -> Discretized:
-        """Cut what is closed and take the gates out, as one edit.
+        """Cut what is closed and take the gates out, as one edit, with a remark on each cut: see `apply`.
 
         Args:
             by: a threshold of the decision probability, or a policy.
             to: what open gates become: `one`, `fold` (into the weights beside them; a frozen scale where there are
                 none), or `auto`: 1 for hard and concrete kinds, folded for `sigmoid` and `scale`.
-            probe: inputs (and what the task needs) on which the loss before and after is compared.
+            probe: inputs (and what the task needs) on which the loss before and after is compared, and gradients are
+                taken for the journal.
             task: as of a `JointOptimizer`; by default the first scalar output.
             copy: leave the program as it is and harden a fork of it.
             protection: `keep` puts back what must stay; `strict` raises instead.
@@ -267,13 +283,18 @@ class DifferentiableGraph:
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         among = view.elements()
-        proposed = [q.element for q in policy.propose(view) if q.action == "cut" and q.element is not None]
+        proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
+        if probe is not None:
+            task = view._task(task)
+            proposed = view._with_gradients(proposed, task, probe) if proposed else []
         mine = {"min_in": getattr(policy, "min_in", 1), "keep": getattr(policy, "protect", ())}
-        cuts, kept = protect(p, proposed, among, **mine, strict=protection == "strict")
+        going = [q.element for q in proposed if q.element is not None]
+        cuts, kept = protect(p, going, among, **mine, strict=protection == "strict")
+        gone = {e.name for e in cuts}
         before, shape = view._probe(probe, task), ungated(p)
         values = view._values()
         with p.edit("harden gates", author="gate") as e:
-            done = harden.cut(e, cuts)
+            done = harden.cut(e, [q for q in proposed if q.name in gone], view.step)
             harden.settle(e, list(p.gates().values()), to, view._values(among, values))
         after = view._probe(probe, task)
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
@@ -296,14 +317,18 @@ class DifferentiableGraph:
     def _probe(self, probe: Mapping[str, Any] | None, task: Task | None) -> float | None:
         if probe is None:
             return None
-        p = self.program
-        scalars = [n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape]
-        task = task or next(iter(scalars), None)
-        if task is None:
-            raise NotScalar("no output is one number", where=p.name, fix="discretize(..., task=...)")
-        with self.using("eval"):
-            loss, _, _ = self.evaluate({n: _tensor(v) for n, v in probe.items()}, task)
+        with self.using("eval"), no_grad():
+            loss, _, _ = self.evaluate({n: as_tensor(v) for n, v in probe.items()}, task)
         return loss.item()
+
+    def _task(self, task: Task | None) -> Task:
+        """By default the first scalar output. Raises: NotScalar."""
+        p = self.program
+        scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
+        found = task or next(scalars, None)
+        if found is None:
+            raise NotScalar("no output is one number", where=p.name, fix="discretize(..., task=...)")
+        return found
 
 
 def _parts(p: Program) -> list[tuple[Value, Tensor]]:
@@ -316,7 +341,8 @@ def _number(value: float) -> Tensor:
     return Tensor(from_numpy(np.asarray(value, np.float64)))
 
 
-def _tensor(value: Any) -> Tensor:
+def as_tensor(value: Any) -> Tensor:
+    """A tensor as it is, an array as one."""
     return value if isinstance(value, Tensor) else Tensor(from_numpy(np.asarray(value)))
 
 

@@ -17,6 +17,7 @@ from graphwright.program import Program, Value
 from graphwright.program.gates import Gate, axis_of, of_site
 from graphwright.program.gating import release
 from graphwright.program.kinds import INPUT, KINDS
+from graphwright.program.readers import lead
 from graphwright.program.reshaping import by_place
 from graphwright.program.solve_axes import origin
 from graphwright.program.units import Units
@@ -24,15 +25,17 @@ from graphwright.structure.elements import Element, sites_of
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
+    from graphwright.structure.policy import Proposal
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")
 ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
 """Kinds whose open gate becomes 1; that of the others is folded."""
 
 
-def cut(e: Transaction, elements: Sequence[Element]) -> list[str]:
-    """Cut elements that are closed, coarse ones first; returns the names of those that were cut by themselves."""
-    p, done = e.program, []
+def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
+    """Cut what is closed, coarse before fine, with a remark on each; returns the names of what was cut by itself."""
+    p, done = e.program, list[str]()
+    elements = [q.element for q in proposals if q.element is not None]
     for over in ORDER:
         mine = [x for x in elements if x.over == over]
         done += _cut_units(e, mine) if over == "units" else []
@@ -45,7 +48,17 @@ def cut(e: Transaction, elements: Sequence[Element]) -> list[str]:
                     _close(e, site)
                 done.append(x.name)
         remove_dead(e)
+    gone = set(done)
+    for q in proposals:
+        if q.name in gone:
+            remark(e, q, step)
     return done
+
+
+def remark(e: Transaction, q: Proposal, step: int) -> None:
+    """Why, for the journal."""
+    warm = {} if q.element is None else {"z": q.element.z, "temperature": q.element.temperature}
+    e.remark(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
 
 
 def _close(e: Transaction, site: NodeId) -> None:
@@ -57,7 +70,7 @@ def _close(e: Transaction, site: NodeId) -> None:
             e.cut(edge)
         elif get(p.op(reader)).traits.sums:
             other = next(v for v in p.operands(reader) if v.node != site)
-            _lead(e, reader, other)
+            lead(e, Value(reader), other)
             e.remove(reader)
         else:
             zero = e.insert(edge, "junction", name=p.free_name(f"{p.path(site)}.closed"))
@@ -65,21 +78,10 @@ def _close(e: Transaction, site: NodeId) -> None:
     if site in p.graph:
         if Value(site) in p.outputs():
             zero = e.add("junction", site, name=p.free_name(f"{p.path(site)}.closed"))
-            _lead(e, site, Value(zero))
+            lead(e, Value(site), Value(zero))
             e.cut(p.in_edges(zero)[0])
         if site in p.graph:
             release(e, site)
-
-
-def _lead(e: Transaction, node: NodeId, other: Value) -> None:
-    """Let what read a node read another value."""
-    p = e.program
-    for edge in p.out_edges(node):
-        if p.graph.target(edge) != other.node:
-            e.rewire(edge, other)
-    if Value(node) in p.outputs():
-        e.set_outputs(**{n: other if v == Value(node) else v
-                         for n, v in zip(p.output_names(), p.outputs(), strict=True)})  # fmt: skip
 
 
 def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
@@ -178,6 +180,8 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     """Into the columns of the weights that sum over the units, if nothing else reads those."""
     p, group = e.program, axis_of(e.program, gate)
+    if any(p.op(site) == "add" for site in gate.sites):
+        return False  # a logarithm on scores is in no column
     axes = group.axes
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.said[atom].summed)

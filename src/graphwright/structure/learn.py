@@ -16,6 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.models import Model
 from graphwright.program.axes import AxisGroup
 from graphwright.progress import Progress
+from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
 from graphwright.structure.optimizer import JointOptimizer
@@ -25,8 +26,9 @@ from graphwright.structure.report import Discretized
 if TYPE_CHECKING:
     from graphwright.progress import Report
 
-KINDS = ("heads", "kv_groups", "neurons", "layers")
+KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
 _EVERY = 5  # steps between two rows of the history
+_ROWS = 24  # of the live table: what a terminal shows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,14 +93,14 @@ def learn(
 
     Args:
         model: with a tokenizer; edited in place.
-        units: kinds of units with gates: heads, kv_groups, neurons, layers.
+        units: kinds of units with gates: heads, kv_groups, neurons, experts, layers.
         target: share of the gated parameters that stays, above 0 and below 1.
         text: to learn on; by default the bundled one. held_out: to measure on; by default that of the bundled one, or
             the last tenth of the text.
         steps, batch, window: of training.
         gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
         seed: of windows and noise.
-        report: called with `Progress`.
+        report: called with `Progress`; its table is how open the gates of each axis are.
     Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
         model is as before.
     """
@@ -113,17 +115,17 @@ def learn(
     if len(ids) < window + 1:
         raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
     before = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
-    teacher, entries = p.fork("teacher"), len(p.journal)
+    task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
-        view = DifferentiableGraph(p, seed=seed)
-        penalties = [distill(teacher), budget(target, of="params", steps=steps)]
-        mode = "joint" if params else "gates"
-        opt = JointOptimizer(view, None, penalties, params=params or 1e-4, gates=gates, mode=mode, steps=steps)
+        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params")
+        final.propose(view)  # a target that can't be met is refused before training
+        price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
+        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, steps=steps)
         history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
-        hardened = view.discretize(TopPolicy(target, of="params"), probe=probe, task=_same_as(teacher))
+        hardened = view.discretize(final, probe=probe, task=task)
     except BaseException:
         p.undo(len(p.journal) - entries)
         raise
@@ -144,29 +146,31 @@ def _train(
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     history: list[dict[str, float]] = []
     seen: list[list[float]] = []
+    table: dict[str, dict[str, float]] = {}
     for step in range(steps):
         made = opt.step(_feeds(ids, rng, batch, window))
-        facts = {"loss": made.loss, "distill": made.penalties["distill"], "open": float(made.open),
+        facts = {"loss": made.loss, "distill": made.task, "open": float(made.open),
                  "cost": made.expected_cost}  # fmt: skip
         if step % _EVERY == 0 or step == steps - 1:
             history.append({"step": float(step), **facts})
-            seen.append([e.p for e in view.elements()])
+            among = view.elements()
+            seen.append([e.p for e in among])
+            table = _table(among)
         if report is not None:
-            report(Progress("learn", step + 1, steps, facts))
+            report(Progress("learn", step + 1, steps, facts, table))
     return history, seen
 
 
-def _same_as(teacher: Any) -> Any:
-    """The task of a probe: KL(teacher || model), mean over tokens, nats."""
-
-    def task(outputs: Any, feeds: Any) -> Any:
-        name = next(iter(outputs))
-        theirs = teacher(**{n: feeds[n] for n in teacher.input_names()})
-        theirs = theirs[name] if isinstance(theirs, dict) else theirs
-        logp, logq = theirs.detach().log_softmax(-1), outputs[name].log_softmax(-1)
-        return (logp.exp() * (logp - logq)).sum(-1).mean()
-
-    return task
+def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
+    """How open the gates of each axis are; with many axes those of each kind of units."""
+    owners = [e.gate.owner for e in among]
+    if len(set(owners)) > _ROWS:
+        owners = [owner.rpartition(".")[2] for owner in owners]
+    rows: dict[str, list[float]] = {}
+    for owner, e in zip(owners, among, strict=True):
+        rows.setdefault(owner, []).append(e.p)
+    return {owner: {"open": float(sum(p >= 0.5 for p in ps)), "of": float(len(ps)), "least": min(ps),
+                    "mean": sum(ps) / len(ps)} for owner, ps in rows.items()}  # fmt: skip
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:
@@ -187,7 +191,7 @@ def _gate(model: Model, units: Sequence[str]) -> None:
 
 
 def _wanted(group: AxisGroup, kind: str) -> bool:
-    return kind in group.kinds and not group.frozen and not group.mixed
+    return kind in group.kinds and not group.frozen and (kind == "experts" or not group.mixed)
 
 
 def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:

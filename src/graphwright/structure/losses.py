@@ -5,7 +5,7 @@ A penalty is any function of `Terms`; those here are frozen values, so that a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,8 +17,10 @@ from graphwright.autograd import Tensor, Variable, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program, Value
+from graphwright.program.feeds import check_feeds
+from graphwright.program.interpret import tensors
 from graphwright.structure.elements import Element
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import Cost, above, prices
 from graphwright.structure.probability import probabilities
 
 TINY = 1e-12
@@ -61,6 +63,14 @@ class Terms:
         p = self.program
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         return self.values[outputs[name] if name in outputs else p.value(name)]
+
+
+class Objective:
+    """A penalty that can stand for the task: what it asks for does not get better by cutting everything."""
+
+    def __call__(self, terms: Terms) -> Tensor:
+        """One number."""
+        raise NotImplementedError
 
 
 class Penalty(Protocol):
@@ -132,18 +142,20 @@ class density:
 
 @dataclass(frozen=True)
 class budget:
-    """λ₁·d + 10·d², d = E[cost]/total - target: λ₁ climbs by 0.5·d a step and stays >= 0.
+    """λ₁·d + 10·d², d = E[cost]/total - target, an upper bound: λ₁ climbs by rate·d a step and stays >= 0.
 
     Attributes:
         target: share that may stay open, in [0, 1], or a number of elements above 1.
         of: `count`, or what `cost` takes.
         steps: of the run; the target falls from 1 to its value over their first 30 %.
+        rate: of λ₁. The gap of the fall sums up in it: at 0.5 hard gates that carry signal close with the others
+            (`tests/structure/test_losses.py`).
     """
 
     target: float
-    of: str = "count"
+    of: Cost = "count"
     steps: int = 0
-    rate: float = 0.5
+    rate: float = 0.1
     name: str = "budget"
     carried: dict[str, Variable] = field(default_factory=lambda: {
         "budget.multiplier": Variable(np.zeros((), np.float64), name="budget.multiplier")})  # fmt: skip
@@ -153,7 +165,7 @@ class budget:
 
     def gap(self, terms: Terms) -> Tensor:
         """E[cost] / total, less the target at this step."""
-        if self.of == "count":
+        if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
             whole = float(prices(terms.program, terms.elements, self.of).sum())
@@ -180,7 +192,7 @@ class budget:
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
 
-def _expected(terms: Terms, p: Tensor, of: str) -> Tensor:
+def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
     """Σ own price times the probabilities of an element and of all gates above it."""
     own = prices(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
@@ -198,12 +210,13 @@ class cost:
     """λ · E[cost] under nesting: a head inside a gated layer costs P_layer · P_head · c.
 
     Attributes:
-        of: `params`, `bytes`, or `table` for the numbers that the gates were given.
+        of: `params`, `bytes`, `flops`; `table` for the numbers that the gates were given; or a number per node by path,
+            as `latency` measures them in nanoseconds.
         relative: divide by the cost of everything open.
     """
 
     lam: float = 1.0
-    of: str = "params"
+    of: Cost = "params"
     relative: bool = True
     name: str = "cost"
 
@@ -360,7 +373,7 @@ class reachability:
 
 
 @dataclass(frozen=True)
-class distill:
+class distill(Objective):
     """KL(teacher || student)·τ² over the last axis of an output, mean over the other ones; optionally hidden states.
 
     Attributes:
@@ -376,7 +389,6 @@ class distill:
     match: tuple[str, ...] = ()
     output: str | None = None
     name: str = "distill"
-    is_task = True
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -385,9 +397,6 @@ class distill:
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
-        from graphwright.program.feeds import check_feeds
-        from graphwright.program.interpret import tensors
-
         p, teacher = terms.program, self.teacher
         name = self.output or p.output_names()[0]
         wanted = dict(zip(teacher.output_names(), teacher.outputs(), strict=True))[name]
@@ -402,6 +411,3 @@ class distill:
             gap = terms.value(node) - theirs[value].detach()
             total = total + (gap * gap).mean() * self.hidden
         return total
-
-
-Callback = Callable[[Terms], Tensor]

@@ -91,6 +91,11 @@ class LogitMoments:
         held = {v.name: v for n, v in self._held.items() if n != "rate"}
         return {self.count.name: self.count, **held}
 
+    def slope(self, key: Key) -> float:
+        """The mean gradient by a logit of late: its first moment without the bias towards 0; 0 before a step."""
+        m, _, t = self.of(key)
+        return m / (1 - BETA1**t) if t else 0.0
+
     def of(self, key: Key) -> tuple[float, float, float]:
         """(m, v, steps) of an element."""
         place = self._keys[key]

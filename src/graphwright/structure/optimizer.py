@@ -8,6 +8,7 @@ logits to the element of a gate, by a handle that no other gate ever gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -21,8 +22,8 @@ from graphwright.optim.checkpoint import SavedState
 from graphwright.plan import compile
 from graphwright.program.gates import COST, FREE, LOGITS, STATE
 from graphwright.structure.elements import numbers
-from graphwright.structure.errors import Diverged, GatesCannotClose, NoTaskTerm, NotScalar
-from graphwright.structure.losses import carried, label
+from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, NotScalar
+from graphwright.structure.losses import Objective, carried, label
 from graphwright.structure.moments import LogitMoments
 from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
@@ -53,7 +54,7 @@ class JointOptimizer:
 
     Args:
         view: whose gates; its seed, step and schedule are those of the run.
-        task: a scalar output by name, or a function of (outputs, batch) that gives one.
+        task: a scalar output by name, a function of (outputs, batch) that gives one, or `distill(teacher)`.
         penalties: functions of `Terms`, added to the task's loss.
         params: learning rate of Adam on the weights, or a function of what has `parameters()` to an optimizer.
         gates: learning rate of Adam on the logits; or by what is gated: {"edges": 0.02, "units": 0.01}, 0 for others.
@@ -67,6 +68,7 @@ class JointOptimizer:
         steps: of the run, if it is known: warns where gates can't close in so many.
         logit_limit: logits stay within plus and minus this.
         executor: of the plan, see `gw.compile`.
+        noise: without it gates run relaxed, as a function of their logits alone.
     """
 
     def __init__(
@@ -86,13 +88,14 @@ class JointOptimizer:
         steps: int = 0,
         logit_limit: float = 10.0,
         executor: str = "auto",
+        noise: bool = True,
     ) -> None:
         if mode not in MODES:
             raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.warmup, self.clip = mode, turns, warmup, clip
         self.policy: Proposes = Policy() if policy is None else policy
-        self.prune_every, self.logit_limit, self.executor = prune_every, logit_limit, executor
+        self.prune_every, self.logit_limit, self.executor, self.noise = prune_every, logit_limit, executor, noise
         weights = _Weights(view)
         self.weights: Optimizer | None = None
         if weights.parameters() and mode != "gates":
@@ -101,11 +104,12 @@ class JointOptimizer:
         self.skipped = self._in_a_row = 0
         self._steps: dict[tuple[bool, bool, tuple[str, ...]], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
+        self._depends = False
         self._check(steps)
 
     def _check(self, steps: int) -> None:
         p = self.view.program
-        if self.task is None and not any(getattr(t, "is_task", False) for t in self.penalties):
+        if self.task is None and not any(isinstance(t, Objective) for t in self.penalties):
             warn("the objective has no task: its optimum is to cut everything", NoTaskTerm, 3)
         if isinstance(self.task, str):
             outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
@@ -143,8 +147,9 @@ class JointOptimizer:
     def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
         """One step: arrays by name, the inputs of the program and whatever else the task reads.
 
-        Raises: Diverged after five steps in a row whose loss or gradients are not finite; UsageError without `valid`
-            in bilevel mode. An exception of the policy leaves program and optimizer as before its check.
+        Raises: Diverged after five steps in a row whose loss or gradients are not finite; GatesUnused if the loss
+            depends on no gate; UsageError without `valid` in bilevel mode. An exception of the policy leaves program
+            and optimizer as before its check.
         """
         view, given = self.view, {"batch": batch, "valid": valid}
         phases = self._phases()
@@ -153,30 +158,47 @@ class JointOptimizer:
         view.anneal()
         self.logits.sync()
         warm, found = view.temperatures, []
-        with view.using("train"):
+        with view.using("train" if self.noise else "soft"):
             for which, by_weights, by_gates in phases:
                 arrays = given[which]
                 assert arrays is not None
                 found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
         first = found[0]
-        if any(n[-1] for n in found):
-            return self._skip(first, warm)
+        bad = next((given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1]), None)
+        if bad is not None:
+            return self._skip(first, warm, bad)
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
         if self.prune_every and view.step > self.warmup and view.step % self.prune_every == 0:
-            edits = tuple(view.apply(self.policy.propose(view)))
+            found = [q if q.element is None or q.gradient is not None
+                     else replace(q, gradient=self.logits.slope(q.element.key))
+                     for q in self.policy.propose(view)]  # fmt: skip
+            edits = tuple(view.apply(found))
         return self._report(number, first, warm, edits, False)
 
-    def _skip(self, found: list[float], warm: Mapping[str, float]) -> StepReport:
+    def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH) -> StepReport:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
             raise Diverged(
-                f"{_PATIENCE} steps in a row were not finite", where=f"step {self.view.step}", got=found[0],
-                fix="a smaller learning rate, or clip=1.0",
-            )  # fmt: skip
+                f"{_PATIENCE} steps in a row were not finite; weights and gates are as before them",
+                where=f"step {self.view.step}, {self._culprit(batch)}",
+                got=found[0],
+                fix="a smaller learning rate, clip=1.0, or a look at the batch",
+            )
         return self._report(self.view.step, found, warm, (), True)
+
+    def _culprit(self, batch: BATCH) -> str:
+        """The first node whose value has a NaN or +∞ (-∞ masks attention)."""
+        p = self.view.program
+        run = p.run({n: batch[n] for n in p.input_names()})
+        for node in p.order():
+            if p.specs(node)[0].dtype.is_float:
+                value = run.value(node).to_numpy("float64")
+                if (np.isnan(value) | np.isposinf(value)).any():
+                    return f"node {p.path(node)}"
+        return "no node: a gradient, or the loss behind the outputs"
 
     def _report(
         self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
@@ -216,6 +238,8 @@ class JointOptimizer:
             wanted: list[Parameter] = [v for v in trained if v.requires_grad]
             held = [p.weights[LOGITS]] if by_gates and self.logits.there else []
             with no_grad():
+                if held and not self._depends:
+                    self._check_depends(task, extra, held)
                 slopes = grad(loss, [*wanted, *held], allow_unused=True)
                 bad = self._not_finite(loss, slopes)
                 for parameter, slope in zip(wanted, slopes, strict=False):
@@ -235,6 +259,21 @@ class JointOptimizer:
             return call("concat", *(n.detach().to("float64").reshape(1) for n in told), axis=0)
 
         return step
+
+    def _check_depends(self, task: Tensor, extra: Sequence[Tensor], held: Sequence[Tensor]) -> None:
+        """Raises: GatesUnused."""
+        objectives = [t for t, penalty in zip(extra, self.penalties, strict=True) if isinstance(penalty, Objective)]
+        whole = [*objectives] if self.task is None else [task, *objectives]
+        self._depends = not whole or any(
+            slope is not None for one in whole for slope in grad(one, held, retain_graph=True, allow_unused=True)
+        )
+        if not self._depends:
+            raise GatesUnused(
+                "the loss does not depend on any gate, so that nothing holds one open",
+                where=self.task if isinstance(self.task, str) else getattr(self.task, "__name__", "task"),
+                got=", ".join(g.owner for g in list(self.view.program.gates().values())[:4]),
+                fix="gate what the loss reads, or take a loss that reads what is gated",
+            )
 
     @staticmethod
     def _not_finite(loss: Tensor, slopes: Iterable[Tensor | None]) -> Tensor:

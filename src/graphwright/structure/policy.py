@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.structure.elements import Element, Key
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import Cost, above, prices
 from graphwright.structure.protection import Kept, protect
 
 if TYPE_CHECKING:
@@ -116,41 +116,48 @@ class TopPolicy:
 
     Attributes:
         target: elements that stay if above 1, else their share.
-        of: `count`, `params`, `bytes` or `table`.
+        of: `count`, or what `cost` takes.
     """
 
     target: float
-    of: str = "count"
+    of: Cost = "count"
     min_in: int = 1
     protect: Collection[str] = ()
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Raises: BudgetUnreachable if protection keeps more than the target."""
         among = view.elements()
-        price = np.ones(len(among)) if self.of == "count" else prices(view.program, among, self.of)
-        parents = above(view.program, among)
-        total = float(price.sum())
-        target = self.target if self.target > 1 else self.target * total
+        price, parents = _prices(view, among, self.of), above(view.program, among)
+        target = self.target if self.target > 1 else self.target * float(price.sum())
+        nested = not (isinstance(self.of, str) and self.of == "count")
+        below: list[list[int]] = [[] for _ in among]
+        for i, chain in enumerate(parents if nested else ()):
+            for j in chain:
+                below[j].append(i)
+        waiting = iter(sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].place)))
+        places = {e.key: i for i, e in enumerate(among)}
         cuts: list[Element] = []
-        for e in sorted(among, key=lambda e: (e.p, e.z, e.place)):
-            if _left(among, parents, price, cuts, self.of) <= target:
+        while True:  # all that the target asks for at once; what protection puts back is made up for in another round
+            there = np.ones(len(among), bool)
+            for e in cuts:
+                there[[places[e.key], *below[places[e.key]]]] = False
+            left, more = float(price[there].sum()), len(cuts)
+            while left > target and (i := next(waiting, None)) is not None:
+                gone = [k for k in (i, *below[i]) if there[k]]
+                left, there[gone] = left - float(price[gone].sum()), False
+                cuts.append(among[i])
+            if len(cuts) == more:
                 break
-            allowed, _ = protect(view.program, [*cuts, e], among, min_in=self.min_in, keep=self.protect)
-            if len(allowed) == len(cuts) + 1:
-                cuts.append(e)
-        left = _left(among, parents, price, cuts, self.of)
+            cuts, _ = protect(view.program, cuts, among, min_in=self.min_in, keep=self.protect)
         if left > target and len(cuts) < len(among):
             raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
-        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {self.of}", e) for e in cuts]
+        what = self.of if isinstance(self.of, str) else "what was measured"
+        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
 
-def _left(
-    among: list[Element], parents: list[tuple[int, ...]], price: np.ndarray, cuts: list[Element], of: str
-) -> float:
-    gone = {e.name for e in cuts}
-    there = [e.name not in gone and (of == "count" or not any(among[j].name in gone for j in chain))
-             for e, chain in zip(among, parents, strict=True)]  # fmt: skip
-    return float(price[there].sum())
+def _prices(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
+    counting = isinstance(of, str) and of == "count"
+    return np.ones(len(among)) if counting else prices(view.program, among, of)
 
 
 __all__ = ["Kept", "Policy", "Proposal", "Proposes", "ThresholdPolicy", "TopPolicy"]

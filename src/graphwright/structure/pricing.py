@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program import Program
-from graphwright.program.gates import RESERVED, axis_of
+from graphwright.ops.terms import atoms
+from graphwright.program import Program, Value
+from graphwright.program.cost import ones, op_flops
+from graphwright.program.gates import RESERVED, axis_of, carrier
 from graphwright.program.gating import behind, unit_prices
-from graphwright.program.kinds import PARAM
+from graphwright.program.kinds import KINDS
 from graphwright.structure.elements import Element, sites_of
 
-OF = ("params", "bytes", "table")
+if TYPE_CHECKING:
+    from graphwright.program.axes import AxisGroup
+
+OF = ("params", "bytes", "flops", "table")
+Cost = str | Mapping[str, float]
+"""What is counted: one of `OF`, or a number per node by path, as `latency` measures."""
+
+
+def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, float]:
+    """Nanoseconds per node of a compiled run on these inputs, by path: the measured cost for `cost` and `budget`.
+
+    An instruction that runs several nodes is entered under the one that names it. Raises: as `Plan.profile`.
+    """
+    shapes = {name: np.shape(value) for name, value in feeds.items()}
+    found: dict[str, float] = {}
+    for timing in p.compile(**shapes).profile(feeds, runs).timings:
+        found[timing.path] = found.get(timing.path, 0.0) + 1e9 * timing.seconds
+    return found
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
@@ -41,26 +61,29 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     return chains
 
 
-def prices(p: Program, among: Sequence[Element], of: str = "params") -> np.ndarray:
+def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
     """What each element costs by itself, without the elements below it, float64 [n].
 
-    Raises: UsageError for another cost than those of `OF`.
+    Params and bytes are those of weights that go with it, flops those of ops with all named sizes at 1; of an op that
+    stays every unit has its part. Raises: UsageError for another cost than those of `OF`.
     """
-    if of not in OF:
-        raise UsageError("no such cost", expected=", ".join(OF), got=of)
+    if isinstance(of, str) and of not in OF:
+        raise UsageError("no such cost", expected=f"{', '.join(OF)}, or numbers by path", got=of)
     if of == "table":
         return np.array([e.cost for e in among], np.float64)
-    trained = [n for n in p.params() if p.key(n) not in RESERVED]
-    each = {p.key(n): float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
+    stored = of in ("params", "bytes")
+    each = _stored(p, of) if stored else _computed(p, of)
     whole = np.zeros(len(among))
     axes: dict[int, np.ndarray] = {}
     for i, e in enumerate(among):
         if e.over == "units":
             if id(e.gate) not in axes:
-                axes[id(e.gate)] = unit_prices(p, axis_of(p, e.gate), each)
+                group = axis_of(p, e.gate)
+                axes[id(e.gate)] = (unit_prices(p, group, {p.key(n): x for n, x in each.items()}) if stored
+                                    else _shared(p, group, each))  # fmt: skip
             whole[i] = axes[id(e.gate)][e.index]
         else:
-            whole[i] = sum(each[p.key(n)] * p.spec(n).size for n in _carried(p, e) if p.op(n) == PARAM)
+            whole[i] = sum(each.get(n, 0.0) * (p.spec(n).size if stored else 1) for n in _carried(p, e))
     own = whole.copy()
     chains = above(p, among)
     for i, chain in enumerate(chains):
@@ -69,3 +92,30 @@ def prices(p: Program, among: Sequence[Element], of: str = "params") -> np.ndarr
         for j in nearest:
             own[j] -= whole[i]
     return np.maximum(own, 0.0)
+
+
+def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
+    """Param -> what one of its entries counts."""
+    trained = (n for n in p.params() if p.key(n) not in RESERVED)
+    return {n: float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
+
+
+def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
+    """Op -> what a run of it counts; what gates add is not counted, as it goes with them."""
+    own = {n for g in p.gates().values() for site in g.sites for n in (site, *carrier(p, site))}
+    ops = [n for n in p.nodes() if p.op(n) not in KINDS and p.op(n) != "gate" and n not in own]
+    if isinstance(of, str):
+        dims = ones(p)
+        return {n: float(op_flops(p, n, dims)) for n in ops}
+    return {n: float(of.get(p.path(n), 0.0)) for n in ops}
+
+
+def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
+    """Each unit's part of the ops that have the axis in an operand or a result, float64 [size]."""
+    mine = set(group.atoms)
+    over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
+    total = 0.0
+    for n, x in each.items():
+        results = (Value(n, k) for k in range(len(p.specs(n))))
+        total += x if any(v in over for v in (*p.operands(n), *results)) else 0.0
+    return np.full(group.size, total / group.size)

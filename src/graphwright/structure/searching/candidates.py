@@ -15,6 +15,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
+from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
     from graphwright.program.transaction import Transaction
@@ -72,6 +73,20 @@ class Skips:
         """See `Candidates`."""
         with p.edit("candidate skips", author="gate") as e:
             return {n: (e.gate(self._add(e, n), "sigmoid", init=Z0, cost="one"), 0) for n in self.names(p)}
+
+    def compete(self, p: Program) -> Places:
+        """Add all of them; those into one block share a choice, whose last option is none of them."""
+        found: Places = {}
+        with p.edit("competing skips", author="gate") as e:
+            for target in self.blocks[self.min_gap :]:
+                mine = [n for n in self.names(p) if n.endswith(f" -> {target}")]
+                edges = [self._add(e, n) for n in mine]
+                total = _junction(e, p.node(target))
+                nothing = e.add("junction", p.node(target), name=p.free_name(f"{p.path(total)}.none"))
+                e.cut(p.in_edges(nothing)[0])
+                handle = e.gate([*edges, e.connect(nothing, total)], "choice", cost="one")
+                found |= {n: (handle, i) for i, n in enumerate(mine)}
+        return found
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
         """See `Candidates`."""
@@ -149,6 +164,10 @@ class Ops:
                 found |= {f"{place}: {op}": (handle, i) for i, op in enumerate(self.options)}
         return found
 
+    def compete(self, p: Program) -> Places:
+        """As `gate`: ops of one place share a choice anyway."""
+        return self.gate(p)
+
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
         """See `Candidates`. Raises: UsageError for a place with none or several."""
         with p.edit("chosen ops", author=author) as e:
@@ -172,12 +191,8 @@ class Ops:
         """An empty junction that is read in place of the op."""
         p = e.program
         node = p.node(place)
-        edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
         total = e.add("junction", node, name=f"{place}.choice")
-        for edge in edges:
-            e.rewire(edge, total)
-        if any(v.node == node for v in outputs.values()):
-            e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+        lead(e, Value(node), Value(total))
         e.cut(p.in_edges(total)[0])
         return total
 
@@ -258,10 +273,6 @@ def _junction(e: Transaction, node: NodeId) -> NodeId:
     there = junction_of(p, node)
     if there is not None:
         return there
-    edges, outputs = p.out_edges(node), dict(zip(p.output_names(), p.outputs(), strict=True))
     total = e.add("junction", node, name=f"{p.path(node)}.sum")
-    for edge in edges:
-        e.rewire(edge, total)
-    if any(v.node == node for v in outputs.values()):
-        e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+    lead(e, Value(node), Value(total))
     return total

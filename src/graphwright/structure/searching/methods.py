@@ -9,19 +9,19 @@ from warnings import warn
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
 from graphwright.structure.additions import gains
+from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import sparsity
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.searching.candidates import Skips
+from graphwright.structure.searching.candidates import Ops, Places, Skips
 from graphwright.structure.searching.trial import Batch, Found, Trials
 
 Method = Callable[[Trials], Found]
 M = TypeVar("M", bound=Method)
 METHODS: dict[str, Method] = {}
-_GATES, _GROW, _DRAWS, _EVOLVE = range(1, 5)  # purposes of random streams
+_GATES, _GROW, _DRAWS, _EVOLVE, _SOFTMAX, _SOFTMAX_VALID = range(1, 7)  # purposes of random streams
 
 
 def method(name: str) -> Callable[[M], M]:
@@ -48,14 +48,8 @@ def gates(t: Trials) -> Found:
     places = t.candidates.gate(p)
     view = DifferentiableGraph(p, seed=t.seed)
     opt = JointOptimizer(view, t.task, [sparsity(0.02)], params=t.lr, gates=0.02, warmup=steps // 10)
-    assert opt.weights is not None
-    schedule, rng = CosineAnnealingLR(opt.weights, steps, eta_min=t.lr / 20), t.rng(_GATES)
-    for _ in range(steps):
-        opt.step(t.train(rng))
-        schedule.step()
-    t.count(steps)
-    by_place = {(e.gate.handle, e.index): e for e in view.elements()}
-    probable = {name: by_place[place] for name, place in places.items()}
+    t.drive(opt, steps, _GATES)
+    probable = _elements(view, places)
     best: dict[object, float] = {}
     for e in probable.values():
         best[e.gate.handle] = max(best.get(e.gate.handle, 0.0), e.p)
@@ -64,6 +58,36 @@ def gates(t: Trials) -> Found:
     possible = [n for n in probable if t.candidates.free(t.start, n)]
     if len(chosen) and len(possible) < len(probable) and len(free) > 0.8 * len(chosen):
         warn(f"{len(free)} of {len(chosen)} chosen candidates add no parameters", Collapsed, stacklevel=3)
+    made = t.fit(t.structure(chosen), t.left)
+    return Found(chosen, made, t.score(made))
+
+
+def _elements(view: DifferentiableGraph, places: Places) -> dict[str, Element]:
+    """Candidate -> its element by now."""
+    by_place = {(e.gate.handle, e.index): e for e in view.elements()}
+    return {name: by_place[place] for name, place in places.items()}
+
+
+@method("softmax")
+def softmax(t: Trials) -> Found:
+    """Candidates of one place share a softmax with "none", as in DARTS (Liu et al. 2019, first order).
+
+    Weights are trained on one batch, logits on another one, which counts as two steps. A skip stays if it outweighs
+    "none", of several ops the heaviest one; then all is trained anew.
+    """
+    c = t.candidates
+    if not isinstance(c, Skips | Ops):
+        raise UsageError("a softmax is between options", got=type(c).__name__, expected="skips(...) or ops(...)")
+    p = t.start.fork()
+    places = c.compete(p)
+    view = DifferentiableGraph(p, seed=t.seed)
+    opt = JointOptimizer(view, t.task, params=t.lr, gates=0.02, mode="bilevel", noise=False)
+    t.drive(opt, t.budget // 4, _SOFTMAX, _SOFTMAX_VALID)
+    least: dict[object, float] = {}
+    for e in view.elements():
+        there = [x.p for x in view.elements() if x.gate.handle == e.gate.handle]
+        least[e.gate.handle] = there[-1] if isinstance(c, Skips) else sorted(there)[-2]
+    chosen = tuple(n for n, e in _elements(view, places).items() if e.p > least[e.gate.handle])
     made = t.fit(t.structure(chosen), t.left)
     return Found(chosen, made, t.score(made))
 

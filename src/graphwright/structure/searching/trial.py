@@ -12,7 +12,8 @@ from graphwright.autograd import no_grad
 from graphwright.errors import UsageError
 from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
-from graphwright.structure.graph import DifferentiableGraph, Task
+from graphwright.progress import Progress
+from graphwright.structure.graph import DifferentiableGraph, Task, as_tensor
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.searching.candidates import Candidates
 
@@ -68,18 +69,23 @@ class Trials:
         opt = JointOptimizer(view, self.task, params=self.lr, mode="params")
         if opt.weights is None:
             raise UsageError("there is nothing to train", where=p.name)
-        schedule, rng = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20), self.rng(purpose)
-        for _ in range(steps):
-            opt.step(self.train(rng))
-            schedule.step()
-        self.count(steps)
+        self.drive(opt, steps, purpose)
         return p
 
-    def count(self, steps: int) -> None:
-        """Enter steps that were made."""
-        from graphwright.progress import Progress
+    def drive(self, opt: JointOptimizer, steps: int, purpose: int, valid: int | None = None) -> None:
+        """So many steps of the budget by an optimizer, its rate on the weights falling by a cosine.
 
-        self.spent += steps
+        Args:
+            purpose: of the random stream of batches; valid: of a second one, for optimizers that want two batches, each
+                of which counts as a step.
+        """
+        assert opt.weights is not None
+        schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
+        rng, other = self.rng(purpose), None if valid is None else self.rng(valid)
+        for _ in range(steps):
+            opt.step(self.train(rng), None if other is None else self.train(other))
+            schedule.step()
+        self.spent += steps if other is None else 2 * steps
         if self.report is not None:
             facts = {"loss": self.curve[-1][1]} if self.curve else {}
             self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
@@ -87,7 +93,8 @@ class Trials:
     def score(self, p: Program) -> float:
         """The task's loss on the validation batch; entered into the curve."""
         with no_grad():
-            loss, _, _ = DifferentiableGraph(p, seed=self.seed).evaluate(_tensors(self.valid), self.task)
+            feeds = {n: as_tensor(v) for n, v in self.valid.items()}
+            loss, _, _ = DifferentiableGraph(p, seed=self.seed).evaluate(feeds, self.task)
         found = loss.item()
         self.curve.append((self.spent, found))
         return found
@@ -105,10 +112,3 @@ class Found:
     chosen: tuple[str, ...]
     program: Program
     loss: float
-
-
-def _tensors(batch: Batch) -> dict[str, Any]:
-    from graphwright.array import from_numpy
-    from graphwright.autograd import Tensor
-
-    return {n: v if isinstance(v, Tensor) else Tensor(from_numpy(np.asarray(v))) for n, v in batch.items()}

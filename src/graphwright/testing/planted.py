@@ -1,0 +1,113 @@
+"""Planted problems: which edges carry signal, or which skips a teacher has, is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from graphwright.autograd import Tensor
+from graphwright.program import Builder, Program
+
+TOKENS, WIDTH, PLANTED = 8, 16, 12
+
+
+class Edges:
+    """y_i = Σ over planted j of M x_j + 0.05 noise; a student W with an edge from every other token into each.
+
+    Attributes:
+        program: inputs x, y [batch, 8, 16]; output `loss`, the mean squared error.
+        planted: names of the edges that carry signal.
+    """
+
+    def __init__(self, seed: int, kind: str = "float32") -> None:
+        self.rng = np.random.default_rng(seed)
+        self.kind = kind
+        pairs = [(i, j) for i in range(TOKENS) for j in range(TOKENS) if i != j]
+        chosen = self.rng.choice(len(pairs), PLANTED, replace=False)
+        self.pairs = [pairs[k] for k in sorted(chosen)]
+        self.m = self.rng.normal(size=(WIDTH, WIDTH)) / 4
+        b = Builder("edges")
+        x, y = (b.input(n, ("B", TOKENS, WIDTH), kind) for n in "xy")
+        w = b.param("w", (self.rng.normal(size=(WIDTH, WIDTH)) / 4).astype(kind))
+        tokens = [b.slice(x, axis=1, start=j, size=1, step=1, name=f"x{j}") for j in range(TOKENS)]
+        sums = [b.junction(*(tokens[j] for j in range(TOKENS) if j != i), name=f"y{i}") for i in range(TOKENS)]
+        gap = b.sub(b.linear(b.concat(*sums, axis=1, name="mixed"), w, name="student"), y, name="gap")
+        b.output(b.mean(b.mul(gap, gap, name="square"), axes=(0, 1, 2), name="mse"), name="loss")
+        self.program: Program = b.build()
+        self.planted = {f"x{j} -> y{i}" for i, j in self.pairs}
+
+    def edges(self) -> list:
+        """The 56 edges."""
+        return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
+
+    def gate(self, kind: str, **options: Any) -> None:
+        """Give every edge a gate."""
+        with self.program.edit("gates on all edges") as e:
+            e.gate(self.edges(), kind, **options)
+
+    def batch(self, size: int = 64, seed: int | None = None) -> dict[str, np.ndarray]:
+        """Fresh inputs and noisy outputs."""
+        rng = self.rng if seed is None else np.random.default_rng(seed)
+        x = rng.normal(size=(size, TOKENS, WIDTH))
+        y = 0.05 * rng.normal(size=x.shape)
+        for i, j in self.pairs:
+            y[:, i] += x[:, j] @ self.m.T
+        return {"x": x.astype(self.kind), "y": y.astype(self.kind)}
+
+    def found(self, open_names: set[str]) -> tuple[float, float]:
+        """(share of planted edges kept, share of the others cut)."""
+        others = 56 - PLANTED
+        return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
+
+
+CHAIN, BLOCKS = 12, 6
+BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
+
+
+def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
+    """h_j = tanh(W h_(j-1) + b), outputs y1 ... y6; random weights, of a teacher 1.2 times orthogonal ones."""
+    rng, b = np.random.default_rng(seed), Builder("chain")
+    h = b.input("x", ("B", widths[0]))
+    for j, (inner, outer) in enumerate(pairwise(widths), 1):
+        w = rng.uniform(-1, 1, (outer, inner)) / np.sqrt(inner)
+        bias = np.zeros(outer)
+        if teacher:
+            w, bias = 1.2 * np.linalg.qr(rng.normal(size=(outer, inner)))[0], 0.1 * rng.normal(size=outer)
+        weight, shift = b.param(f"b{j}.w", w.astype("f4")), b.param(f"b{j}.bias", bias.astype("f4"))
+        h = b.tanh(b.linear(h, weight, shift, name=f"b{j}"), name=f"h{j}")
+        b.output(h, f"y{j}")
+    return b.build()
+
+
+class SkipTeacher:
+    """A chain of six blocks with a few of its 15 possible skips.
+
+    Args:
+        candidates: `structure.skips(BLOCK_NAMES)`.
+        count: of skips.
+        last: only the last block is shown to students; the planted set is then not the only good one.
+
+    Attributes:
+        program: the teacher.
+        planted: names of its skips.
+    """
+
+    def __init__(self, seed: int, candidates: Any, count: int = 3, last: bool = False) -> None:
+        self.program = chain(1000 + seed, True)
+        rng = np.random.default_rng(seed)
+        self.planted: set[str] = set(rng.choice(candidates.names(self.program), count, replace=False).tolist())
+        self.shown = (BLOCKS,) if last else tuple(range(1, BLOCKS + 1))
+        candidates.build(self.program, self.planted)
+
+    def batch(self, rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
+        """Fresh inputs, and what the teacher's blocks give."""
+        x = rng.normal(size=(n, CHAIN)).astype("f4")
+        found = self.program.run(x=x, keep="outputs")
+        return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in self.shown}}
+
+    def task(self, outputs: dict[str, Tensor], feeds: dict[str, Tensor]) -> Tensor:
+        """Mean over the shown blocks of the squared error."""
+        gaps = [((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in self.shown]
+        return sum(gaps[1:], start=gaps[0]) * (1 / len(gaps))
