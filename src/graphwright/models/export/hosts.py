@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.models.export.measure import with_program
 from graphwright.models.export.reading import Reading, Slot, shape_of
 from graphwright.models.export.uniform import Reason
 from graphwright.models.export.write import write_model
@@ -164,5 +163,11 @@ def write_hosted(
                 e.rename(node, path, key=hosted.keys[path])
     fields = {**hosted.fields, "architectures": [hosted.host.classes[1].partition(":")[2]]}
     config = (json.dumps(fields, indent=2) + "\n").encode()
-    renamed = with_program(model, p)
-    write_model(renamed, place, dtype=dtype, max_shard_size=max_shard_size, config=config, only=hosted.keys.values())
+    write_model(
+        model.with_program(p),
+        place,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        config=config,
+        only=hosted.keys.values(),
+    )
