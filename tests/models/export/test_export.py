@@ -22,6 +22,8 @@ from graphwright.models.export import export as exporting
 from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
+START = clean._start
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def read(m) -> set[str]:
@@ -304,6 +306,7 @@ def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(mad
 
 
 def test_a_clean_process_that_does_not_end_is_stopped(made, monkeypatch):
+    monkeypatch.setattr(clean, "_start", START)
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):
         compute_there(made("llama").path, [np.array([1])])

@@ -14,6 +14,8 @@ import graphwright as gw
 from graphwright.models.export import verify as verifying
 from graphwright.models.export.verify import verify
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture
 def exported(proved, tmp_path):
@@ -35,7 +37,7 @@ def unloaded(monkeypatch):
     monkeypatch.setattr(verifying, "compute_there", never)
 
 
-@pytest.mark.parametrize("name", ["copy", "edited"])
+@pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
 def test_an_untouched_export_holds(proved, name):
     m, place, _ = proved(name)
     found = verify(place, against=m.directory, trust_code=name == "edited")

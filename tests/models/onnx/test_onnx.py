@@ -90,7 +90,7 @@ def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_pa
 
 
 def test_whole_ops_in_other_uses(tmp_path):
-    """Rotation of neighbours, of a part of a head, unit offset, attention over fewer queries than keys, and in float64."""
+    """Rotation of neighbours and of a part, unit offset, attention over fewer queries than keys; and in float64."""
     rng = np.random.default_rng(3)
     for kind in ("f4", "f8"):
         b = gw.Builder("uses")
