@@ -1,8 +1,9 @@
 """Rung 4: classes of transformers that have sizes per layer, as data; one is used only if all its shapes fit.
 
-No class for a llama, mistral or qwen checkpoint in transformers up to 5.23 has sizes per layer and is the same function
-(those that do, such as OpenELM and DeciLM, bring code of their own), so that the table that comes with the package is
-empty. `add_host` enters one.
+No class of transformers up to 5.23 has sizes per layer and is the function of a llama, mistral or qwen checkpoint, so
+that the table that comes with the package is empty. Any config takes a `per_layer_config` there, but the classes of
+these families refuse to be built from one; those that read it, or a list of sizes, are other functions (Gemma 3n and 4,
+Laguna, Step 3.7), and OpenELM and DeciLM bring code of their own. `add_host` enters a class.
 """
 
 from __future__ import annotations
