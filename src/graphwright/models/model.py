@@ -132,6 +132,11 @@ class Model:
             )
         return self._original
 
+    @property
+    def opened(self) -> bool:
+        """True if the model lies in its directory: a checkpoint, or a saved one, and not a config alone."""
+        return self.checkpoint is not None or (self.directory / "program.json").is_file()
+
     def with_program(self, program: Program, config: Config | None = None, dims: Any = None) -> Model:
         """The same model, files and tokenizer with another program, and the config and dimensions that fit it."""
         made = copy(self)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -48,6 +48,7 @@ from graphwright.models.health import non_finite
 from graphwright.models.model import Model, need_tokenizer
 from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
 from graphwright.ops.onnx import OPSET
+from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
@@ -147,8 +148,12 @@ def export(
                 shutil.copytree(place, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
             raise
         tell("measuring")
-        moved = _drift(model, run, text) | ({"predicted": dict(predicted)} if predicted else {})
-        receipt = _receipt(model, run, place, chosen, plan, facts, moved)
+        source = _source(model)
+        moved, told = _drift(source, run, text)
+        moved |= {"predicted": dict(predicted)} if predicted else {}
+        receipt = _receipt(
+            model, source, replace(run, warnings=(*run.warnings, *told)), place, chosen, plan, facts, moved
+        )
         write_card(place, receipt, target.name, code)
         receipt.write(place)
     return receipt
@@ -157,8 +162,7 @@ def export(
 def _refuse_source(model: Model, target: Path) -> None:
     """Neither the source nor a folder above it may be replaced. Raises: ExportError."""
     source, place = model.directory.resolve(), target.resolve()
-    opened = model.checkpoint is not None or (source / "program.json").is_file()
-    if opened and (source == place or place in source.parents):
+    if model.opened and (source == place or place in source.parents):
         raise ExportError(
             "the target is the source" if source == place else "the source lies inside the target",
             where=str(target),
@@ -307,24 +311,38 @@ def _check(run: _Run, place: Path, rung: int, exact: bool, code: tuple[str, str]
     return {**facts, "prompts": len(ids), "tokens": tokens, "export_error": error, **compared}
 
 
-def _drift(model: Model, run: _Run, text: str | None) -> dict[str, Any]:
-    """The program, as stored, against the source."""
-    if run.here is None:
-        return {}
-    source = model.with_program(model.original) if model.checkpoint is not None else None
+def _source(model: Model) -> Model | None:
+    """The model as it was before all edits; None where that was not kept."""
+    if model.checkpoint is not None:
+        return model.with_program(model.original)
+    try:
+        return model.with_program(model.program.at(-1)) if model.opened else None
+    except NotUndoable:
+        return None
+
+
+def _drift(source: Model | None, run: _Run, text: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The program, as stored, against the source; and what kept it from being measured."""
     moved: dict[str, Any] = {}
+    if run.here is None:
+        return moved, []
+    told = []
     if source is not None:
-        moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
+        try:
+            moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
+        except NonFinite as error:
+            told, source = [f"no drift: of the source {error.where} has {error.got}"], None
     if text is not None:
         sides = {"before": source, "after": run.model}
         scores = {name: m.perplexity(text) for name, m in sides.items() if m is not None}
         facts = {"bytes": scores["after"].bytes, "text_sha256": sha256(text.encode()).hexdigest()}
         moved["bits_per_byte"] = {**{name: s.bits_per_byte for name, s in scores.items()}, **facts}
-    return moved
+    return moved, told
 
 
 def _receipt(
     model: Model,
+    original: Model | None,
     run: _Run,
     place: Path,
     rung: int,
@@ -335,7 +353,7 @@ def _receipt(
     """The receipt of the files that lie at `place`.
 
     Args:
-        model: as edited.
+        model, original: as edited, and before.
         run: of it as stored.
         place, rung, plan: what was written, and why so.
         facts: of the check.
@@ -347,10 +365,13 @@ def _receipt(
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     source: dict[str, Any] = {"name": model.directory.name}
     before: dict[str, Any] = {}
+    if model.opened:
+        source["files"] = file_rows(model.directory)
+    if original is not None:
+        source["program_hash"] = original.program.hash()
+        before = cost(original)
     if model.checkpoint is not None:
-        original = model.with_program(model.original)
-        source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
-        before = {**cost(original), "nonzero_parameters": weight_counts(model.directory)["nonzero_parameters"]}
+        before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
     after = {**cost(model), **weight_counts(place)}
     both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
     probe: dict[str, Any] = {}

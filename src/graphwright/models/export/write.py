@@ -139,8 +139,7 @@ def write_model(
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
-    travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
-    copied = companion_files(model.directory) if travels else []  # a config alone may lie anywhere
+    copied = companion_files(model.directory) if model.opened else []  # a config alone may lie anywhere
     for file in copied:
         shutil.copyfile(file, directory / file.name)
     if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
