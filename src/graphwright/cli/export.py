@@ -27,7 +27,10 @@ def export(
     check: Annotated[
         str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
     ] = "auto",
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of weights.")] = "5GB",
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help='Largest file of weights, "5GB"; else as DIR has them.', show_default=False),
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime.")] = False,
     onnx_cache: Annotated[
         bool, typer.Option("--onnx-cache", help="The same, with past_key_values in and out, to decode with.")

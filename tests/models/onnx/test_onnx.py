@@ -126,6 +126,12 @@ def test_weights_in_16_bits_are_written_as_they_are_computed_with(made, tmp_path
     assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
 
 
+def test_a_file_that_onnxruntime_cannot_run_is_told(made, tmp_path):
+    m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
+    with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):
+        run_onnx(save_onnx(m.program, tmp_path / "model.onnx"), list(prompts()))
+
+
 def test_an_edited_model(made, tmp_path):
     m = gw.open(made("llama").path)
     cut_attention(m, 1)

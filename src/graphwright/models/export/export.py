@@ -69,7 +69,7 @@ def export(
     dtype: str = "keep",
     check: str = "auto",
     prompts: Sequence[Any] | None = None,
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     onnx: bool = False,
     onnx_cache: bool = False,
     opset: int = OPSET,
@@ -89,7 +89,7 @@ def export(
         dtype: `keep` stores each weight as its file did; a dtype name rounds to nearest even.
         check: `auto` proves with transformers if it is installed and says so if not; `required` insists; `none` skips.
         prompts: texts or ids to compare on; built-in ones by default.
-        max_shard_size: bytes of weights per file, or "5GB".
+        max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, new ones up to "5GB".
         onnx: write `model.onnx` beside it, of the program as it is, and compare it with onnxruntime unless `check` is
             `none`.
         onnx_cache, opset: `model.onnx` with `past_key_values`, and of this opset; see `models.onnx.graph.to_model`.
@@ -238,7 +238,7 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _Run:
         return _Run(model, prompts, None, (f"nothing was compared: {error.what} ({error.where}: {error.got})",))
 
 
-def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str) -> None:
+def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str | None) -> None:
     """Files of a rung."""
     model = ladder.model
     if rung in (2, 3):
@@ -252,7 +252,7 @@ def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: i
         _write_code(model, place, dtype, max_shard_size)
 
 
-def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str) -> None:
+def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str | None) -> None:
     """Rung 5: the weights that are read, a config that names the code, and the code."""
     p = model.program
     ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name

@@ -154,7 +154,7 @@ def host_shapes(host: Host, fields: Mapping[str, Any]) -> dict[str, tuple[int, .
 
 
 def write_hosted(
-    model: Model, hosted: Hosted, place: Path, *, dtype: str = "keep", max_shard_size: int | str = "5GB"
+    model: Model, hosted: Hosted, place: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None
 ) -> None:
     """The program's weights under the host's keys, and its config."""
     p = model.program.fork()

@@ -124,7 +124,7 @@ def write_model(
     directory: Path,
     *,
     dtype: str = "keep",
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     config: bytes | None = None,
     only: Container[str] | None = None,
 ) -> None:
@@ -138,7 +138,11 @@ def write_model(
         only: keys of the tensors to write.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
-    write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
+    items, source = tensor_items(model, dtype, only), model.checkpoint
+    if max_shard_size is None:
+        write_checkpoint(directory, items, plan=source)
+    else:
+        write_checkpoint(directory, items, max_shard_size, source.files[0].metadata if source is not None else None)
     copied = companion_files(model.directory) if model.opened else []  # a config alone may lie anywhere
     for file in copied:
         shutil.copyfile(file, directory / file.name)

@@ -94,7 +94,14 @@ def _session(path: StrPath) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own have no other class in common
+        fix = 'other runtimes may; for this one open the model with compute="float32"'
+        words = str(error).splitlines()[0][:300]
+        raise VerificationFailed(
+            "onnxruntime cannot run this file", where=Path(path).name, got=words, fix=fix
+        ) from error
 
 
 def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
