@@ -27,7 +27,6 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.models.corpus import pydoc_split
-from graphwright.models.export.measure import with_program
 from graphwright.models.model import need_tokenizer
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import next_token_nats
@@ -312,7 +311,7 @@ def speed_up() -> Figure:
         deep(Path(place))
         dense = gw.open(place)
         for share in (0.3, 0.5):
-            pruned = with_program(dense, dense.program.fork())
+            pruned = dense.with_program(dense.program.fork())
             for axis in [a for a in pruned.program.axes().values() if a.kind == "neurons"]:
                 keep = round((1 - share) * axis.size / 16) * 16
                 gone = np.argsort(sg.scores(axis, method="magnitude"))[: axis.size - keep]

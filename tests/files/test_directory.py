@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, directory
+from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write, directory
 from graphwright.testing._disk import snapshot
 from graphwright.testing.faults import check_atomic, inject
 
@@ -186,6 +186,21 @@ def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
             shutil.rmtree(tmp_path / "work/out")
         assert not list((tmp_path / "work").iterdir())
     assert failed > 5
+
+
+def test_a_file_that_cannot_be_saved_inside_is_told_of_the_target(tmp_path):
+    """The name of the folder that it is built in means nothing to anybody."""
+    with (
+        inject(tmp_path, "ENOSPC", 4),
+        pytest.raises(UnwritableTarget) as error,
+        atomic_directory(tmp_path / "out") as p,
+    ):
+        atomic_write(p / "a", b"x" * 100)
+    assert error.value.where == tmp_path / "out"
+    assert str(error.value.got).startswith("No space left on device")
+    with pytest.raises(UnwritableTarget) as error, atomic_directory(tmp_path / "out"):
+        atomic_write(tmp_path / "elsewhere" / "a", b"x")
+    assert "elsewhere" in str(error.value.where)
 
 
 def test_other_errors_of_the_block_are_passed_on(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import edits
 import pytest
 
 import graphwright as gw
+from graphwright.models.export import clean_process
 from graphwright.models.tokenizer import byte_tokenizer_json
 
 
@@ -60,10 +64,43 @@ def byte_model(byte_path: Path) -> gw.Model:
 
 
 @pytest.fixture(scope="session")
-def proved(made: Callable[[str], checkpoints.Made], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
+    """What stands for a new Python in tests that are not about one: a fork of a process that has imported transformers.
+
+    Give it the place of `clean_process._start`.
+    """
+    server: list[Any] = []
+
+    def start(command: list[str], place: str) -> tuple[int, str]:
+        if not server:
+            script = [sys.executable, "-I", str(Path(__file__).with_name("warm_process.py"))]
+            server.append(subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        said = Path(place) / "stderr"
+        assert command[0] == "-I"
+        server[0].stdin.write(json.dumps({"command": command[1:], "cwd": place, "stderr": str(said)}) + "\n")
+        server[0].stdin.flush()
+        return int(server[0].stdout.readline()), said.read_text()
+
+    yield start
+    if server:
+        server[0].stdin.close()
+        server[0].stdout.close()
+        server[0].wait()
+
+
+@pytest.fixture
+def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports and verifications of this test fork their clean processes."""
+    monkeypatch.setattr(clean_process, "_start", warm_process)
+
+
+@pytest.fixture(scope="session")
+def proved(
+    made: Callable[[str], checkpoints.Made], tmp_path_factory: pytest.TempPathFactory, warm_process: Any
+) -> Callable[[str], Any]:
     """Name -> (model, directory, receipt): exports that transformers confirmed; not to be written to.
 
-    `copy` is rung 1, `pruned` 3, `edited` 5.
+    `copy` is rung 1, `pruned` 3, `edited` 5, proved by a Python that was started for it.
     """
     found: dict[str, Any] = {}
 
@@ -81,7 +118,10 @@ def proved(made: Callable[[str], checkpoints.Made], tmp_path_factory: pytest.Tem
                 edits.scale_weight(m, "model.norm.weight")
             prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
             place = tmp_path_factory.mktemp("proved") / name
-            found[name] = (m, place, m.export(place, prompts=prompts, check="required"))
+            with pytest.MonkeyPatch.context() as patch:
+                if name != "edited":
+                    patch.setattr(clean_process, "_start", warm_process)
+                found[name] = (m, place, m.export(place, prompts=prompts, check="required"))
         return found[name]
 
     return get

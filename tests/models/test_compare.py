@@ -7,6 +7,7 @@ import numpy as np
 from edits import edge
 
 import graphwright as gw
+from graphwright.cli.diff import folded
 from graphwright.models.compare import compare_models
 
 
@@ -101,3 +102,26 @@ def test_logits_of_a_text():
     found = compare_models("bundled", m, text="The value")
     assert found.logits["max_abs_dlogits"] > 0.1
     assert found.to_json()["logits"] == found.logits
+
+
+def test_lines_that_say_the_same_of_several_layers_are_one(made):
+    p = gw.open(made("llama").path).program
+    q = p.fork()
+    with q.edit("tanh") as e:
+        for i in (0, 1, 2):
+            e.insert(f"layers.{i}.mlp.down -> layers.{i}.out", "tanh", name=f"layers.{i}.bent")
+        e.set_attr("layers.1.attn.sdpa", window=4)
+    mid, out = "layers.{0-2}.mid", "layers.{0-2}.out"
+    lines = folded(str(q.diff(p)).splitlines())
+    assert lines == [
+        "+ layers.{0-2}.bent",
+        f"~ {out}: operands ['{mid}', 'layers.{{0-2}}.mlp.down'] -> ['{mid}', 'layers.{{0-2}}.bent']",
+        "~ layers.1.attn.sdpa: attrs.window None -> 4",
+        "+ edge layers.{0-2}.mlp.down.0 -> layers.{0-2}.bent.0",
+        "+ edge layers.{0-2}.bent.0 -> layers.{0-2}.out.*",
+        "- edge layers.{0-2}.mlp.down.0 -> layers.{0-2}.out.*",
+    ]
+    assert folded(["a layers.0.x", "layers.0.x layers.1.y", "a layers.2.x"]) == [
+        "a layers.{0 2}.x",
+        "layers.0.x layers.1.y",
+    ]

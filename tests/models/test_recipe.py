@@ -120,6 +120,22 @@ def test_a_journal_that_does_not_fit_reads_nothing(pair, made):
     assert len(other.journal) == 0
 
 
+def test_weights_that_a_journal_brings_to_another_program_are_told(pair, tmp_path):
+    m = gw.open(pair[0])
+    key = "model.layers.1.self_attn.o_proj.weight"
+    m.select("layers.0.mlp").neurons[:3].prune()
+    with m.program.edit("values") as e:
+        e.set_weight(key, lambda w: w * 2)
+    m.save(tmp_path / "saved")
+    told = {}
+    for path in pair:
+        p = gw.open(path).program
+        told[path] = [e.warnings for e in apply_recipe(tmp_path / "saved", p).entries]
+        assert p.structure_hash() == m.program.structure_hash()
+    assert told[pair[0]] == [(), ()]
+    assert told[pair[1]] == [(), (f"{key}: values of the program that was replayed from, not computed here",)]
+
+
 NO_RECIPES = [
     *("", "nothing", "- 3", "- why: nothing is done", "- explode: all", "steps: {}", "- [", "- !!python/object:x {}"),
     "- cut: x\n  ragged: maybe",

@@ -63,7 +63,7 @@ def edit(
         raise UsageError(
             "a Hugging Face directory is never changed", where=directory, fix="--out DIR saves the edited model there"
         )
-    before = p.hash()
+    before, entries = p.hash(), len(p.journal)
     if undo:
         p.undo(undo)
     if apply is not None:
@@ -91,6 +91,7 @@ def edit(
         "after": p.hash(),
         "changed": p.hash() != before,
         "journal": [e.to_json() for e in p.journal] if log else len(p.journal),
+        "warnings": [warning for e in p.journal[entries:] for warning in e.warnings],
         "out": str(out) if out else None,
     }
     if as_json:
@@ -98,6 +99,8 @@ def edit(
         return
     if changes:
         say(f"version {p.version}, hash {before[:12]} -> {facts['after'][:12]}" + f", saved to {place}")
+    for warning in facts["warnings"]:
+        say(f"warning  {warning}")
     if log or not changes:
         say(repr(p.journal))
 

@@ -27,8 +27,18 @@ def export(
     check: Annotated[
         str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
     ] = "auto",
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of weights.")] = "5GB",
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help='Largest file of weights, "5GB"; else as DIR has them.', show_default=False),
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime.")] = False,
+    onnx_cache: Annotated[
+        bool, typer.Option("--onnx-cache", help="The same, with past_key_values in and out, to decode with.")
+    ] = False,
+    opset: Annotated[int, typer.Option(metavar="N", help="Of model.onnx: 20 or 23.")] = 20,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure bits per byte of this text, for the receipt.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
     threads: Threads = 0,
@@ -64,6 +74,9 @@ def export(
             check=check,
             max_shard_size=max_shard_size,
             onnx=onnx,
+            onnx_cache=onnx_cache,
+            opset=opset,
+            text=None if text is None else text.read_text(encoding="utf-8"),
             overwrite=overwrite,
             report=report,
         )

@@ -59,9 +59,10 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
         try:
             yield temp
         except OSError as error:
-            if isinstance(error, GraphwrightError) or not _concerns(error, temp):
+            cause = error.__cause__ if _saving(error, temp) else error
+            if not isinstance(cause, OSError) or isinstance(cause, GraphwrightError) or not _concerns(cause, temp):
                 raise
-            raise UnwritableTarget("writing failed; what stands here is as it was", where=place, cause=error) from error
+            raise UnwritableTarget("writing failed; what stands here is as it was", where=place, cause=cause) from error
         with writing(place):
             if place.is_dir():
                 os.chmod(temp, stat.S_IMODE(os.stat(place).st_mode))
@@ -76,6 +77,11 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
         if lock >= 0:
             with suppress(OSError):
                 os.close(lock)
+
+
+def _saving(error: OSError, folder: Path) -> bool:
+    """Whether a file could not be saved into this folder, which nobody will find."""
+    return isinstance(error, UnwritableTarget) and str(error.where).startswith(str(folder))
 
 
 def _concerns(error: OSError, folder: Path) -> bool:

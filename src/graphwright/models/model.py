@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from copy import copy
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -130,6 +131,18 @@ class Model:
                 f"{self.directory.name} (original)",
             )
         return self._original
+
+    @property
+    def opened(self) -> bool:
+        """True if the model lies in its directory: a checkpoint, or a saved one, and not a config alone."""
+        return self.checkpoint is not None or (self.directory / "program.json").is_file()
+
+    def with_program(self, program: Program, config: Config | None = None, dims: Any = None) -> Model:
+        """The same model, files and tokenizer with another program, and the config and dimensions that fit it."""
+        made = copy(self)
+        made.program, made._padded = program, None
+        made.config, made.dims = config or self.config, dims or self.dims
+        return made
 
     def select(self, pattern: str = "**", **filters: Any) -> Any:
         """Nodes of the program by path pattern and filters, or units of them; see `Program.select`."""

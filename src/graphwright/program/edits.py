@@ -149,7 +149,14 @@ class RemoveNode:
     def check(self, p: Program) -> None:
         path = p.path(p.node(self.node))
         if p.graph.in_degree(self.node) or p.graph.out_degree(self.node):
-            raise UsageError("a node is removed after its edges", where=path, fix="e.remove(node) removes both")
+            ends = [p.path(p.edge_value(x)) for x in p.in_edges(self.node)]
+            ends += [p.path(p.graph.target(x)) for x in p.out_edges(self.node)]
+            raise UsageError(
+                "a node is removed after its edges",
+                where=path,
+                got=f"edges with {', '.join(ends)}",
+                fix="e.remove(node) removes both",
+            )
         if any(v.node == self.node for v in p.outputs()):
             raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
 

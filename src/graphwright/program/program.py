@@ -168,9 +168,9 @@ class Program(Editable):
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
-    def to_onnx(self, path: StrPath, *, overwrite: bool = False) -> Path:
-        """Write an ONNX file of opset 20, named sizes left open; see `graphwright.models.onnx.file.save_onnx`."""
-        return verb("to_onnx")(self, path, overwrite=overwrite)
+    def to_onnx(self, path: StrPath, *, overwrite: bool = False, opset: int = 20, cache: bool = False) -> Path:
+        """Write an ONNX file, named sizes left open; see `graphwright.models.onnx.file.save_onnx`."""
+        return verb("to_onnx")(self, path, overwrite=overwrite, opset=opset, cache=cache)
 
     def save_parameters(self, path: StrPath) -> None:
         """Write the params to a safetensors file; see `program.parameters`."""

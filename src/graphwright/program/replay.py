@@ -1,7 +1,8 @@
 """Replaying a journal on another program: edits are found again by path, port and checkpoint key, not by handle.
 
 What was undone and not made again is not replayed. Values of weights come from the entries' undo, from `history` of a
-saved program, or from `payloads`; without them an entry is refused, never guessed.
+saved program, or from `payloads`; without them an entry is refused, never guessed. An entry that brings such values to
+another program than it was made on warns of it.
 """
 
 from __future__ import annotations
@@ -131,8 +132,14 @@ def _play(
     for entry in entries:
         at = f"entry {entry.seq} ({entry.why})"
         before, saved = len(p.journal), dict(ports)
+        foreign = _brought(entry) if any("payload" in r for r in entry.edits) and p.state_hash() != entry.before else []
         try:
             with p.edit(entry.why, author=entry.author, tool=entry.tool or "replay") as e:
+                if foreign:
+                    more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+                    e.warnings.append(
+                        f"{foreign[0]}{more}: values of the program that was replayed from, not computed here"
+                    )
                 for i, record in enumerate(entry.edits):
                     at = f"entry {entry.seq} ({entry.why}), edit {i}: {_label(record)}"
                     e.do(from_json(p, record, partial(arrays.find, entry, i), ports, kind))
@@ -151,8 +158,20 @@ def _play(
     return Replayed(tuple(made), tuple(conflicts))
 
 
+def _brought(entry: Entry) -> list[str]:
+    """Keys of the floating weights whose values an entry brings itself."""
+    kept = [
+        r
+        for r in entry.edits
+        if r["edit"] in ("SetWeight", "AddNode") and "payload" in r and "values" not in r["payload"]
+    ]
+    return [r["key"] if r["edit"] == "SetWeight" else r["attrs"]["key"] for r in kept]
+
+
 def _label(record: Mapping[str, Any]) -> str:
-    place = record.get("path") or record.get("key") or f"{record.get('dst', '')} port {record.get('port', '')}"
+    axes = ", ".join(str(row.get("axis")) for row in record.get("axes", ()))
+    port = f"{record.get('dst', '')} port {record.get('port', '')}"
+    place = record.get("path") or record.get("key") or axes or port
     return f"{record.get('edit')} {place}"
 
 

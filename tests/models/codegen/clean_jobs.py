@@ -1,6 +1,6 @@
 """Run by `python -I` without this package: what transformers makes of exported directories. Not a test file.
 
-Arguments: jobs.json ({name: {directory, ids, mask}}) and an out directory; writes `<name>.npz` and `facts.json`.
+Arguments: jobs.json ({name: {directory, ids, mask, steps}}) and an out directory; writes `<name>.npz` and `facts.json`.
 """
 
 import json
@@ -20,7 +20,6 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-STEPS = 32
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
@@ -32,7 +31,7 @@ def load(directory, dtype=torch.float32) -> Any:
 def run(job, out):
     ids, mask = torch.tensor(job["ids"]), torch.tensor(job["mask"])
     model = load(job["directory"]).eval()
-    greedy = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    greedy = {"max_new_tokens": job["steps"], "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
         found = {"logits": model(ids).logits, "padded": model(ids, attention_mask=mask).logits}
         for cached in (True, False):

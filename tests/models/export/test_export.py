@@ -10,7 +10,7 @@ from pathlib import Path
 import checkpoints
 import numpy as np
 import pytest
-from edits import EDITS, scale_weight, skip
+from edits import EDITS, narrow, scale_weight, skip
 from safetensors.torch import load_file, save_file
 
 import graphwright as gw
@@ -22,6 +22,8 @@ from graphwright.models.export import export as exporting
 from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
+START = clean._start
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def read(m) -> set[str]:
@@ -139,6 +141,39 @@ def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_pat
         unconfirmed(m, tmp_path / "c")
     assert error.value.got == "2 values, the first at (3,); the file has 1"
     assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b", "llama"]
+
+
+def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, tmp_path):
+    source = copy("llama-tied")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    m = gw.open(source)
+    with m.program.edit("mend") as e:
+        e.set_weight("model.norm.weight", np.nan_to_num)
+    receipt = m.export(tmp_path / "out", prompts=PROMPTS)
+    assert receipt.confirmed
+    assert receipt.drift == {}
+    assert receipt.warnings == ["no drift: of the source model.norm.weight has 1 values, the first at (3,)"]
+
+
+def test_a_saved_model_knows_its_source_and_its_drift(made, tmp_path):
+    """Figures as of the model that was not saved in between."""
+    m = gw.open(made("llama").path)
+    narrow(m, 1)
+    skip(m, 0)
+    m.save(tmp_path / "saved")
+    direct, later = unconfirmed(m, tmp_path / "a"), unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "b")
+    assert later.drift == direct.drift
+    assert later.drift["max_abs_dlogits"] > 0
+    assert later.source["program_hash"] == direct.source["program_hash"]
+    for figure in ("parameters", "bytes", "flops_per_token", "kv_bytes_per_token"):
+        assert later.cost[figure] == direct.cost[figure]
+    assert {f["name"] for f in later.source["files"]} == {f.name for f in (tmp_path / "saved").iterdir()}
+    m.save(tmp_path / "short", history="edits")
+    forgotten = unconfirmed(gw.open(tmp_path / "short"), tmp_path / "c")
+    assert forgotten.drift == {}
+    assert "before" not in forgotten.cost["parameters"]
 
 
 def test_overflow_of_a_dtype_is_refused_naming_the_key(made, tmp_path):
@@ -304,6 +339,7 @@ def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(mad
 
 
 def test_a_clean_process_that_does_not_end_is_stopped(made, monkeypatch):
+    monkeypatch.setattr(clean, "_start", START)
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):
         compute_there(made("llama").path, [np.array([1])])

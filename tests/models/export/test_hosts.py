@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
+import transformers
 from edits import cut_mlp
 from safetensors.torch import load_file
 
@@ -85,6 +86,21 @@ def test_the_table_is_empty_and_says_how_far_was_looked(made):
     (reason,) = uneven(made).export_plan().rungs[3].reasons
     assert "no class with sizes per layer for llama" in reason["reason"]
     assert hosts.LAST_LOOKED_AT in reason["reason"]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_the_classes_of_transformers_refuse_sizes_per_layer(family):
+    """The day one does not, it belongs into the table."""
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = getattr(transformers, f"{family}Config")(**sizes, per_layer_config={0: {"intermediate_size": 4}})
+    with pytest.raises(RuntimeError, match="intermediate_size"), torch.device("meta"):
+        getattr(transformers, f"{family}ForCausalLM")(config)
 
 
 def test_a_host_whose_shapes_fit_is_used_where_size_counts(made, tmp_path, host):

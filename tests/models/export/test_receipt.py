@@ -14,6 +14,7 @@ import transformers
 from receipts import rewrite
 
 import graphwright as gw
+from graphwright.errors import UsageError
 from graphwright.models import ExportError
 from graphwright.models.export.receipt import Receipt
 from safetensors import safe_open
@@ -80,6 +81,32 @@ def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
         assert (side["threads"], side["rounds"]) == (torch.get_num_threads(), 10)
         assert 0 < side["decode"]["low"] <= side["decode"]["median"] <= side["decode"]["high"]
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
+
+
+def test_bits_per_byte_of_a_text_by_transformers(byte_path, tmp_path):
+    """A text of one window: all bytes but the first are scored."""
+    m = gw.open(byte_path)
+    with m.program.edit("scale") as e:
+        e.set_weight("model.norm.weight", lambda w: w * 1.5)
+    text = "if a value is 2, then b\n" * 3
+    receipt = m.export(tmp_path / "out", check="none", text=text, predicted={"loss increase": 0.25})
+    ids = torch.tensor([list(text.encode())])
+    for side, place in (("before", byte_path), ("after", tmp_path / "out")):
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
+        with torch.no_grad():
+            nats = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:]).item()
+        assert receipt.drift["bits_per_byte"][side] == pytest.approx(nats / np.log(2), rel=1e-5)
+    assert receipt.drift["bits_per_byte"]["bytes"] == len(text) - 1
+    assert receipt.drift["bits_per_byte"]["text_sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    assert receipt.drift["predicted"] == {"loss increase": 0.25}
+    assert {"bits per byte", "predicted loss increase"} <= dict(receipt.summary()).keys()
+    assert Receipt.read(tmp_path / "out") == receipt
+
+
+def test_bits_per_byte_need_a_tokenizer(made, tmp_path):
+    with pytest.raises(UsageError, match="tokenizer"):
+        gw.open(made("llama-tied").path).export(tmp_path / "out", check="none", text="a text")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_receipt_names_no_machine_and_survives_a_round_trip(proved):

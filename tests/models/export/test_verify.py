@@ -14,6 +14,8 @@ import graphwright as gw
 from graphwright.models.export import verify as verifying
 from graphwright.models.export.verify import verify
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture
 def exported(proved, tmp_path):
@@ -35,7 +37,7 @@ def unloaded(monkeypatch):
     monkeypatch.setattr(verifying, "compute_there", never)
 
 
-@pytest.mark.parametrize("name", ["copy", "edited"])
+@pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
 def test_an_untouched_export_holds(proved, name):
     m, place, _ = proved(name)
     found = verify(place, against=m.directory, trust_code=name == "edited")
@@ -152,7 +154,6 @@ def test_swapped_shards_are_found(made, tmp_path, unloaded):
     m = gw.open(made("llama").path)
     with m.program.edit("so that they are written anew") as e:
         e.set_weight("model.norm.weight", lambda w: w + 1)
-    m.checkpoint = None
     m.export(tmp_path / "out", check="none", max_shard_size="60KB", prompts=[[1, 2]])
     first, second = sorted((tmp_path / "out").glob("model-*"))[:2]
     a, b = first.read_bytes(), second.read_bytes()

@@ -194,6 +194,22 @@ def test_many_shards(made, tmp_path):
     assert checkpoints.relative(theirs(torch.tensor(ids)).logits.detach().numpy(), fresh.logits(ids)) < 2e-5
 
 
+def test_a_size_that_is_asked_for_lays_the_files_out_anew(made, tmp_path):
+    """One file becomes many, and many one; by default they stay as they were."""
+    source = made("llama")
+    m = gw.open(source.path)
+    many = written(m, tmp_path / "many", max_shard_size="50KB")
+    again = gw.open(many)
+    assert len(again.checkpoint.files) > 4
+    assert all(sum(i.nbytes for i in f.infos) <= 50_000 or len(f.infos) == 1 for f in again.checkpoint.files)
+    assert {f.path.name for f in gw.open(written(again, tmp_path / "same")).checkpoint.files} == {
+        f.path.name for f in again.checkpoint.files
+    }
+    one = written(again, tmp_path / "one", max_shard_size="1GB")
+    assert [f.path.name for f in gw.open(one).checkpoint.files] == ["model.safetensors"]
+    assert gw.open(one).program.hash() == m.program.hash()
+
+
 def arrays(m):
     return [m.program.weights.array(m.program.key(n)) for n in m.program.params()]
 

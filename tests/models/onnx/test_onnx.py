@@ -5,15 +5,17 @@ from __future__ import annotations
 import checkpoints
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from edits import cut_attention, link, narrow, skip
 
 import graphwright as gw
 from graphwright import evolve
+from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, VerificationFailed
 from graphwright.models.onnx import file as onnx_file
-from graphwright.models.onnx.file import run_onnx, save_onnx
+from graphwright.models.onnx.file import run_cached, run_onnx, save_onnx
 
 SHAPES = [(1, 1), (2, 7), (3, 40)]
 FAMILIES = [
@@ -22,9 +24,9 @@ FAMILIES = [
 ]
 
 
-def agree(p, path, feeds, tolerance=1e-4):
+def agree(p, path, feeds, tolerance=1e-4, opset=20):
     """Every output within a share of its largest entry; the checker has taken the file when it was written."""
-    save_onnx(p, path)
+    save_onnx(p, path, opset=opset)
     for feed, run in zip(feeds, run_onnx(path, feeds), strict=True):
         ours = p(**feed)
         outputs = ours if isinstance(ours, dict) else {p.output_names()[0]: ours}
@@ -46,12 +48,88 @@ def test_families_at_three_shapes(made, tmp_path, name):
     agree(gw.open(made(name).path).program, tmp_path / "model.onnx", list(prompts()))
 
 
+WHOLE = {"RMSNormalization", "RotaryEmbedding", "Attention"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_with_a_cache_and_whole_ops_a_text_may_come_in_pieces(made, tmp_path, name):
+    m = gw.open(made(name).path)
+    place = save_onnx(m.program, tmp_path / "model.onnx", opset=23, cache=True)
+    assert {n.op_type for n in onnx.load(place).graph.node} >= WHOLE
+    ids = checkpoints.some_ids((2, 24), seed=2)
+    assert checkpoints.relative(run_cached(place, ids, []), m.logits(ids)) <= 1e-5
+    cuts, cache = [9, 10, 16], m.new_cache(24, batch=2, kind="static")
+    ours = np.stack([m.prefill(cache, part) for part in np.split(ids, cuts, axis=1)], axis=1)
+    theirs = run_cached(place, ids, cuts)[:, [*(c - 1 for c in cuts), -1]]
+    assert checkpoints.relative(theirs, ours) <= 1e-5
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_path, opset):
+    m = gw.open(made("llama-attention-bias").path)
+    cut_attention(m, 1)
+    narrow(m, 2)
+    skip(m, 0)
+    m.select("layers.0.attn").heads[[0, 1, 3]].prune(ragged=True)
+    place = save_onnx(m.program, tmp_path / "model.onnx", opset=opset, cache=True)
+    session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    assert names == ["logits", *(f"present.{n}.{s}" for n in (0, 1) for s in ("key", "value"))]
+    shapes = {i.name: i.shape for i in session.get_inputs()}
+    rows = {n: np.zeros((1, s[1], 0, s[3]), "f4") for n, s in shapes.items() if n.startswith("past_key_values.")}
+    ids, tokens, at = checkpoints.some_ids((1, 7)), [], 0
+    for _ in range(20):
+        feeds = {"ids": ids, "positions": np.arange(at, at + ids.shape[1])[None], **rows}
+        made_ = dict(zip(names, session.run(names, feeds), strict=True))
+        rows = {n: made_[n.replace("past_key_values", "present")] for n in rows}
+        at += ids.shape[1]
+        tokens.append(int(made_["logits"][0, -1].argmax()))
+        ids = np.array([[tokens[-1]]])
+    assert all(r.shape[2] == 26 for r in rows.values())
+    assert tokens == m.generate(checkpoints.some_ids((7,)), 20).ids
+
+
+def test_whole_ops_in_other_uses(tmp_path):
+    """Rotation of neighbours and of a part, unit offset, attention over fewer queries than keys; and in float64."""
+    rng = np.random.default_rng(3)
+    for kind in ("f4", "f8"):
+        b = gw.Builder("uses")
+        dtype = {"f4": gw.float32, "f8": gw.float64}[kind]
+        q, k, v = (b.input(n, ("B", h, t, 6), dtype=dtype) for n, h, t in (("q", 4, "T"), ("k", 2, "K"), ("v", 2, "K")))
+        angle = [b.input(n, ("B", "T", 2), dtype=dtype) for n in ("cos", "sin")]
+        turned = b.rope(q, *angle, style="half" if kind == "f8" else "interleaved")
+        x = b.rms_norm(turned, b.param("w", weights(rng, 6).astype(kind)), eps=0.1, unit_offset=True)
+        for n, options in enumerate(({"causal": False}, {}, {"window": 2})):
+            b.output(b.sdpa(x, k, v, scale=0.4, **options), f"y{n}")
+        feeds = []
+        for queries, keys in ((1, 5), (4, 4), (3, 8)):
+            shapes = {"q": (2, 4, queries, 6), "k": (2, 2, keys, 6), "v": (2, 2, keys, 6)}
+            shapes |= dict.fromkeys(("cos", "sin"), (2, queries, 2))
+            feeds.append({n: rng.normal(size=s).astype(kind) for n, s in shapes.items()})
+        p = b.build()
+        agree(p, tmp_path / f"{kind}.onnx", feeds, 1e-5, opset=23)
+        used = {n.op_type for n in onnx.load(tmp_path / f"{kind}.onnx").graph.node}
+        assert WHOLE & used == (WHOLE if kind == "f4" else set())
+
+
+def test_another_opset_is_refused(made, tmp_path):
+    with pytest.raises(UsageError, match="20 or 23"):
+        gw.open(made("llama").path).program.to_onnx(tmp_path / "model.onnx", opset=21)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_in_16_bits_are_written_as_they_are_computed_with(made, tmp_path, dtype):
     p = gw.open(made("llama").path, dtype=dtype).program
     agree(p, tmp_path / "model.onnx", list(prompts()))
     tensors = onnx.load(tmp_path / "model.onnx").graph.initializer
     assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
+
+
+def test_a_file_that_onnxruntime_cannot_run_is_told(made, tmp_path):
+    m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
+    with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):
+        run_onnx(save_onnx(m.program, tmp_path / "model.onnx"), list(prompts()))
 
 
 def test_an_edited_model(made, tmp_path):
@@ -141,8 +219,10 @@ def test_an_export_brings_its_onnx_and_is_compared(made, tmp_path, monkeypatch):
         found = computed(m, ids)
         return exporting.Computed(found.logits, found.greedy, {"missing_keys": [], "unexpected_keys": []})
 
-    receipt = m.export(tmp_path / "out", onnx=True, prompts=[[1, 2, 3, 4]])
+    receipt = m.export(tmp_path / "out", onnx_cache=True, opset=23, prompts=[[1, 2, 3, 4]])
     assert receipt.check["onnx"]["max_rel"] <= 1e-4
+    assert (receipt.check["onnx"]["opset"], receipt.check["onnx"]["cache"]) == (23, True)
+    assert dict(receipt.summary())["model.onnx"].startswith("opset 23 with cache")
     assert "model.onnx" in {f["name"] for f in receipt.result["files"]}
     monkeypatch.setattr(onnx_file, "TOLERANCE", -1.0)
     with pytest.raises(VerificationFailed, match="onnxruntime"):

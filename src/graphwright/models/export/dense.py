@@ -18,8 +18,9 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
 from graphwright.autograd.lineage import moved
 from graphwright.models.architectures.config import Config
+from graphwright.models.codegen.blocks import LAYER
 from graphwright.models.export.places import Places, places_of
-from graphwright.models.export.reading import LAYER, TRUNK, Bound, Reading, uncast
+from graphwright.models.export.reading import TRUNK, Bound, Reading, uncast
 from graphwright.models.export.stretch import Stretch, constant
 from graphwright.program import Builder, Program, Value
 from graphwright.program.kinds import STORED
@@ -68,8 +69,6 @@ def conform(
         config, dims: to be written, and what the family reads from it.
         layers: layer of the result -> layer of the template; by default each is itself.
     """
-    from graphwright.models.model import Model
-
     maker, p, b = _Maker(model, reading, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}
     untouched: list[NDArray] = []
@@ -83,8 +82,7 @@ def conform(
     program = b.build()
     for array in untouched:
         program.weights.refer(array)
-    return Model(program, model.arch, dims, config, model.checkpoint, model.directory, dict(model.keys),
-                 model.tokenizer, model.compute, model.stored, model.notes)  # fmt: skip
+    return model.with_program(program, config, dims)
 
 
 def _of_layer(path: str, layers: Mapping[int, int] | None) -> str:

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,20 +39,19 @@ from graphwright.models.export.measure import (
     live_edits,
     tensor_digests,
     weight_counts,
-    with_program,
 )
 from graphwright.models.export.receipt import SCHEMA, Receipt
 from graphwright.models.export.rungs import RUNGS, ExportPlan, Ladder, choose_rung, export_plan
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
+from graphwright.models.model import Model, need_tokenizer
 from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
+from graphwright.ops.onnx import OPSET
+from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
 
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerance of logits: of float32 activations, of computed weights that were rounded to 16 bits, and of 16-bit
@@ -68,8 +69,12 @@ def export(
     dtype: str = "keep",
     check: str = "auto",
     prompts: Sequence[Any] | None = None,
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     onnx: bool = False,
+    onnx_cache: bool = False,
+    opset: int = OPSET,
+    text: str | None = None,
+    predicted: Mapping[str, float] | None = None,
     overwrite: bool = False,
     keep_failed: bool = False,
     report: Report | None = None,
@@ -84,17 +89,22 @@ def export(
         dtype: `keep` stores each weight as its file did; a dtype name rounds to nearest even.
         check: `auto` proves with transformers if it is installed and says so if not; `required` insists; `none` skips.
         prompts: texts or ids to compare on; built-in ones by default.
-        max_shard_size: bytes of weights per file, or "5GB".
+        max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, new ones up to "5GB".
         onnx: write `model.onnx` beside it, of the program as it is, and compare it with onnxruntime unless `check` is
             `none`.
+        onnx_cache, opset: `model.onnx` with `past_key_values`, and of this opset; see `models.onnx.graph.to_model`.
+        text: measure bits per byte of it before and after, for the receipt.
+        predicted: what a pass foretold of the drift, by name; the receipt has it beside what was measured.
         overwrite: replace what stands at the directory.
         keep_failed: leave what failed the check at `<directory>.failed`.
         report: told of each step.
     Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
     target = target_path(directory)
-    if onnx:
+    if onnx or onnx_cache:
         need_onnx()
+    if text is not None:
+        need_tokenizer(model)
     if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
         raise UsageError(
             "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
@@ -117,7 +127,7 @@ def export(
     stored = model if dtype == "keep" else _rounded(model, dtype)
     texts = check_prompts(model.tokenizer, model.vocab, prompts)
     tell("running the program")
-    here, warnings = _run(stored, texts)
+    run = _run(stored, texts)
     with atomic_directory(target, overwrite=overwrite) as place:
         tell("writing")
         _write(ladder, place, chosen, dtype, max_shard_size)
@@ -125,19 +135,25 @@ def export(
         code = snippet(target.name, chosen == 5)
         try:
             exact = plan.rungs[chosen - 1].exact
-            facts = _check(stored, place, here, texts, chosen, check, (target.name, code), exact)
-            if onnx:
-                save_onnx(stored.program, place / "model.onnx")
-                if here is not None and check != "none":
-                    facts = {**facts, "onnx": compare_onnx(place / "model.onnx", here.logits, texts)}
+            facts = {} if check == "none" else _check(run, place, chosen, exact, (target.name, code))
+            if onnx or onnx_cache:
+                save_onnx(stored.program, place / "model.onnx", opset=opset, cache=onnx_cache)
+                if run.here is not None and check != "none":
+                    found = compare_onnx(
+                        place / "model.onnx", texts, run.here.logits, run.here.greedy if onnx_cache else None
+                    )
+                    facts["onnx"] = {"opset": opset, "cache": onnx_cache, **found}
         except VerificationFailed:
             if keep_failed:
                 shutil.copytree(place, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
             raise
         tell("measuring")
-        result = {"files": file_rows(place), "program_hash": model.program.hash(), "tensors": tensor_digests(place)}
-        written = weight_counts(place)
-        receipt = _receipt(model, stored, result, written, chosen, prefer, plan, facts, here, texts, warnings)
+        source = _source(model)
+        moved, told = _drift(source, run, text)
+        moved |= {"predicted": dict(predicted)} if predicted else {}
+        receipt = _receipt(
+            model, source, replace(run, warnings=(*run.warnings, *told)), place, chosen, plan, facts, moved
+        )
         write_card(place, receipt, target.name, code)
         receipt.write(place)
     return receipt
@@ -146,8 +162,7 @@ def export(
 def _refuse_source(model: Model, target: Path) -> None:
     """Neither the source nor a folder above it may be replaced. Raises: ExportError."""
     source, place = model.directory.resolve(), target.resolve()
-    opened = model.checkpoint is not None or (source / "program.json").is_file()
-    if opened and (source == place or place in source.parents):
+    if model.opened and (source == place or place in source.parents):
         raise ExportError(
             "the target is the source" if source == place else "the source lies inside the target",
             where=str(target),
@@ -190,18 +205,40 @@ def _rounded(model: Model, dtype: str) -> Model:
             array = p.weights.array(key)
             if array.dtype.is_float and array.dtype is not target:
                 e.set_weight(key, rounded(key, array, target))
-    return with_program(model, p)
+    return model.with_program(p)
 
 
-def _run(model: Model, prompts: Sequence[np.ndarray]) -> tuple[Computed | None, list[str]]:
-    """What the program computes; None with a warning if NaN of the source get into the logits."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the program computes from prompts.
+
+    Attributes:
+        model: with the weights as they are stored.
+        prompts: ids.
+        here: logits and greedy tokens; None where NaN of the source get into the logits, which `warnings` says.
+    """
+
+    model: Model
+    prompts: Sequence[np.ndarray]
+    here: Computed | None
+    warnings: tuple[str, ...] = ()
+
+    def margin(self, prompt: int, at: int) -> float:
+        """Distance of the two best logits behind a prompt and `at` greedy tokens."""
+        assert self.here is not None
+        ids = np.concatenate([self.prompts[prompt], self.here.greedy[prompt][:at]])
+        best = np.sort(self.model.logits(ids)[-1])
+        return float(best[-1] - best[-2])
+
+
+def _run(model: Model, prompts: Sequence[np.ndarray]) -> _Run:
     try:
-        return compute_here(model, prompts), []
+        return _Run(model, prompts, compute_here(model, prompts))
     except NonFinite as error:
-        return None, [f"nothing was compared: {error.what} ({error.where}: {error.got})"]
+        return _Run(model, prompts, None, (f"nothing was compared: {error.what} ({error.where}: {error.got})",))
 
 
-def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str) -> None:
+def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str | None) -> None:
     """Files of a rung."""
     model = ladder.model
     if rung in (2, 3):
@@ -215,7 +252,7 @@ def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: i
         _write_code(model, place, dtype, max_shard_size)
 
 
-def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str) -> None:
+def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str | None) -> None:
     """Rung 5: the weights that are read, a config that names the code, and the code."""
     p = model.program
     ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
@@ -245,82 +282,104 @@ def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str
         (place / name).write_text(text, encoding="utf-8")
 
 
-def _check(
-    model: Model,
-    place: Path,
-    here: Computed | None,
-    prompts: Sequence[np.ndarray],
-    rung: int,
-    check: str,
-    code: tuple[str, str],
-    exact: bool,
-) -> dict[str, Any]:
-    """Facts of the check: by transformers, or by this package where that is not installed and the class is its own."""
-    if check == "none":
-        return {}
+def _check(run: _Run, place: Path, rung: int, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
+    """Facts of the check: by transformers, or by this package where that is not installed and the class is its own.
+
+    Args:
+        run: to be computed again from the files.
+        place: where they lie.
+        rung, exact: what was written.
+        code: name that the directory will have, and the lines that load it.
+    Raises: VerificationFailed.
+    """
     stock = transformers_installed()
     if not stock and rung == 5:
         return {}
-    ids = list(prompts) if here is not None else []
+    ids = list(run.prompts) if run.here is not None else []
     there = compute_there(place, ids, trust=rung == 5, snippet=code) if stock else reopen(place, ids)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             loader = "transformers" if stock else "graphwright"
             raise VerificationFailed(f"{loader} reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
     facts = {"loader": "transformers" if stock else "graphwright", **there.facts, "trust_remote_code": rung == 5}
-    if here is None:
+    if run.here is None:
         return facts
-
-    def margin(prompt: int, at: int) -> float:
-        best = np.sort(model.logits(np.concatenate([prompts[prompt], here.greedy[prompt][:at]]))[-1])
-        return float(best[-1] - best[-2])
-
-    tolerance = LOW if model.compute != "float32" else EXACT if exact else ROUNDED
-    compared = compare(here, there, tolerance, margin)
+    tolerance = LOW if run.model.compute != "float32" else EXACT if exact else ROUNDED
+    compared = compare(run.here, there, tolerance, run.margin)
     error = {k: compared.pop(k) for k in ("max_abs", "max_rel", "tol")}
-    return {
-        **facts,
-        "prompts": len(prompts),
-        "tokens": [len(g) for g in here.greedy],
-        "export_error": error,
-        **compared,
-    }
+    tokens = [len(g) for g in run.here.greedy]
+    return {**facts, "prompts": len(ids), "tokens": tokens, "export_error": error, **compared}
+
+
+def _source(model: Model) -> Model | None:
+    """The model as it was before all edits; None where that was not kept."""
+    if model.checkpoint is not None:
+        return model.with_program(model.original)
+    try:
+        return model.with_program(model.program.at(-1)) if model.opened else None
+    except NotUndoable:
+        return None
+
+
+def _drift(source: Model | None, run: _Run, text: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The program, as stored, against the source; and what kept it from being measured."""
+    moved: dict[str, Any] = {}
+    if run.here is None:
+        return moved, []
+    told = []
+    if source is not None:
+        try:
+            moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
+        except NonFinite as error:
+            told, source = [f"no drift: of the source {error.where} has {error.got}"], None
+    if text is not None:
+        sides = {"before": source, "after": run.model}
+        scores = {name: m.perplexity(text) for name, m in sides.items() if m is not None}
+        facts = {"bytes": scores["after"].bytes, "text_sha256": sha256(text.encode()).hexdigest()}
+        moved["bits_per_byte"] = {**{name: s.bits_per_byte for name, s in scores.items()}, **facts}
+    return moved, told
 
 
 def _receipt(
     model: Model,
-    stored: Model,
-    result: dict[str, Any],
-    written: dict[str, int],
+    original: Model | None,
+    run: _Run,
+    place: Path,
     rung: int,
-    prefer: str,
     plan: ExportPlan,
     facts: dict[str, Any],
-    here: Computed | None,
-    prompts: Sequence[np.ndarray],
-    warnings: list[str],
+    moved: dict[str, Any],
 ) -> Receipt:
+    """The receipt of the files that lie at `place`.
+
+    Args:
+        model, original: as edited, and before.
+        run: of it as stored.
+        place, rung, plan: what was written, and why so.
+        facts: of the check.
+        moved: the drift.
+    """
     from graphwright import __version__
 
-    p = model.program
+    p, here = model.program, run.here
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     source: dict[str, Any] = {"name": model.directory.name}
-    moved: dict[str, Any] = {}
     before: dict[str, Any] = {}
+    if model.opened:
+        source["files"] = file_rows(model.directory)
+    if original is not None:
+        source["program_hash"] = original.program.hash()
+        before = cost(original)
     if model.checkpoint is not None:
-        original = with_program(model, model.original)
-        source |= {"files": file_rows(model.directory), "program_hash": original.program.hash()}
-        before = {**cost(original), "nonzero_parameters": weight_counts(model.directory)["nonzero_parameters"]}
-        if here is not None:
-            moved = drift([original.logits(ids) for ids in prompts], here.logits)
-    after = {**cost(model), **written}
+        before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
+    after = {**cost(model), **weight_counts(place)}
     both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
     probe: dict[str, Any] = {}
     if here is not None:
         last = here.logits[0][-1]
         top = np.argsort(-last, kind="stable")[:5]
         probe = {
-            "ids": prompts[0].tolist(),
+            "ids": run.prompts[0].tolist(),
             "top5": [[int(i), float(last[i])] for i in top],
             "greedy": here.greedy[0].tolist(),
         }
@@ -331,12 +390,12 @@ def _receipt(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         graphwright=__version__,
         rung=rung,
-        prefer=prefer,
-        exact=stored is model and plan.rungs[rung - 1].exact,
+        prefer=plan.prefer,
+        exact=run.model is model and plan.rungs[rung - 1].exact,
         confirmed=confirmed,
         not_better=list(plan.why_not(rung)),
         source=source,
-        result=result,
+        result={"files": file_rows(place), "program_hash": p.hash(), "tensors": tensor_digests(place)},
         journal={
             "entries": len(p.journal),
             "hash": p.journal.hash,
@@ -347,7 +406,7 @@ def _receipt(
         drift=moved,
         cost=both,
         probe=probe,
-        warnings=[*unproved, *warnings, *(w for e in edits for w in e.warnings)],
+        warnings=[*unproved, *run.warnings, *(w for e in edits for w in e.warnings)],
     )
 
 

@@ -1,8 +1,9 @@
 """Rung 4: classes of transformers that have sizes per layer, as data; one is used only if all its shapes fit.
 
-No class for a llama, mistral or qwen checkpoint in transformers up to 5.23 has sizes per layer and is the same function
-(those that do, such as OpenELM and DeciLM, bring code of their own), so that the table that comes with the package is
-empty. `add_host` enters one.
+No class of transformers up to 5.23 has sizes per layer and is the function of a llama, mistral or qwen checkpoint, so
+that the table that comes with the package is empty. Any config takes a `per_layer_config` there, but the classes of
+these families refuse to be built from one; those that read it, or a list of sizes, are other functions (Gemma 3n and 4,
+Laguna, Step 3.7), and OpenELM and DeciLM bring code of their own. `add_host` enters a class.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.models.export.measure import with_program
 from graphwright.models.export.reading import Reading, Slot, shape_of
 from graphwright.models.export.uniform import Reason
 from graphwright.models.export.write import write_model
@@ -154,7 +154,7 @@ def host_shapes(host: Host, fields: Mapping[str, Any]) -> dict[str, tuple[int, .
 
 
 def write_hosted(
-    model: Model, hosted: Hosted, place: Path, *, dtype: str = "keep", max_shard_size: int | str = "5GB"
+    model: Model, hosted: Hosted, place: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None
 ) -> None:
     """The program's weights under the host's keys, and its config."""
     p = model.program.fork()
@@ -164,5 +164,11 @@ def write_hosted(
                 e.rename(node, path, key=hosted.keys[path])
     fields = {**hosted.fields, "architectures": [hosted.host.classes[1].partition(":")[2]]}
     config = (json.dumps(fields, indent=2) + "\n").encode()
-    renamed = with_program(model, p)
-    write_model(renamed, place, dtype=dtype, max_shard_size=max_shard_size, config=config, only=hosted.keys.values())
+    write_model(
+        model.with_program(p),
+        place,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        config=config,
+        only=hosted.keys.values(),
+    )

@@ -16,12 +16,11 @@ import numpy as np
 from graphwright.array import BY_TAG
 from graphwright.files import sha256_file
 from graphwright.models.generation.sampling import NonFinite
-from graphwright.models.inspect import flops
+from graphwright.program.cost import flops
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.program import Program
     from graphwright.program.journal import Entry
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
@@ -58,25 +57,6 @@ def _nonzero(checkpoint: Checkpoint, key: str) -> int:
         return prod(info.shape)
     bits = np.frombuffer(checkpoint.bytes(key), f"<u{kind.itemsize}")
     return int(np.count_nonzero(bits & ((1 << (8 * kind.itemsize - 1)) - 1)))
-
-
-def with_program(model: Model, program: Program) -> Model:
-    """The same model with another program."""
-    from graphwright.models.model import Model
-
-    return Model(
-        program,
-        model.arch,
-        model.dims,
-        model.config,
-        model.checkpoint,
-        model.directory,
-        model.keys,
-        model.tokenizer,
-        model.compute,
-        model.stored,
-        model.notes,
-    )
 
 
 def live_edits(model: Model) -> list[Entry]:

@@ -89,12 +89,7 @@ def _before(reading: Reading, slot: int, name: str, wanted: int) -> np.ndarray |
             places = _origin(p.weights[p.key(bound.node)], dim)
             unit = int(getattr(reading.dims, each)) if each else 1
             known = None if places is None else places[::unit] // unit
-            if (
-                known is not None
-                and len(set(known.tolist())) == len(known)
-                and known.min() >= 0
-                and known.max() < wanted
-            ):
+            if known is not None and _inside(known, wanted):
                 return known
     return None
 

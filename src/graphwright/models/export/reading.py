@@ -8,7 +8,6 @@ is read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.codegen.blocks import LAYER
 from graphwright.models.export.stretch import Stretch, constant, constants, find_stretch
 from graphwright.program import Program, Value
 from graphwright.program.hashing import encode_attrs
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Bound = Value | Stretch
 """What stands where the template has a weight: a constant, or a stretch whose matrix or bias it is."""
 TRUNK = -1
-LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
 class Unread(Exception):

@@ -28,8 +28,9 @@ class Receipt:
         source: {name, files: [{name, bytes, sha256}], program_hash}.
         result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
-        check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal.
-        drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement.
+        check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal, onnx.
+        drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement; of a text, bits_per_byte {before,
+            after, bytes, text_sha256}; what a pass foretold, predicted {name: figure}.
         cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} where both exist.
         probe: {ids, top5, greedy} to verify the files by later.
         warnings: what a reader should know.
@@ -101,10 +102,18 @@ class Receipt:
         if self.check.get("greedy_equal"):
             equal, tokens = self.check["greedy_equal"], self.check["tokens"]
             rows.append(("greedy tokens equal", f"{sum(equal)} of {sum(tokens)} over {len(equal)} prompts"))
-        if self.drift:
+        if "onnx" in self.check:
+            onnx = self.check["onnx"]
+            kind = f"opset {onnx['opset']}{' with cache' if onnx['cache'] else ''}"
+            rows.append(("model.onnx", f"{kind}, onnxruntime within {onnx['max_abs']:.2e} ({onnx['max_rel']:.1e})"))
+        if "max_abs_dlogits" in self.drift:
             moved, nats = self.drift["max_abs_dlogits"], self.drift["mean_kl_nats"]
             same = f"top-1 equal {100 * self.drift['top1_agreement']:.1f} %"
             rows.append(("program against source", f"logits within {moved:.3g}, KL {nats:.3g} nats, {same}"))
+        if bits := self.drift.get("bits_per_byte"):
+            before = f"{bits['before']:.4f} -> " if "before" in bits else ""
+            rows.append(("bits per byte", f"{before}{bits['after']:.4f}, of {bits['bytes']:,} bytes"))
+        rows += [(f"predicted {name}", f"{value:.3g}") for name, value in self.drift.get("predicted", {}).items()]
         for name in ("parameters", "bytes", "flops_per_token", "kv_bytes_per_token"):
             value = self.cost.get(name, {})
             if "after" in value:

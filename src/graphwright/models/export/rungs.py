@@ -228,8 +228,7 @@ class Ladder:
 
     def _files(self) -> tuple[str, ...]:
         model = self.model
-        travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
-        companions = [f.name for f in companion_files(model.directory)] if travels else []
+        companions = [f.name for f in companion_files(model.directory)] if model.opened else []
         return tuple(sorted({"config.json", "model.safetensors", "README.md", "receipt.json", *companions}))
 
 

@@ -124,7 +124,7 @@ def write_model(
     directory: Path,
     *,
     dtype: str = "keep",
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     config: bytes | None = None,
     only: Container[str] | None = None,
 ) -> None:
@@ -138,9 +138,12 @@ def write_model(
         only: keys of the tensors to write.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
-    write_checkpoint(directory, tensor_items(model, dtype, only), max_shard_size, plan=model.checkpoint)
-    travels = model.checkpoint is not None or (model.directory / "program.json").is_file()
-    copied = companion_files(model.directory) if travels else []  # a config alone may lie anywhere
+    items, source = tensor_items(model, dtype, only), model.checkpoint
+    if max_shard_size is None:
+        write_checkpoint(directory, items, plan=source)
+    else:
+        write_checkpoint(directory, items, max_shard_size, source.files[0].metadata if source is not None else None)
+    copied = companion_files(model.directory) if model.opened else []  # a config alone may lie anywhere
     for file in copied:
         shutil.copyfile(file, directory / file.name)
     if not copied and model.tokenizer is not None and model.tokenizer.size == 256:

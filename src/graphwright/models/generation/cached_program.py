@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graphwright.array import DType, Spec, empty, int32, int64
+from graphwright.array import Dim, DType, Spec, empty, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -53,12 +53,12 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
     return known[key]
 
 
-def derive(p: Program, capacity: int, last_only: bool) -> Derived:
+def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     """The model's program with a cache behind every causal attention.
 
     Args:
         p: a model's program.
-        capacity: rows of the cache.
+        capacity: rows of the cache; a name where they are as many as there are tokens.
         last_only: give logits of the last position only, so that the head runs on one row.
     Raises: UsageError for an attention that sees later keys or brings its own mask: it has no rows to carry.
     """

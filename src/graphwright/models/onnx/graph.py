@@ -1,7 +1,8 @@
 """A program as an ONNX graph: each op by its row of `ops.onnx`, weights as initializers, named sizes left open.
 
 Ops without a row are written as the simpler ones they are made of. Weights keep their names; one that is stored in 16
-bits and computed with in float32 is written as float32, so that any runtime reads it.
+bits and computed with in float32 is written as float32, so that any runtime reads it. With a cache, the graph takes the
+rows of keys and values so far (none, for a prompt) and gives them with the new ones behind.
 """
 
 from __future__ import annotations
@@ -14,26 +15,54 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from graphwright.array import Spec
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError
+from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS
-from graphwright.ops.onnx import NO_ONNX, ONNX, OPSET
+from graphwright.ops.onnx import NO_ONNX, OPSET, Row
+from graphwright.ops.onnx_23 import OPSETS, row_of
 from graphwright.ops.onnx_use import ONNX_DTYPES, Use
 from graphwright.program import Program, Value
-from graphwright.program.kinds import INPUT, STORED
+from graphwright.program.kinds import INPUT, STATE, STORED
+
+PAST, TOTAL = "past", "total"
+"""Sizes of a graph with cache: rows that are given, and those with the new ones."""
+_APPEND = "kv_append"
+_IR = {20: 9, 23: 11}
+"""Version of the file format that came with an opset; later ones are refused by runtimes of its time."""
 
 
-def to_model(p: Program, name: str | None = None) -> onnx.ModelProto:
-    """The program as a model of opset 20. Raises: ExportError naming every op that has no node, with its reason."""
-    primitive = _simpler(p)
-    graph = _Graph(primitive)
+def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: bool = False) -> onnx.ModelProto:
+    """The program as a model.
+
+    Args:
+        p: what to write.
+        name: of the graph; the program's by default.
+        opset: 20, or 23, which has norms, rotations and attention as one node each.
+        cache: take `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and give `present.<n>`
+            [B, G, past + T, D].
+    Raises: ExportError naming every op that has no node, with its reason; UsageError for another opset, or with a cache
+        for attention that cannot be cached.
+    """
+    if opset not in OPSETS:
+        raise UsageError("this opset is not written", expected=" or ".join(map(str, OPSETS)), got=opset)
+    caches: dict[str, str] = {}
+    if cache:
+        derived = derive(p, TOTAL, last_only=False)
+        held = [key.removesuffix(".k") for key in derived.states if key.endswith(".k")]
+        caches = {
+            f"{key}.{s}": f"{n}.{long}" for n, key in enumerate(held) for s, long in (("k", "key"), ("v", "value"))
+        }
+        p, name = derived.program, name or p.name
+    graph = _Graph(_simpler(p, opset, caches), opset, caches)
     graph.write()
     model = helper.make_model(
         helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[helper.make_opsetid("", opset)],
         producer_name="graphwright",
     )
-    model.ir_version = 9  # the one of opset 20; later ones are refused by runtimes of its time
+    model.ir_version = _IR[opset]
     return model
 
 
@@ -42,15 +71,15 @@ def _needed(p: Program) -> list[NodeId]:
     return [n for n in p.order() if n in reached]
 
 
-def _simpler(p: Program) -> Program:
+def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
     """A copy with ops that have no row written out. Raises: ExportError."""
-    if p.states() or p.writes():
+    if (p.states() or p.writes()) and not caches:
         held = ", ".join(p.path(n) for n in (*p.states(), *p.writes())[:3])
         raise ExportError("an ONNX graph carries no state from run to run", where=held)
     twin = p.fork()
     while True:
-        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED)]
-        bare = [n for n in ops if twin.op(n) not in ONNX]
+        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
+        bare = [n for n in ops if _row(twin, n, opset) is None]
         lost = {n: NO_ONNX.get(twin.op(n), "it has no row") for n in bare if OPS[twin.op(n)].expand is None}
         lost |= {n: NO_ONNX[twin.op(n)] for n in bare if twin.op(n) in NO_ONNX}
         if lost:
@@ -65,11 +94,15 @@ def _simpler(p: Program) -> Program:
         twin.expand(bare)
 
 
-class _Graph:
-    """The parts of a graph, and what rows write into."""
+def _row(p: Program, node: NodeId, opset: int) -> Row | None:
+    return row_of(p.op(node), [p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
 
-    def __init__(self, p: Program) -> None:
-        self.p = p
+
+class _Graph:
+    """The parts of a graph, and what rows write into; `caches` has for each state its number and what it holds."""
+
+    def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
+        self.p, self.opset, self.caches = p, opset, caches
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -119,6 +152,7 @@ class _Graph:
                 for axis, dim in enumerate(p.spec(node).shape):
                     if isinstance(dim, str):
                         self._where.setdefault(dim, (name, axis))
+        self._take_caches()
         refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
         if refused:
             lines = [f"{p.path(n)} ({p.op(n)} with {dict(p.attrs(n))})" for n in refused]
@@ -127,13 +161,40 @@ class _Graph:
                 where=p.path(refused[0]),
                 got=", ".join(dict.fromkeys(p.op(n) for n in refused)),
             )
-        for name, value in zip(p.output_names(), p.outputs(), strict=True):
+        grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if p.op(n) == _APPEND}
+        for name, value in (
+            *zip(p.output_names(), p.outputs(), strict=True),
+            *((f"present.{what}", grown[key]) for key, what in self.caches.items()),
+        ):
             self.nodes.append(helper.make_node("Identity", [self.names[value]], [name], name=f"output {name}"))
             self.outputs.append(_info(name, p.spec(value)))
+
+    def _take_caches(self) -> None:
+        """Rows so far as inputs, in the order of their numbers; their count is read off the first."""
+        p, self._at = self.p, LENGTH
+        nodes = {p.key(n): n for n in p.states()}
+        for key, what in self.caches.items():
+            shape = [PAST if d == TOTAL else d for d in p.spec(nodes[key]).shape]
+            name = self.names[Value(nodes[key])] = f"past_key_values.{what}"
+            self.inputs.append(_info(name, Spec(tuple(shape), p.spec(nodes[key]).dtype)))
+        if self.caches:
+            first = self.inputs[-len(self.caches)].name
+            size = self.node("Shape", [first], 1, {"start": 2, "end": 3})[0]
+            zero = self.constant(np.zeros(1, np.int64))
+            self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
+
+    def _append(self, node: NodeId) -> None:
+        """New rows behind those so far."""
+        past, rows = self.p.operands(node)[:2]
+        made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
+        self.names[Value(node)] = made
+        self._where.setdefault(TOTAL, (made, 2))
 
     def _write(self, node: NodeId) -> bool:
         """One node; False if its row does not have this use of the op, or does not give a result that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
+        if op == STATE:
+            return True  # a cache
         if op in STORED:
             key = p.key(node)
             self.names[Value(node)] = key if self._only_widened(key) else self._weight(key)
@@ -144,9 +205,12 @@ class _Graph:
         if self._widened(node):
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
-        ins = tuple(p.spec(v) for v in operands)
-        use = Use(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node)))
-        made = ONNX[op](use)
+        if op == _APPEND:
+            self._append(node)
+            return True
+        ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
+        assert row is not None, "what has none was written out"
+        made = row(Use(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
         if made is None:
             return False
         results = (made,) if isinstance(made, str) else made

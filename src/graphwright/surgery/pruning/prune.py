@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from graphwright.errors import UsageError
-from graphwright.models.export.measure import with_program
 from graphwright.program import Program
 from graphwright.progress import Report
 from graphwright.surgery.budgets import SizeBudget
@@ -167,4 +166,4 @@ _scope = scope  # `prune` has an argument of this name
 
 
 def _rung(model: Model, p: Program) -> int | None:
-    return with_program(model, p).export_plan().rung
+    return model.with_program(p).export_plan().rung
