@@ -341,7 +341,7 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
     s.prefill(IDS[None, :16])
     s.step(IDS[None, 16:17])
     s.truncate(16)
-    (space,) = (w.space for (_, _, _, n), w in cache._spaces.items() if n == 1)
+    (space,) = (w.space for (_, _, n), w in cache.steps.spaces.items() if n == 1)
     calls, bits = list(space._calls), [t.tobytes() for t in s.gather(1)]
     undisturbed = list(model.decode(s.fork(), 4))
 

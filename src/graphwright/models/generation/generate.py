@@ -13,8 +13,9 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.prompt import prompt_ids
-from graphwright.models.generation.rows import EXECUTOR, Rows, need_rows_of
+from graphwright.models.generation.rows import Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
+from graphwright.models.generation.steps import EXECUTOR
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
