@@ -472,11 +472,12 @@ def _attend(
     q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
     more: Sequence[int],
 ) -> list[Row]:  # fmt: skip
-    """Code for attention query by query; `more` is what the second row holds."""
+    """Code for attention query by query; `more` is what the second row begins with."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, _bits(float(attrs["scale"])))
-    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), [*more] + [0] * (CELLS - len(more))]
+    second = [*more, *[0] * (12 - len(more)), _bits(float(attrs.get("softcap") or 0.0)), 0, 0, 0]
+    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), second]
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
