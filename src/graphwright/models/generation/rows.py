@@ -138,8 +138,9 @@ class Rows:
 
     def took(self, ids: np.ndarray, last: np.ndarray) -> None:
         """Note the ids of a step and what it gave. Raises: NonFinite."""
-        check_finite(self.program, last, np.concatenate([self.tokens, ids], axis=1))
-        self.tokens = np.concatenate([self.tokens, ids], axis=1)
+        tokens = np.concatenate([self.tokens, ids], axis=1)
+        check_finite(self.program, last, tokens)
+        self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
