@@ -32,7 +32,7 @@ def run() -> list[Figure]:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as place:
         figures = large(Path(place))
-    return [*figures, small(), forks(), blocks()]
+    return [*figures, small(), forks(), prefixes(), host(), blocks()]
 
 
 # -- the large shape ---------------------------------------------------------------------------------------------------
@@ -266,6 +266,63 @@ def forks() -> Figure:
     extra = (cache.pool.used - before) * cache.pool.block_bytes
     figure.add("graphwright: bytes of 16 continuations beyond the first", extra, "B", f"{before} blocks are shared")
     figure.add("transformers: bytes of 16 copies", 16 * 4 * 2 * GROUPS * 1020 * DIM * 4, "B")
+    return figure
+
+
+def prefixes() -> Figure:
+    figure = Figure(
+        "To the first token behind a beginning that was there before", "1024 + 32 tokens, 4 layers, 1 thread"
+    )
+    set_num_threads(1)
+    m, rng = wide(), np.random.default_rng(0)
+    whole = rng.integers(0, 512, (1, 1056))
+    alone, shared = m.new_cache(2200, prefix_bytes=0), m.new_cache(2200)
+
+    def first(cache: Any, ids: np.ndarray) -> None:
+        with cache.sequence() as s:
+            s.prefill(ids)
+
+    first(shared, whole[:, :1025])
+    tail = m.new_cache(64, prefix_bytes=0)
+    figure.add("graphwright: 1056 tokens, cold", 1e3 * seconds(lambda: first(alone, whole), 7), "ms")
+    figure.add("graphwright: 1024 of them found", 1e3 * seconds(lambda: first(shared, whole), 7), "ms")
+    figure.add("graphwright: 32 tokens alone", 1e3 * seconds(lambda: first(tail, whole[:, :32]), 7), "ms")
+    return figure
+
+
+def host() -> Figure:
+    """What a step takes beside its kernels: checks, tables, copying ids in and logits out."""
+    figure = Figure("Host's share of a step", "4 layers, f32, behind 128 rows, 1 thread; median of 60 steps")
+    set_num_threads(1)
+    m, rng = wide(), np.random.default_rng(0)
+    for count in (1, 8):
+        cache = m.new_cache(400 * count, count, prefix_bytes=0)
+        batch = [cache.sequence() for _ in range(count)]
+        for s in batch:
+            s.prefill(rng.integers(0, 512, (1, 128)))
+        token = np.full((count, 1), 3)
+        cache.step(batch, token)
+        calls = cache.steps.spaces[True, count, 1].space._calls
+        inside = [0.0]
+
+        def timed(call: Callable[[], Any], inside: list[float] = inside) -> Callable[[], None]:
+            def run() -> None:
+                started = perf_counter()
+                call()
+                inside[0] += perf_counter() - started
+
+            return run
+
+        calls[:] = [timed(call) for call in calls]
+        beside, whole = [], []
+        for _ in range(60):
+            inside[0], started = 0.0, perf_counter()
+            cache.step(batch, token)
+            whole.append(perf_counter() - started)
+            beside.append(whole[-1] - inside[0])
+        step, rest = (1e6 * float(np.median(taken)) for taken in (whole, beside))
+        figure.add(f"{count} sequences: a step", step, "us")
+        figure.add(f"{count} sequences: beside its kernels", rest, "us", f"{100 * rest / step:.0f} %")
     return figure
 
 

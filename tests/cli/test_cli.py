@@ -73,6 +73,29 @@ def test_the_record_of_generate_is_the_apis(call, options):
     assert call("generate", "bundled", "The following", "--tokens", 12, *given, "--quiet").rstrip("\n") == facts["text"]
 
 
+def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
+    m = gw.open("bundled")
+    m.save(tmp_path / "m")
+    for file in (tmp_path / "m").glob("tokenizer*"):
+        file.unlink()
+    start = [m.tokenizer.bos_id]
+    for given, ids in ((["--ids", "84,104 101"], [84, 104, 101]), ([], start)):
+        wanted = m.generate(ids, 5).ids
+        assert json.loads(call("generate", tmp_path / "m", *given, "--tokens", 5, "--json"))["ids"] == wanted
+        assert call("generate", tmp_path / "m", *given, "--tokens", 5, "--quiet").split() == [str(i) for i in wanted]
+
+
+def test_a_machine_that_is_not_built_is_said_on_stderr(monkeypatch):
+    from graphwright.plan import executor
+
+    monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+    for quiet in ((), ("--quiet",)):
+        executor._say.cache_clear()
+        result = CliRunner().invoke(app, ["generate", "bundled", "The", "--tokens", "2", "--json", *quiet])
+        assert ("graphwright warmup" in result.stderr) is not bool(quiet)
+        assert json.loads(result.stdout)["prompt_tokens"] == 3
+
+
 def test_generate_takes_the_models_own_values_when_told(call, tmp_path):
     shutil.copytree(gw.open("bundled").directory, tmp_path / "m")
     (tmp_path / "m" / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 9}')
@@ -226,6 +249,8 @@ def test_train_from_a_config(call, text, tmp_path):
     [
         (("inspect", "/no/such/place"), "/no/such/place"),
         (("generate", "bundled", ""), "empty prompt"),
+        (("generate", "bundled", "x", "--ids", "1"), "not both"),
+        (("generate", "bundled", "--ids", "1;2"), "--ids"),
         (("generate", "bundled", "x", "--top-p", "2"), "top_p"),
         (("train", "bundled", "--text", "/no/such/text"), "/no/such/text"),
         (("export", "bundled"), "where to"),

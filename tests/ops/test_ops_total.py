@@ -147,6 +147,7 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("kv_append_paged", [POOL, np.ones((1, 1, 2, 2)), np.array([[0]]), np.array([0])], {}, DTypeError),
     ("sdpa_paged", [np.ones((1, 1, 1, 3)), POOL, POOL, *_table([0], 0)], {"scale": 1.0}, ShapeError),
     ("sdpa_paged", [np.ones((1, 1, 1, 2)), POOL, POOL, *_table([0], 0)], {"scale": 1.0, "window": 0}, ShapeError),
+    ("sdpa_paged", [np.ones((1, 1, 1, 2)), POOL, POOL, *_table([0], 0)], {"scale": 1.0, "softcap": 0.0}, UsageError),
     ("grouped_matmul", [F, np.ones((2, 4, 5)), np.array([0, 1, 2])], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((2, 3, 5)), np.array([0, 2])], {}, ShapeError),
     ("grouped_matmul", [F, np.ones((3, 5)), np.array([0, 2])], {}, ShapeError),

@@ -27,17 +27,21 @@ def numbers(x: NDArray) -> np.ndarray:
     heads=st.sampled_from([(1, 1), (2, 3), (8, 1)]),
     block=st.sampled_from([1, 3, 16, 128, 300]),
     window=st.one_of(st.none(), st.integers(1, 400)),
+    softcap=st.sampled_from([None, None, 0.9, 30.0]),
     kinds=st.sampled_from([(float64, float64), (float32, float32), (float32, bfloat16), (bfloat16, float16)]),
     seed=st.integers(0, 99),
 )
-@example(lengths=[255, 256], queries=2, heads=(2, 3), block=16, window=None, kinds=(float32, float32), seed=0)
-@example(lengths=[520], queries=17, heads=(1, 1), block=1, window=5, kinds=(float64, float64), seed=1)
+@example(
+    lengths=[255, 256], queries=2, heads=(2, 3), block=16, window=None, softcap=None, kinds=(float32, float32), seed=0
+)
+@example(lengths=[520], queries=17, heads=(1, 1), block=1, window=5, softcap=0.5, kinds=(float64, float64), seed=1)
 def test_tiles_are_dense_attention(
     lengths: list[int],
     queries: int,
     heads: tuple[int, int],
     block: int,
     window: int | None,
+    softcap: float | None,
     kinds: tuple[DType, DType],
     seed: int,
 ) -> None:
@@ -57,7 +61,8 @@ def test_tiles_are_dense_attention(
         dense.append(rows)
     q = held_as(rng.normal(size=(len(lengths), groups * share, queries, 4)), kind)
     places = from_numpy(table), from_numpy(np.array(lengths, np.int32))
-    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *places, scale=0.7, window=window)
+    rules = {"scale": 0.7, "window": window, "softcap": softcap}
+    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *places, **rules)
     assert found.dtype is kind
     tolerance = {float64: 1e-12, float32: 2e-6, bfloat16: 8e-3}[kind]
     for b, n in enumerate(lengths):
@@ -68,8 +73,11 @@ def test_tiles_are_dense_attention(
         k, v = (torch.tensor(t).repeat_interleave(share, 0) for t in dense[b])
         ahead = torch.arange(n + queries) - (n + torch.arange(queries)).unsqueeze(1)
         hidden = (ahead > 0) | (ahead <= -(window or n + queries))
-        scores = (0.7 * torch.tensor(numbers(q)[b]) @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf)
-        np.testing.assert_allclose(mine, (scores.softmax(-1) @ v).numpy(), atol=tolerance, rtol=tolerance)
+        scores = 0.7 * torch.tensor(numbers(q)[b]) @ k.transpose(1, 2)
+        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        np.testing.assert_allclose(
+            mine, (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).numpy(), atol=tolerance, rtol=tolerance
+        )
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])

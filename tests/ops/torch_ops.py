@@ -202,7 +202,8 @@ def sdpa_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
             rows = [(int(table[b, j // block]), j % block) for j in range(first, end)]
             for h in range(q.shape[1]):
                 keys, values = (torch.stack([p[i, h // group, r] for i, r in rows]) for p in (k, v))
-                out[b, h, t] = torch.softmax(attrs["scale"] * (keys @ q[b, h, t]), 0) @ values
+                scores, cap = attrs["scale"] * (keys @ q[b, h, t]), attrs["softcap"]
+                out[b, h, t] = torch.softmax(scores if cap is None else cap * torch.tanh(scores / cap), 0) @ values
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,13 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everythi
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+class _Notes(logging.Handler):
+    """What the library has to say, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"note  {record.getMessage()}", file=sys.stderr)
+
+
 def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
     """A command: errors of the package become three lines and an exit code, Ctrl-C becomes 130.
 
@@ -38,6 +46,9 @@ def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> None:
         debug = kwargs.get("debug", False)
+        log, notes = logging.getLogger("graphwright"), _Notes(logging.WARNING)
+        if not kwargs.get("quiet"):
+            log.addHandler(notes)
         try:
             code = fn(*args, **kwargs)
         except GraphwrightError as error:
@@ -59,6 +70,8 @@ def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
                 emit_json({"ok": False, "error": type(error).__name__, "what": str(error)})
             fail(str(error))
             raise typer.Exit(USAGE) from None
+        finally:
+            log.removeHandler(notes)
         if code:
             raise typer.Exit(code)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, emit_json, set_threads, verb
+
+if TYPE_CHECKING:
+    from graphwright.models import Model
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +21,15 @@ def register(app: typer.Typer) -> None:
 @verb
 def generate(
     directory: Dir,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from stdin.")],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="The text to continue; - reads it from stdin, without one a text begins."
+        ),
+    ] = None,
+    ids: Annotated[
+        str, typer.Option(metavar="IDS", help="Token ids in the place of a text, e.g. 1,450; needs no tokenizer.")
+    ] = "",
     tokens: Annotated[int, typer.Option(metavar="N", min=0, help="Most new tokens.")] = 64,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(metavar="K", help="Draw among the k likeliest; 0 for all.")] = 0,
@@ -59,7 +70,7 @@ def generate(
 
     try:
         result = model.generate(
-            sys.stdin.read() if prompt == "-" else prompt,
+            _prompt(model, prompt, ids),
             tokens,
             temperature=temperature,
             top_k=top_k,
@@ -79,10 +90,31 @@ def generate(
     if as_json:
         emit_json(result.to_json())
         return
-    print()
+    print(*(result.ids if model.tokenizer is None else ()))
     if not quiet:
         print(
             f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s, "
             f"prompt of {result.prompt_tokens} in {1e3 * result.prefill_s:.1f} ms",
             file=sys.stderr,
         )
+
+
+def _prompt(model: Model, text: str | None, ids: str) -> str | list[int]:
+    """What is continued: the text, the ids, or the start token. Raises: UsageError, PromptError."""
+    from graphwright.errors import UsageError
+    from graphwright.models import PromptError
+    from graphwright.models.tokenizer import special_ids
+
+    if ids and text is not None:
+        raise UsageError("a text or ids, not both", where="--ids", got=text)
+    if ids:
+        try:
+            return [int(word) for word in ids.replace(",", " ").split()]
+        except ValueError as error:
+            raise UsageError("ids are whole numbers", where="--ids", got=ids) from error
+    if text is not None:
+        return sys.stdin.read() if text == "-" else text
+    start = special_ids(model.directory, model.config)[0]
+    if start is None:
+        raise PromptError("no prompt, and the model names no start token", fix="give a text, or --ids")
+    return [start]

@@ -1,6 +1,7 @@
 """Weight-only quantisation as an edit: matrices become int8 with a scale per group, and their products say so.
 
-Activations stay float32, so what changes is each weight by at most half a step: max |w| of its group / 254.
+What changes is each weight by at most half a step: max |w| of its group / 254. Activations are float32; where few rows
+are multiplied the VM rounds them to 16 bits, by max |x| of their group / 65534 (`array/vm/gemv.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import numpy as np
 from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program import Program, Value
+from graphwright.program import Program
 from graphwright.program.journal import Entry
 from graphwright.program.kinds import PARAM
+from graphwright.program.replace import remove_unread, take_over
 from graphwright.program.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -82,11 +84,10 @@ def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
         raise UsageError("a matrix with values that are not finite cannot be quantised", where=p.path(matrix))
     q, scales = quantised(w)
     path, key = p.path(matrix), p.key(matrix)
-    made = (
+    return (
         e.param(f"{path}.int8", q, key=f"{key}.int8", trainable=False),
         e.param(f"{path}.scales", scales, key=f"{key}.scales", trainable=False),
     )
-    return made
 
 
 def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> None:
@@ -94,16 +95,5 @@ def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> Non
     p = e.program
     path, (x, wide, *bias) = p.path(node), p.operands(node)
     made = e.add("linear_int8", x, *matrix, *bias, name=p.free_name(f"{path}.int8"), group=GROUP)
-    for edge in p.out_edges(node):
-        e.rewire(edge, made)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if Value(node) in outputs.values():
-        e.set_outputs(**{name: made if v.node == node else v for name, v in outputs.items()})
-    e.remove(node)
-    e.rename(made, path)
-    while not p.out_edges(wide.node) and wide not in p.outputs():  # a cast, and the matrix itself
-        before = p.operands(wide.node)
-        e.remove(wide.node)
-        if not before:
-            break
-        wide = before[0]
+    take_over(e, node, made)
+    remove_unread(e, wide)

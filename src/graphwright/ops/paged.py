@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.array.dtype import int32
 from graphwright.array.spec import Spec
-from graphwright.errors import DTypeError, ShapeError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.registry import Cost, Traits, op
 from graphwright.ops.rules import equal_dim, one_dtype
 
@@ -69,13 +69,14 @@ class SdpaPaged:
 
     Query t of sequence b stands at position lengths[b] + t, and its own row is in the pool already; it sees the rows up
     to it, with a window w the last w. Query head h reads key head h // (H / G). A place without a sequence gives 0.
+    With a softcap c scores s become c · tanh(s / c).
     """
 
-    arity, attrs, vjp, why = 5, {"scale": ..., "window": None}, None, _CARRIED
+    arity, attrs, vjp, why = 5, {"scale": ..., "window": None, "softcap": None}, None, _CARRIED
     traits = Traits(contiguous=(0, 3, 4), fixed=(3, 4))
 
     @staticmethod
-    def infer(q, k, v, table, lengths, scale, window):
+    def infer(q, k, v, table, lengths, scale, window, softcap):
         one_dtype(k, v)
         _floats(q, k)
         if any(len(t.shape) != 4 for t in (q, k, v)):
@@ -90,6 +91,8 @@ class SdpaPaged:
                 expected=f"k·{k.shape[1]}",
                 got=f"{q.shape[1]} heads, window {window}",
             )
+        if softcap is not None and not softcap > 0:
+            raise UsageError("scores are capped at a positive number", where="softcap", expected="> 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     @staticmethod
@@ -102,4 +105,5 @@ class SdpaPaged:
     @staticmethod
     def sample(rng):
         q, (k, v) = rng.normal(size=(3, 4, 2, 3)), (rng.normal(size=(5, 2, 2, d)) for d in (3, 5))
-        return [q, k, v, *_draw(rng)], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+        window, softcap = (some if rng.random() < 0.5 else None for some in (3, 0.8))
+        return [q, k, v, *_draw(rng)], {"scale": 0.5, "window": window, "softcap": softcap}

@@ -152,6 +152,29 @@ def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Val
     return fresh
 
 
+def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
+    """Let a new node have the readers, the outputs and the name of an old one, which goes."""
+    p, path = e.program, e.program.path(old)
+    for edge in p.out_edges(old):
+        e.rewire(edge, new)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if Value(old) in outputs.values():
+        e.set_outputs(**{name: new if v.node == old else v for name, v in outputs.items()})
+    e.remove(old)
+    e.rename(new, path)
+
+
+def remove_unread(e: Transaction, value: Value) -> None:
+    """Remove a value that nothing reads, and what it alone was made of along first operands: a cast, then a matrix."""
+    p = e.program
+    while not p.out_edges(value.node) and value not in p.outputs():
+        before = p.operands(value.node)
+        e.remove(value.node)
+        if not before:
+            return
+        value = before[0]
+
+
 def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
     """A selection as a program: what entered it are inputs, what left it outputs, named by the nodes' paths.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphwright.array import bfloat16, float32, int8
 from graphwright.array.vm import segment
-from graphwright.array.vm.code import FEW, GROUP, Code
+from graphwright.array.vm.code import FEW, GROUP, SCRATCH, WORK, ZEROS, Code
 from graphwright.array.vm.encode import SHORT, View, encode
 from graphwright.array.vm.segment import VmSegment
 from graphwright.array.vm.share import shared
@@ -65,23 +65,84 @@ def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread
     assert (np.abs(made - truth) <= limit).all()
 
 
+def quantised(x: np.ndarray, q: np.ndarray, scales: np.ndarray, b: np.ndarray | None = None) -> tuple[np.ndarray, Code]:
+    """The VM's product with q · scales, and the code it ran."""
+    made = np.full((x.shape[0], q.shape[0]), np.nan, "f4")
+    ins = [
+        view(x),
+        View(int8, q.shape, (q.shape[1], 1), q.ctypes.data),
+        *(view(a) for a in (scales, b) if a is not None),
+    ]
+    rows = encode("linear_int8", [view(made)], ins, {"group": GROUP})
+    assert rows is not None
+    VmSegment([rows])()
+    return made, Code(rows[0][0])
+
+
+def spread(per_group: np.ndarray, k: int) -> np.ndarray:
+    """A number per group, for each entry."""
+    return np.repeat(per_group.astype("f8"), GROUP, axis=1)[:, :k]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), SIZES, SIZES, st.booleans())
 def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biased: bool) -> None:
     rng = np.random.default_rng(m * 1000 + n + k)
     groups = -(-k // GROUP)
     x, scales, b = (rng.normal(size=s).astype("f4") for s in ((m, k), (n, groups), n))
-    q = rng.integers(-127, 128, (n, k)).astype("i1")
-    made = np.full((m, n), np.nan, "f4")
-    ins = [view(x), View(int8, q.shape, (k, 1), q.ctypes.data), view(scales), *([view(b)] if biased else [])]
-    rows = encode("linear_int8", [view(made)], ins, {"group": GROUP})
-    assert rows is not None
-    assert Code(rows[0][0]) is (Code.ROWS_I8 if m <= FEW else Code.PANELS_I8)
-    VmSegment([rows])()
-    w = q.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k]
-    start = b.astype("f8") if biased else np.zeros(n)
+    x[:, : k // 3] *= 1000  # groups of x have steps of their own
+    memory = rng.integers(-127, 128, n * k + 128).astype("i1")
+    q = memory[64 : 64 + n * k].reshape(n, k)
+    made, code = quantised(x, q, scales, b if biased else None)
+    assert code is (Code.ROWS_I8 if m <= FEW else Code.PANELS_I8)
+    w, start = q.astype("f8") * spread(scales, k), b.astype("f8") if biased else np.zeros(n)
     limit = (np.abs(x).astype("f8") @ np.abs(w).T + np.abs(start)) * (k + 4) * 2.0**-24
+    if code is Code.ROWS_I8:  # x is rounded, to half a step of 1 / 32767 of its group
+        padded = np.pad(np.abs(x), ((0, 0), (0, groups * GROUP - k))).reshape(m, groups, GROUP)
+        limit += spread(padded.max(axis=2), k) / 65534 * 1.001 @ np.abs(w).T
     assert (np.abs(made - (x.astype("f8") @ w.T + start)) <= limit).all()
+
+
+def test_rounded_rows_are_exact_where_16_bits_suffice() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-32767, 32768, (2, 130)).astype("f4")
+    x[:, ::GROUP] = 32767
+    q = rng.integers(-127, 128, (5, 130)).astype("i1")
+    made, _ = quantised(x, q, np.ones((5, 3), "f4"))
+    whole = x.astype("i8") @ q.astype("i8").T
+    assert (np.abs(made - whole) <= np.abs(x) @ np.abs(q.astype("f4")).T * 2.0**-22).all()
+    for value in (0.0, 1e-38):  # a group of nearly nothing
+        x[:, GROUP : 2 * GROUP] = value
+        few, _ = quantised(x, q, np.ones((5, 3), "f4"))
+        rest = np.delete(x, np.s_[GROUP : 2 * GROUP], axis=1).astype("i8")
+        assert np.allclose(few, rest @ np.delete(q, np.s_[GROUP : 2 * GROUP], axis=1).astype("i8").T, rtol=1e-5, atol=9)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_token_that_is_not_finite_stays_so(value: float) -> None:
+    rng = np.random.default_rng(0)
+    x, q = rng.normal(size=(3, 150)).astype("f4"), rng.integers(-127, 128, (5, 150)).astype("i1")
+    x[1, 149] = value
+    made, code = quantised(x, q, np.ones((5, 3), "f4"))
+    assert code is Code.ROWS_I8
+    assert not np.isfinite(made[1]).any()
+    assert np.isfinite(made[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "i8"])
+def test_rows_that_are_too_long_to_be_brought_into_order_are_packed(kind: str) -> None:
+    each = WORK[{"bf16": 2, "i8": 1}[kind]]
+    k = (SCRATCH - ZEROS) // each * GROUP
+    rng = np.random.default_rng(0)
+    for terms, fits in ((k, True), (k + 1, False)):
+        x, q = rng.normal(size=(1, terms)).astype("f4"), rng.integers(-127, 128, (3, terms)).astype("i1")
+        if kind == "i8":
+            made, code = quantised(x, q, np.ones((3, -(-terms // GROUP)), "f4"))
+            assert code is (Code.ROWS_I8 if fits else Code.PANELS_I8)
+        else:
+            made, code = linear(x, narrow(q.astype("f4")))
+            assert code is (Code.ROWS_BF16 if fits else Code.PANELS_BF16)
+        np.testing.assert_allclose(made, x.astype("f8") @ q.astype("f8").T, atol=0.5)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -124,4 +185,4 @@ def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.Monk
     assert all(np.array_equal(results[0], other) for other in results[1:])
     wide_w = w.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k] if kind == "i8" else w
     truth = x.astype("f8") @ (wide(w) if kind == "bf16" else wide_w).astype("f8").T + b
-    np.testing.assert_allclose(results[0], truth, rtol=1e-3, atol=0.05)
+    np.testing.assert_allclose(results[0], truth, rtol=1e-3, atol=0.5 if kind == "i8" else 0.05)  # values of some 1e3

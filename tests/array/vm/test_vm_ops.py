@@ -52,7 +52,8 @@ def test_samples_of_every_op(name: str) -> None:
     row, done = OPS[name], 0
     for k in range(12):
         inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode()) + k))
-        done += agree(name, [single(np.asarray(x)) for x in inputs], row.complete(attrs))
+        atol = 0.05 if name == "linear_int8" else 2e-6  # it rounds activations; `test_vm_few_rows` has the bound
+        done += agree(name, [single(np.asarray(x)) for x in inputs], row.complete(attrs), atol)
     assert done >= 2, "the VM takes samples of every op it has"
 
 

@@ -109,6 +109,22 @@ def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it(
     assert pool.free == 9
 
 
+def test_a_block_before_one_that_is_held_cannot_leave() -> None:
+    """A sequence that began alike on its own holds the third block, but not those that are kept before it."""
+    pool, prefix = kept()
+    first, own = pool.take(2), pool.take(3)
+    prefix.insert(ROOT, np.arange(8), first)
+    prefix.insert(ROOT, np.arange(12), own)
+    pool.drop(first)
+    assert prefix.blocks == [*first, own[2]]
+    assert [pool.refs(b) for b in prefix.blocks] == [1, 1, 2]
+    assert prefix.evictable == prefix.evict(3) == 0
+    pool.drop(own)
+    assert prefix.evictable == 3
+    assert prefix.evict(2) == 2
+    assert pool.refs(first[0]) == 1
+
+
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_no_more_than_asked_for_is_kept(most: int) -> None:
     pool, prefix = kept(most)

@@ -94,7 +94,7 @@ def test_head_runs_on_the_last_row_only(model: gw.Model) -> None:
     whole = cache.step(IDS[:1], all_logits=True).to_numpy("float32")
     assert (last.shape, whole.shape) == ((1, 1, 97), (1, 47, 97))
     assert relative(last[:, 0], whole[:, -1]) < 1e-6
-    counted = [flops(cache._derive(last_only).program, {"B": 1, "T": 47}) for last_only in (True, False)]
+    counted = [flops(cache.steps.derived(last_only).program, {"B": 1, "T": 47}) for last_only in (True, False)]
     assert counted[1] - counted[0] == 2 * 46 * 48 * 97
 
 
@@ -256,7 +256,7 @@ def test_casts_of_weights_are_shared_by_all_workspaces(
     cache = m.new_cache(9, kind="static")
     for n in (3, 1, 2):
         cache.step(IDS[:1, :n])
-    spaces = [fed.space for fed in cache._spaces.values()]
+    spaces = [fed.space for fed in cache.steps.spaces.values()]
     assert len(spaces) == 3
     folded = [{id(s) for s in w._memory.values()} for w in spaces]
     assert folded[0] == folded[1] == folded[2]
@@ -271,10 +271,10 @@ def test_casts_of_weights_are_shared_by_all_workspaces(
 
 def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:
     a, b, c = model.new_cache(20, kind="static"), model.new_cache(20, kind="static"), model.new_cache(30, kind="static")
-    assert a._derive(True) is b._derive(True) is not c._derive(True)
+    assert a.steps.derived() is b.steps.derived() is not c.steps.derived()
     model.prefill(a, IDS[:1, :5])
     model.prefill(b, IDS[:1, 5:10])
-    plans = [next(iter(cache._spaces.values())).space.plan for cache in (a, b)]
+    plans = [next(iter(cache.steps.spaces.values())).space.plan for cache in (a, b)]
     assert plans[0] is plans[1]
     assert not np.array_equal(a.last_logits(), b.last_logits())
     for cache, ids in ((a, IDS[:1, :5]), (b, IDS[:1, 5:10])):

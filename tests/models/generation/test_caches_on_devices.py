@@ -35,8 +35,8 @@ def filled(m: gw.Model, kind: Any, device: str, ids: np.ndarray = IDS[:20], **op
 
 def steps(s: Any) -> list[Any]:
     """Workspaces of steps of one token."""
-    spaces = s._spaces if hasattr(s, "_spaces") else s.cache._spaces
-    return [fed.space for key, fed in spaces.items() if key[-1] == 1]
+    cache = getattr(s, "cache", s)
+    return [fed.space for key, fed in cache.steps.spaces.items() if key[-1] == 1]
 
 
 def rows(s: Any, i: int = 1) -> np.ndarray:

@@ -155,6 +155,24 @@ def test_rows_from_elsewhere_are_all_taken_or_none() -> None:
     with pytest.raises(CacheFull):
         s.append([a[:, :9].repeat(2, 1) for a in k], [a[:, :9].repeat(2, 1) for a in v])
     assert (s.length, len(s.table), cache.pool.free) == (9, 3, 3)
+    pools = cache.pools()
+    with pytest.MonkeyPatch.context() as patch:  # the second attention's pool cannot be written
+        patch.setattr(cache, "pools", lambda: [*pools[:2], Unwritable(pools[2]), pools[3]])
+        with pytest.raises(OSError, match="planted"):
+            s.append(k, v)
+    assert s.length == s.tokens.shape[1] == 9
+    for i in (0, 1):
+        assert all(np.array_equal(a, b) for a, b in zip(s.gather(i), (k[i], v[i]), strict=True))
+
+
+class Unwritable:
+    """A pool that fails where rows are written."""
+
+    def __init__(self, pool: Any) -> None:
+        self.shape = pool.shape
+
+    def __getitem__(self, place: Any) -> Any:
+        raise OSError("planted")
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 48])

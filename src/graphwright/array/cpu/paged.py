@@ -78,7 +78,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     """One sequence after the other, tile by tile in the order of its table."""
     q, k, v, table, lengths = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
-    out, window = outs[0], attrs["window"]
+    out, window, softcap = outs[0], attrs["window"], attrs["softcap"]
     (count, groups, block, deep), queries = k.shape, q.shape[2]
     tile, rows = held_k.shape[0] * block, best.shape[1]
     ahead = torch.arange(tile) - torch.arange(queries).unsqueeze(1)  # how far a key stands in front of a query
@@ -97,6 +97,8 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
         keys, values = (rows_of(h, t, pages, p)[:, :n] for h, t, p in ((held_k, tile_k, k), (held_v, tile_v, v)))
         s = products.view(-1)[: groups * rows * n].view(groups, rows, n)
         torch.bmm(asked.view(groups, rows, deep), keys.transpose(1, 2), out=s)
+        if softcap is not None:
+            s.div_(softcap).tanh_().mul_(softcap)
         if queries > 1 or window is not None:
             mask, away = (t[: queries * n].view(queries, n) for t in (hidden, far))
             torch.gt(ahead[:, :n], start - low, out=mask)

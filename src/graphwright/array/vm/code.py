@@ -14,6 +14,8 @@ FEW = 4
 """Rows of activations up to which a product is bound by reading its weights."""
 GROUP = 64
 """Weights along a row that share a scale, where they are int8."""
+WORK = {4: 0, 2: 4 * GROUP, 1: 2 * GROUP + 4}
+"""Bytes of a weight -> of the scratch that a product of few rows takes for each begun group of a row."""
 PAST = 2
 """As the step of a result: its columns are adjacent, and go past the caches."""
 LOCAL = 1 << 20

@@ -29,7 +29,7 @@ from graphwright.array.vm.llvm import (
     masked_store,
     pointer,
 )
-from graphwright.array.vm.math import exp, native
+from graphwright.array.vm.math import exp, native, tanh
 from graphwright.array.vm.narrow import load_i32
 from graphwright.array.vm.vector import (
     V,
@@ -179,8 +179,9 @@ def attend_cached(row: Any) -> None:
     no address, 14 window or 0, 15 scale.
 
     The row behind it holds 0 to 2 bytes per batch element, head and key of k, 3 to 5 of v, 6 keys at most, 7 block
-    table (int32) or 0, 8 its bytes per batch element, 9 keys in a block, 10 bytes of a block of k, 11 of v. With a
-    table the places are int32, one per batch element; below 0 nobody asks, and the result is 0.
+    table (int32) or 0, 8 its bytes per batch element, 9 keys in a block, 10 bytes of a block of k, 11 of v, 12 what
+    scores are capped at or 0. With a table the places are int32, one per batch element; below 0 nobody asks, and the
+    result is 0.
     """
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
         _attend_head(row, unit)
@@ -191,6 +192,7 @@ def _attend_head(row: Any, unit: Any) -> None:
     more = row + BYTES
     heads, groups, queries = cell(row, 7), cell(row, 8), cell(row, 9)
     width, depth, window, scale = cell(row, 10), cell(row, 11), cell(row, 14), F(number(row, 15))
+    cap = F(number(more, 12))
     b, h = unit // heads, unit % heads
     g = h // (heads // groups)
     step_k, step_v, table, block = cell(more, 2), cell(more, 5), cell(more, 7), cell(more, 9)
@@ -222,7 +224,10 @@ def _attend_head(row: Any, unit: Any) -> None:
                 at_k = k + page * cell(more, 10) + inside * step_k
                 at_v = v + page * cell(more, 11) + inside * step_v
             products: Any = _scores(q, at_k, step_k, width, count)  # pyright: ignore[reportCallIssue]
-            s = select(first(count), mul(products, splat(scale)), low)
+            scores = mul(products, splat(scale))
+            if cap:
+                scores = mul(tanh(mul(scores, splat(F(1.0) / cap))), splat(cap))
+            s = select(first(count), scores, low)
             top = splat(largest(maximum(s, best)))
             p, kept = exp(sub(s, top)), exp(sub(best, top))
             whole = fma(kept, whole, p)

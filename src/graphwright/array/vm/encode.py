@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from graphwright.array.dtype import DType, bfloat16, bool_, float32, int8, int64
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.code import CELLS, FEW, GROUP, PAST, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, PAST, SCRATCH, WORK, ZEROS, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
@@ -325,7 +325,7 @@ def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
     a = x._replace(shape=(m, x.shape[-1]), strides=(step, x.strides[-1]))
-    few = _FEW_ROWS if m <= FEW else _MANY_ROWS
+    few = _FEW_ROWS if _few(m, w) else _MANY_ROWS
     tiny = w.dtype is float32 and m > 2 and w.shape[0] > 1 and w.shape[1] <= SHORT
     if w.dtype in few and not tiny and w.packed and (a.strides[1] == 1 or a.shape[1] == 1):
         return [_by_rows(few[w.dtype], a, w, outs[0], bias)]
@@ -339,6 +339,11 @@ SHORT = 32
 """Terms up to which a product of 3 or 4 rows takes less time than as many dot products."""
 _FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
 _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
+
+
+def _few(m: int, w: View) -> bool:
+    """Whether m rows are so few that reading the weights is what takes time, and fit the scratch in their order."""
+    return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= SCRATCH - ZEROS
 
 
 def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scales: int = 0) -> Row:
@@ -359,7 +364,7 @@ def _linear_int8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, 
         return None
     m, k, step = grid
     a = x._replace(shape=(m, k), strides=(step, 1))
-    return [_by_rows(Code.ROWS_I8 if m <= FEW else Code.PANELS_I8, a, w, outs[0], bias, scales.address)]
+    return [_by_rows(Code.ROWS_I8 if _few(m, w) else Code.PANELS_I8, a, w, outs[0], bias, scales.address)]
 
 
 @_encoder("matmul")
@@ -467,11 +472,12 @@ def _attend(
     q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
     more: Sequence[int],
 ) -> list[Row]:  # fmt: skip
-    """Code for attention query by query; `more` is what the second row holds."""
+    """Code for attention query by query; `more` is what the second row begins with."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, _bits(float(attrs["scale"])))
-    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), [*more] + [0] * (CELLS - len(more))]
+    second = [*more, *[0] * (12 - len(more)), _bits(float(attrs.get("softcap") or 0.0)), 0, 0, 0]
+    return [_row(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), second]
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------

@@ -1,28 +1,47 @@
 """Products with the weights of a checkpoint as they lie: y[t, n] = Σ w[n, k] x[t, k] (+ b[n]), sums in float32.
 
 For few rows of x what bounds them is reading w, so it is read row by row, once, and widened in registers: float32,
-bfloat16, or int8 with a float32 scale per group of 64 along a row. Nothing is packed: one row after the other is what a
-core prefetches best, and it reaches the bandwidth of a plain sum. For many rows of x a panel of w is widened while it
-is packed.
+bfloat16, or int8 with a float32 scale per group of 64 along a row. No weight is packed: one row after the other is what
+a core prefetches best. What is brought into order is x, once per product: for bfloat16 the even entries apart from the
+odd ones, as two weights that lie together are widened apart; for int8 rounded to 16 bits with a scale per group, so
+that products are those of whole numbers, exact, and what is rounded is x, by max |x| / 65534 of its group. For many
+rows of x a panel of w is widened while it is packed, and x stays as it is.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphwright.array.vm.code import GROUP, ZEROS
 from graphwright.array.vm.elementwise import F, cell
 from graphwright.array.vm.gemm import DEPTH, PANEL, tiles, turned
 from graphwright.array.vm.math import native
-from graphwright.array.vm.narrow import fetch_bf16, fetch_i8, load_bf16, load_first_bf16, load_first_i8, load_i8
+from graphwright.array.vm.narrow import (
+    dot_i8,
+    evens,
+    evens_bf16,
+    fetch_bf16,
+    fetch_i8,
+    load_first_bf16,
+    odds,
+    odds_bf16,
+    products_i8,
+    store_i16,
+)
 from graphwright.array.vm.vector import (
+    absolute,
     add,
     first,
     fma,
+    largest,
     load,
     load_f32,
     load_first,
+    maximum,
     mul,
+    rint,
     splat,
     store,
     store_f32,
@@ -30,114 +49,164 @@ from graphwright.array.vm.vector import (
 )
 
 
-def _dots(read: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
-    """(row · x, (row · x, row · y)) of `k` terms, for weights of `size` bytes."""
+@native
+def _second(w: Any) -> Any:
+    return load(w + 64)
+
+
+def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
+    """(row · x, (row · x, row · y)) of `k` terms, for weights of `size` bytes.
+
+    `low` and `high` widen the two halves of 32 weights, in whatever order; x has that order. The last k % 32 terms are
+    in their own order in `plain`.
+    """
 
     @native
-    def one(w: Any, x: Any, k: Any) -> Any:
+    def one(w: Any, x: Any, plain: Any, k: Any) -> Any:
         a, b, c, d = splat(F(0.0)), splat(F(0.0)), splat(F(0.0)), splat(F(0.0))
         i = 0
         while i + 64 <= k:
-            a = fma(read(w + size * i), load(x + 4 * i), a)
-            b = fma(read(w + size * (i + 16)), load(x + 4 * i + 64), b)
-            c = fma(read(w + size * (i + 32)), load(x + 4 * i + 128), c)
-            d = fma(read(w + size * (i + 48)), load(x + 4 * i + 192), d)
+            at = w + size * i
+            a = fma(low(at), load(x + 4 * i), a)
+            b = fma(high(at), load(x + 4 * i + 64), b)
+            c = fma(low(at + 32 * size), load(x + 4 * i + 128), c)
+            d = fma(high(at + 32 * size), load(x + 4 * i + 192), d)
             i += 64
+        if i + 32 <= k:
+            a, b = fma(low(w + size * i), load(x + 4 * i), a), fma(high(w + size * i), load(x + 4 * i + 64), b)
+            i += 32
         while i < k:
             mask = first(k - i)
-            a = fma(read_first(w + size * i, mask), load_first(x + 4 * i, mask), a)
+            a = fma(read_first(w + size * i, mask), load_first(plain + 4 * i, mask), a)
             i += 16
         return total(add(add(a, b), add(c, d)))
 
     @native
-    def two(w: Any, x: Any, y: Any, k: Any) -> Any:
+    def two(w: Any, x: Any, y: Any, plain_x: Any, plain_y: Any, k: Any) -> Any:
         a, b, c, d = splat(F(0.0)), splat(F(0.0)), splat(F(0.0)), splat(F(0.0))
         i = 0
         while i + 32 <= k:
-            u, v = read(w + size * i), read(w + size * (i + 16))
+            u, v = low(w + size * i), high(w + size * i)
             a, c = fma(u, load(x + 4 * i), a), fma(u, load(y + 4 * i), c)
             b, d = fma(v, load(x + 4 * i + 64), b), fma(v, load(y + 4 * i + 64), d)
             i += 32
         while i < k:
             mask = first(k - i)
             u = read_first(w + size * i, mask)
-            a, c = fma(u, load_first(x + 4 * i, mask), a), fma(u, load_first(y + 4 * i, mask), c)
+            a, c = fma(u, load_first(plain_x + 4 * i, mask), a), fma(u, load_first(plain_y + 4 * i, mask), c)
             i += 16
         return total(add(a, b)), total(add(c, d))
 
     return one, two
 
 
-def _rows(read: Any, read_first: Any, size: Any) -> Any:
+@native
+def _apart(x: Any, k: Any, to: Any) -> None:
+    """Of every 32 numbers the even ones, then the odd ones."""
+    for i in range(0, k - 31, 32):
+        u, v = load(x + 4 * i), load(x + 4 * i + 64)
+        store(to + 4 * i, evens(u, v))
+        store(to + 4 * i + 64, odds(u, v))
+
+
+def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
     """A product: cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y,
-    9 rows of x.
+    9 rows of x. Works in `scratch`, see `code.WORK`.
     """
-    one, two = _dots(read, read_first, size)
+    one, two = _dots(low, high, read_first, size)
 
     @native
-    def run(row: Any) -> None:
-        w, n, k, bias, x, sx, y, sy, tokens = (
+    def run(row: Any, scratch: Any) -> None:
+        w, n, k, bias, plain, gap, y, sy, tokens = (
             cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
             cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9),
         )  # fmt: skip
+        x, sx = plain, gap
+        if size == 2:
+            x, sx = scratch + ZEROS, 4 * k
+            for t in range(tokens):
+                _apart(plain + t * gap, k, x + t * sx)
         for r in range(n):
             start = load_f32(bias + 4 * r) if bias else F(0.0)
             at, t = w + r * k * size, 0
             while t + 2 <= tokens:
-                p, q = two(at, x + t * sx, x + (t + 1) * sx, k)
+                p, q = two(at, x + t * sx, x + (t + 1) * sx, plain + t * gap, plain + (t + 1) * gap, k)
                 store_f32(y + t * sy + 4 * r, p + start)
                 store_f32(y + (t + 1) * sy + 4 * r, q + start)
                 t += 2
             if t < tokens:
-                store_f32(y + t * sy + 4 * r, one(at, x + t * sx, k) + start)
+                store_f32(y + t * sy + 4 * r, one(at, x + t * sx, plain + t * gap, k) + start)
 
     return run
 
 
-float32_rows = _rows(load, load_first, 4)
-bfloat16_rows = _rows(load_bf16, load_first_bf16, 2)
+float32_rows = _rows(load, _second, load_first, 4)
+bfloat16_rows = _rows(evens_bf16, odds_bf16, load_first_bf16, 2)
+
+
+_MOST, _LEAST = 32767.0, 1e-30
+"""Steps on either side of 0; largest entry of a group that counts as 0, as its inverse would be no number."""
 
 
 @native
-def _group(w: Any, x: Any) -> Any:
-    p = mul(load_i8(w), load(x))
-    p = fma(load_i8(w + 16), load(x + 64), p)
-    p = fma(load_i8(w + 32), load(x + 128), p)
-    return fma(load_i8(w + 48), load(x + 192), p)
+def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
+    """Numbers as int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767; zeros behind k.
+
+    A group with a number that is not finite has a step that is not finite, and zeros.
+    """
+    for i in range(0, k, GROUP):
+        a, b = load_first(x + 4 * i, first(k - i)), load_first(x + 4 * i + 64, first(k - i - 16))
+        c, d = load_first(x + 4 * i + 128, first(k - i - 32)), load_first(x + 4 * i + 192, first(k - i - 48))
+        some, others = maximum(absolute(a), absolute(b)), maximum(absolute(c), absolute(d))
+        most = largest(maximum(some, others))
+        store_f32(steps + 4 * (i // GROUP), F(0.0) if most <= F(_LEAST) else most * F(1 / _MOST))
+        if F(_LEAST) < most < F(np.inf):
+            up = splat(F(_MOST) / most)
+            a, b, c, d = rint(mul(a, up)), rint(mul(b, up)), rint(mul(c, up)), rint(mul(d, up))
+        else:
+            a = b = c = d = splat(F(0.0))
+        place = q + 2 * i
+        store_i16(place, a)
+        store_i16(place + 32, b)
+        store_i16(place + 64, c)
+        store_i16(place + 96, d)
 
 
 @native
-def _scaled(w: Any, scales: Any, x: Any, k: Any) -> Any:
+def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
     a, b, i = splat(F(0.0)), splat(F(0.0)), 0
     while i + 2 * GROUP <= k:
-        a = fma(_group(w + i, x + 4 * i), splat(load_f32(scales)), a)
-        b = fma(_group(w + i + GROUP, x + 4 * (i + GROUP)), splat(load_f32(scales + 4)), b)
-        scales += 8
+        p, r = dot_i8(w + i, q + 2 * i), dot_i8(w + i + GROUP, q + 2 * (i + GROUP))
+        a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), a)
+        b = fma(mul(r, splat(load_f32(scales + 4))), splat(load_f32(steps + 4)), b)
+        scales, steps = scales + 8, steps + 8
         i += 2 * GROUP
     while i < k:
         end, p = min(k, i + GROUP), splat(F(0.0))
         while i < end:
-            mask = first(end - i)
-            p = fma(load_first_i8(w + i, mask), load_first(x + 4 * i, mask), p)
+            p = add(products_i8(w + i, q + 2 * i, first(end - i)), p)
             i += 16
         i = end
-        a = fma(p, splat(load_f32(scales)), a)
-        scales += 4
+        a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), a)
+        scales, steps = scales + 4, steps + 4
     return total(add(a, b))
 
 
 @native
-def int8_rows(row: Any) -> None:
+def int8_rows(row: Any, scratch: Any) -> None:
     """As the others; cell 10 scales [rows of w, groups]."""
     w, n, k, bias, x, sx, y, sy, tokens, scales = (
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6),
         cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10),
     )  # fmt: skip
     groups = (k + GROUP - 1) // GROUP
+    q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
+    for t in range(tokens):
+        _rounded(x + t * sx, k, q + 2 * GROUP * groups * t, steps + 4 * groups * t)
     for r in range(n):
         start = load_f32(bias + 4 * r) if bias else F(0.0)
         for t in range(tokens):
-            value = _scaled(w + r * k, scales + 4 * r * groups, x + t * sx, k)
+            value = _scaled(w + r * k, scales + 4 * r * groups, q + 2 * GROUP * groups * t, steps + 4 * groups * t, k)
             store_f32(y + t * sy + 4 * r, value + start)
 
 

@@ -10,8 +10,11 @@ from numba import config
 from numba.core import cgutils
 
 LANES = 16
-WIDE = not getattr(config, "CPU_NAME", None) and bool(get_host_cpu_features().get("avx512f"))
+_FEATURES = {} if getattr(config, "CPU_NAME", None) else get_host_cpu_features()
+WIDE = bool(_FEATURES.get("avx512f"))
 """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
+PAIRED = bool(_FEATURES.get("avx512bw"))
+"""True on one that multiplies 32 numbers of 16 bits and adds pairs of products in one instruction."""
 F32, I64, I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 I16, I8, I1 = ir.IntType(16), ir.IntType(8), ir.IntType(1)
 FLOATS, INTS, BYTES, FLAGS = (ir.VectorType(t, LANES) for t in (F32, I32, I8, I1))

@@ -193,11 +193,11 @@ def _dispatcher(source: int) -> Any:
                 attend.attend_backward(row, scratch)
                 row += 2 * BYTES
             elif op == Code.ROWS_F32:
-                gemv.float32_rows(row)
+                gemv.float32_rows(row, scratch)
             elif op == Code.ROWS_BF16:
-                gemv.bfloat16_rows(row)
+                gemv.bfloat16_rows(row, scratch)
             elif op == Code.ROWS_I8:
-                gemv.int8_rows(row)
+                gemv.int8_rows(row, scratch)
             elif op == Code.PANELS_BF16 or op == Code.PANELS_I8:
                 gemv.panels(row, scratch, op == Code.PANELS_I8)
             elif op == Code.ATTEND_CACHED:

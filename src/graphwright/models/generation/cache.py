@@ -14,12 +14,11 @@ import numpy as np
 from graphwright.array import CPU, Device, NDArray, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
-from graphwright.models.errors import CacheFull
-from graphwright.models.generation.cached_program import LENGTH, Derived, derived_for
+from graphwright.models.generation.cached_program import LENGTH, derived_for
 from graphwright.models.generation.memory import fill, filled
-from graphwright.models.generation.rows import EXECUTOR, Fed, Rows, Watch
+from graphwright.models.generation.rows import Rows, Watch
 from graphwright.models.generation.sampling import need
-from graphwright.plan import plan_for
+from graphwright.models.generation.steps import Steps
 from graphwright.program import Program
 
 
@@ -46,6 +45,7 @@ class Cache(Rows):
     Attributes:
         variables: the carried states by key.
         device: where they lie, and steps run.
+        steps: what runs them.
     """
 
     def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
@@ -56,8 +56,7 @@ class Cache(Rows):
         super().__init__(program, batch, Watch(program))
         self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}
-        self._derived: dict[bool, tuple[int, Derived]] = {}
-        self._spaces: dict[tuple[int, bool, int], Fed] = {}
+        self.steps = Steps(program, lambda last_only: derived_for(program, capacity, last_only), device)
         try:
             self._start()
         except MemoryError as error:
@@ -79,52 +78,27 @@ class Cache(Rows):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _room(self, rows: int) -> None:
-        if self.length + rows > self.capacity:
-            raise CacheFull(
-                "the cache has no room for these tokens",
-                expected=f"<= {self.capacity - self.length}",
-                got=rows,
-                fix="model.new_cache(tokens, kind='static') with more",
-            )
-
     def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
         length, rows = self.length, ids.shape[1]
-        fed = self._space(self._derive(not all_logits), not all_logits, rows)
+        fed = self.steps.space(not all_logits, self.batch, rows, self.variables)
         fed.hosts["ids"][...] = ids
         if "positions" in fed.hosts:
             fed.hosts["positions"][...] = np.arange(length, length + rows)
         return fed.run()
 
     def _fits(self) -> bool:
-        sizes, states = {"B": self.batch}, self._derive(True).states
+        sizes, states = {"B": self.batch}, self.steps.derived().states
         return all(k in self.variables and self.variables[k].spec == s.bind(sizes) for k, s in states.items())
 
-    def _derive(self, last_only: bool) -> Derived:
-        known = self._derived.get(last_only)
-        if known is None or known[0] != self.program.version:
-            known = (self.program.version, derived_for(self.program, self.capacity, last_only))
-            self._derived[last_only] = known
-            self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
-        return known[1]
-
     def _start(self) -> None:
-        specs = {k: s.bind({"B": self.batch}) for k, s in self._derive(True).states.items()}
+        specs = {k: s.bind({"B": self.batch}) for k, s in self.steps.derived().states.items()}
         if {k: v.spec for k, v in self.variables.items()} != specs:
-            self._spaces.clear()
+            self.steps.spaces.clear()
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
-    def _space(self, derived: Derived, last_only: bool, rows: int) -> Fed:
-        key = (self.program.version, last_only, rows)
-        if key not in self._spaces:
-            p, sizes = derived.program, {"B": self.batch, "T": rows}
-            specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self._spaces[key] = Fed(plan.new_workspace(self.variables))
-        return self._spaces[key]
-
     # -- going back --------------------------------------------------------------------------------------------------
-    def _cut(self, length: int) -> None:
+    def cut(self, length: int) -> None:
+        """As `Rows.cut`."""
         for key, variable in self.variables.items():
             if key != LENGTH:
                 fill(variable.own()[:, :, length:], 0.0)

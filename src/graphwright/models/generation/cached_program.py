@@ -99,6 +99,9 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
     """As `derive`, with rows in blocks of a pool; takes `cache.table` int32 [B, blocks] and `cache.lengths` [B] too.
 
+    These are inputs and no states: sequences own them, and may be in another batch in the next step. Their memory is
+    the plan's, so a captured step reads them where they lie.
+
     Args:
         p: a model's program.
         blocks, block: blocks in the pool, and rows in one.

@@ -13,8 +13,9 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.prompt import prompt_ids
-from graphwright.models.generation.rows import EXECUTOR, Rows, need_rows_of
+from graphwright.models.generation.rows import Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
+from graphwright.models.generation.steps import EXECUTOR
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
@@ -203,26 +204,22 @@ def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndar
     return reused, cache.prefill(ids[None, reused:], allow_stale=allow_stale)[0]
 
 
+@dataclass(slots=True)
 class _Sample:
-    """One continuation."""
+    """One continuation: what it is made with, and what was drawn so far."""
 
-    def __init__(
-        self,
-        model: Model,
-        cache: Rows,
-        prompt: np.ndarray,
-        rule: Sampling,
-        number: int,
-        text: TextStream,
-        logprobs: int,
-        allow_stale: bool,
-    ) -> None:
-        self.model, self.cache, self.prompt, self.rule, self.number = model, cache, prompt, rule, number
-        self.text, self.logprobs, self.allow_stale = text, logprobs, allow_stale
-        self.ids: list[int] = []
-        self.chosen: list[float] = []
-        self.seconds: list[float] = []
-        self.top: list[list[tuple[int, float]]] = []
+    model: Model
+    cache: Rows
+    prompt: np.ndarray
+    rule: Sampling
+    number: int
+    text: TextStream
+    logprobs: int
+    allow_stale: bool
+    ids: list[int] = field(default_factory=list)
+    chosen: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def run(
         self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None, prefill: float, reused: int
@@ -241,23 +238,23 @@ class _Sample:
         touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
         return Generation(
-            self.ids,
-            self.text.text,
-            reason,
-            len(self.prompt),
-            self.chosen,
-            self.top,
-            prefill,
-            spent,
-            self.seconds,
-            self.rule,
-            self.number,
-            reused,
-            length,
-            self.cache.capacity,
-            touched,
-            blake2b(prints.encode(), digest_size=16).hexdigest(),
-            self.cache.stale_runs,
+            ids=self.ids,
+            text=self.text.text,
+            finish_reason=reason,
+            prompt_tokens=len(self.prompt),
+            logprobs=self.chosen,
+            top=self.top,
+            prefill_s=prefill,
+            decode_s=spent,
+            token_s=self.seconds,
+            sampling=self.rule,
+            stream=self.number,
+            reused_tokens=reused,
+            cache_tokens=length,
+            cache_capacity=self.cache.capacity,
+            bytes_per_token=touched,
+            fingerprint=blake2b(prints.encode(), digest_size=16).hexdigest(),
+            stale_layers=self.cache.stale_runs,
         )
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:

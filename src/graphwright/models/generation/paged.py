@@ -23,9 +23,9 @@ from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived
 from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.prefix import PrefixCache
 from graphwright.models.generation.prompt import check_ids, vocabulary
-from graphwright.models.generation.rows import EXECUTOR, Fed, Watch
+from graphwright.models.generation.rows import Watch
 from graphwright.models.generation.sampling import need
-from graphwright.plan import plan_for
+from graphwright.models.generation.steps import Steps
 from graphwright.program import Program
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class PagedCache:
         prefix: blocks kept for later prompts.
         variables: pools by key, [blocks, kv heads, block, head dim].
         watch: fingerprints of the model.
+        steps: what runs them.
     Raises: UsageError for sizes below 1 or more memory than there is.
     """
 
@@ -93,8 +94,7 @@ class PagedCache:
         kept = blocks if prefix_bytes is None else prefix_bytes // max(per_block, 1)
         self.prefix = PrefixCache(self.pool, block, kept)
         self.variables: dict[str, Variable] = {}
-        self._derived: dict[bool, tuple[int, Derived]] = {}
-        self._spaces: dict[tuple[int, bool, int, int], Fed] = {}
+        self.steps = Steps(program, self._derive, device)
         self._alive: WeakSet[Sequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
@@ -155,7 +155,7 @@ class PagedCache:
             for s in sequences:
                 s.reserve(rows)
             places = 1 << (len(sequences) - 1).bit_length()  # the others write nothing: few plans for many batches
-            fed = self._space(not all_logits, places, rows)
+            fed = self.steps.space(not all_logits, places, rows, self.variables)
             whole, table, lengths = fed.hosts["ids"], fed.hosts[TABLE], fed.hosts[LENGTHS]
             whole[...], table[...], lengths[...] = 0, -1, -1
             for i, s in enumerate(sequences):
@@ -166,24 +166,6 @@ class PagedCache:
             for s in sequences:
                 s.grew(rows)
             return logits if places == len(sequences) else logits[: len(sequences)]
-
-    def derive(self, last_only: bool) -> Derived:
-        """The program behind it, of the model as it is."""
-        known = self._derived.get(last_only)
-        if known is None or known[0] != self.program.version:
-            made = derive_paged(self.program, self.pool.cap, self.block, last_only, self.kind)
-            known = self._derived[last_only] = (self.program.version, made)
-            self._spaces = {k: w for k, w in self._spaces.items() if k[0] == self.program.version}
-        return known[1]
-
-    def _space(self, last_only: bool, places: int, rows: int) -> Fed:
-        key = (self.program.version, last_only, places, rows)
-        if key not in self._spaces:
-            p, sizes = self.derive(last_only).program, {"B": places, "T": rows}
-            specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self._spaces[key] = Fed(plan.new_workspace(self.variables))
-        return self._spaces[key]
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -197,14 +179,17 @@ class PagedCache:
                 got=f"{self.pool.used} blocks held",
                 fix="release the sequences (cache.holders()), or a new cache",
             )
-        states = self.derive(True).states
-        self._spaces.clear()
+        states = self.steps.derived().states
+        self.steps.spaces.clear()
         start = np.nan if self._poison else 0.0
         self.variables = {k: Variable(filled(s, start, self.device), name=k) for k, s in states.items()}
 
+    def _derive(self, last_only: bool) -> Derived:
+        return derive_paged(self.program, self.pool.cap, self.block, last_only, self.kind)
+
     def fits(self) -> bool:
         """True if the pools have the shapes of the model as it is."""
-        return {k: v.spec for k, v in self.variables.items()} == self.derive(True).states
+        return {k: v.spec for k, v in self.variables.items()} == self.steps.derived().states
 
     def pools(self) -> list[NDArray]:
         """Writable pools [blocks, kv heads, block, head dim]: keys and values of one attention after the other."""

@@ -6,7 +6,7 @@ and no entry leaves before those behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 
@@ -52,12 +52,21 @@ class PrefixCache:
     @property
     def blocks(self) -> list[int]:
         """Blocks that are kept."""
-        return [e.block for found in self._entries.values() for e in found]
+        return [e.block for e in self._all()]
+
+    def _all(self) -> Iterator[_Entry]:
+        return (e for found in self._entries.values() for e in found)
 
     @property
     def evictable(self) -> int:
-        """Blocks that eviction could free: those that nobody else holds."""
-        return sum(1 for block in self.blocks if self.pool.refs(block) == 1)
+        """Blocks that eviction could free: those that nobody else holds, nor any block behind them."""
+        kept: set[_Entry] = set()
+        for entry in self._all():
+            at = entry if self.pool.refs(entry.block) > 1 else None
+            while at is not None and at not in kept:
+                kept.add(at)
+                at = at.before
+        return self._size - len(kept)
 
     def match(self, root: bytes, ids: np.ndarray) -> list[int]:
         """The longest chain of kept blocks that `ids` [T] begins with, each held once more for the caller.
@@ -106,12 +115,7 @@ class PrefixCache:
         """Let go of up to `wanted` blocks that nobody else holds, those used longest ago first; how many it were."""
         gone = 0
         while gone < wanted:
-            leaves = [
-                e
-                for found in self._entries.values()
-                for e in found
-                if not e.followers and e is not keep and self.pool.refs(e.block) == 1
-            ]
+            leaves = [e for e in self._all() if not e.followers and e is not keep and self.pool.refs(e.block) == 1]
             if not leaves:
                 break
             self._remove(min(leaves, key=lambda e: e.used))

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import NDArray, empty
+from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cached_program import fingerprints
 from graphwright.models.generation.prompt import check_ids, vocabulary
 from graphwright.models.health import check_finite
-from graphwright.plan import Workspace
 from graphwright.program import Program
 
-EXECUTOR = "auto"  # of its plans: the VM, which reads weights as they are stored, where it is built
 CHUNK = 512  # rows of a prefill that are run at once
 LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
 MIXED = "rows of several models"
@@ -53,24 +51,6 @@ class Watch:
             self.mark = (p.version, [(key, a, a.storage.version) for key, a in arrays])
             self._now = fingerprints(p)
         return self._now
-
-
-class Fed:
-    """A workspace with arrays of its own for the inputs: a step writes to them and allocates none.
-
-    Attributes:
-        space: the workspace.
-        hosts: input -> its memory.
-    """
-
-    def __init__(self, space: Workspace) -> None:
-        self.space = space
-        self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
-        self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
-
-    def run(self) -> NDArray:
-        """Logits for what lies in the inputs."""
-        return self.space.step(self._arrays)["logits"]
 
 
 class Rows:
@@ -107,15 +87,11 @@ class Rows:
         """Rows filled."""
         raise NotImplementedError
 
-    def _room(self, rows: int) -> None:
-        """Raises: CacheFull if so many rows do not fit behind those there are."""
-        raise NotImplementedError
-
     def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
-        """Append the rows of ids; logits. What a failure leaves behind the length is taken back by `_cut`."""
+        """Append the rows of ids; logits. What a failure leaves behind the length is taken back by `cut`."""
         raise NotImplementedError
 
-    def _cut(self, length: int) -> None:
+    def cut(self, length: int) -> None:
         """Drop the rows behind `length`, and what a failed step left of them."""
         raise NotImplementedError
 
@@ -151,19 +127,20 @@ class Rows:
         """
         length = self.length
         ids = self._fitting(ids)
-        self._admit(allow_stale)
+        self.admit(allow_stale)
         try:
             logits = self._run(ids, all_logits)
-            self._took(ids, logits.to_numpy("float32")[:, -1])
+            self.took(ids, logits.to_numpy("float32")[:, -1])
         except BaseException:  # an interrupt too: half a step must leave no trace
-            self._cut(length)
+            self.cut(length)
             raise
         return logits
 
-    def _took(self, ids: np.ndarray, last: np.ndarray) -> None:
+    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
         """Note the ids of a step and what it gave. Raises: NonFinite."""
-        check_finite(self.program, last, np.concatenate([self.tokens, ids], axis=1))
-        self.tokens = np.concatenate([self.tokens, ids], axis=1)
+        tokens = np.concatenate([self.tokens, ids], axis=1)
+        check_finite(self.program, last, tokens)
+        self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
@@ -218,7 +195,7 @@ class Rows:
                 self.refill()
                 return self.last_logits()
             held = [row.copy() for row in self._row(at)]
-            self._cut(at)
+            self.cut(at)
             logits = None
             try:
                 self.step(tokens[:, -1:], allow_stale=allow_stale)
@@ -235,7 +212,14 @@ class Rows:
         ids = check_ids(ids, vocabulary(self.program))
         if len(ids) != self.batch:
             raise PromptError("the cache is for another number of sequences", expected=self.batch, got=len(ids))
-        self._room(ids.shape[1])
+        left = self.capacity - self.length
+        if ids.shape[1] > left:
+            raise CacheFull(
+                "the cache has no room for these tokens",
+                expected=f"<= {left}",
+                got=ids.shape[1],
+                fix="model.new_cache with more room",
+            )
         return ids
 
     # -- the model behind them ---------------------------------------------------------------------------------------
@@ -259,7 +243,7 @@ class Rows:
             raise error
         self._valid_at = self.program.version
 
-    def _admit(self, allow_stale: bool) -> None:
+    def admit(self, allow_stale: bool) -> None:
         """Check rows against the model; note what is run on although stale, and what is no longer filled."""
         if not self.length:
             self._start()
@@ -309,7 +293,7 @@ class Rows:
         """Keep the first `length` rows. Raises: CacheFull if there are fewer."""
         if not 0 <= length <= self.length:
             raise CacheFull("the cache has fewer rows", expected=f"0..{self.length}", got=length)
-        self._cut(length)
+        self.cut(length)
 
     def _forget(self, length: int) -> None:
         """Drop the ids behind `length`, and what was said behind them."""

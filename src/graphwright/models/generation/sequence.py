@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.errors import BlockError, CacheFull, Released
+from graphwright.models.errors import BlockError, Released
 from graphwright.models.generation.blocks import BlockPool
 from graphwright.models.generation.memory import numbers
 from graphwright.models.generation.rows import CHUNK, Rows
@@ -109,14 +109,14 @@ class Sequence(Rows):
             return super().prefill(ids, chunk=chunk, allow_stale=allow_stale)
         with self.cache.lock:
             ids = self._fitting(ids)
-            self._admit(allow_stale)
+            self.admit(allow_stale)
             self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
             self._length = self.reused = len(self.table) * self.cache.block
             self.tokens = ids[:, : self._length]
             try:
                 return super().prefill(ids[:, self._length :], chunk=chunk, allow_stale=allow_stale)
             except BaseException:
-                self._cut(0)
+                self.cut(0)
                 raise
 
     def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
@@ -132,7 +132,7 @@ class Sequence(Rows):
             raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
         with self.cache.lock:
             if not length:
-                self._admit(False)
+                self.admit(False)
             self.reserve(n)
             for pool, new in zip(pools, rows, strict=True):
                 done = 0
@@ -158,38 +158,18 @@ class Sequence(Rows):
                 self.table[at] = new.pop()
             self.table += new
 
-    # -- as a kind of cache; the cache calls these for several at once -----------------------------------------------
-    def admit(self, allow_stale: bool) -> None:
-        """See `Rows`."""
-        self._admit(allow_stale)
-
-    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
-        """See `Rows`."""
-        self._took(ids, last)
-
-    def cut(self, length: int) -> None:
-        """See `Rows`."""
-        self._cut(length)
-
+    # -- as a kind of cache --------------------------------------------------------------------------------------------
     def grew(self, rows: int) -> None:
         """So many rows were written behind the length."""
         self._length += rows
 
-    def _took(self, ids: np.ndarray, last: np.ndarray) -> None:
-        super()._took(ids, last)
+    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
+        """As `Rows.took`; a block that was filled is kept for prompts that begin alike."""
+        super().took(ids, last)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
         if filled and not self.stale_runs and (self.tokens >= 0).all():
             self.cache.prefix.insert(self.cache.root(self.fingerprints), self.tokens[0], self.table)
-
-    def _room(self, rows: int) -> None:
-        if self.length + rows > self.capacity:
-            raise CacheFull(
-                "the cache has no room for these tokens",
-                expected=f"<= {self.capacity - self.length}",
-                got=rows,
-                fix="model.new_cache with more room",
-            )
 
     def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
         return self.cache.run([self], ids, all_logits)
@@ -200,7 +180,8 @@ class Sequence(Rows):
     def _start(self) -> None:
         self.cache.start()
 
-    def _cut(self, length: int) -> None:
+    def cut(self, length: int) -> None:
+        """As `Rows.cut`."""
         with self.cache.lock:
             keep = -(-length // self.cache.block)
             dropped = self.table[keep:]

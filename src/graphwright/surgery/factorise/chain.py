@@ -12,6 +12,7 @@ from math import prod
 from graphwright.graph import NodeId
 from graphwright.program import Program, Transaction, Value
 from graphwright.program.kinds import PARAM
+from graphwright.program.replace import remove_unread, take_over
 from graphwright.surgery.factorise.contraction import Step, contraction_order
 from graphwright.surgery.factorise.factors import Core, Factors
 from graphwright.surgery.matrices import Matrix, Use, stored
@@ -92,24 +93,7 @@ def _replace(e: Transaction, use: Use, matrix: Matrix, factors: Factors, cores: 
         wide, ids = operands
         made = _rows(chain, ids, factors, widened[dtype.name])
     take_over(e, use.node, made)
-    while not p.out_edges(wide.node) and wide not in p.outputs():  # a cast of the matrix, then the matrix
-        before = p.operands(wide.node)
-        e.remove(wide.node)
-        if not before:
-            break
-        wide = before[0]
-
-
-def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
-    """Let a new node have the readers, the outputs and the name of an old one, which goes."""
-    p, path = e.program, e.program.path(old)
-    for edge in p.out_edges(old):
-        e.rewire(edge, new)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if Value(old) in outputs.values():
-        e.set_outputs(**{name: new if v.node == old else v for name, v in outputs.items()})
-    e.remove(old)
-    e.rename(new, path)
+    remove_unread(e, wide)
 
 
 def _linear(chain: _Chain, x: Value, factors: Factors, cores: list[NodeId], bias: Value | None) -> NodeId:
