@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.population.births import Births
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import ResumeMismatch
 from graphwright.evolve.evolution import Counters
 from graphwright.evolve.lineage import Key, Lineage, _Past
 from graphwright.evolve.neurons import Generation, NeuronEvolution
-from graphwright.evolve.reproduce import Births
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
 from graphwright.evolve.stored import CLOCK, LIMIT, SCHEMA, number, plain, read_arrays, write_arrays, write_clock
