@@ -117,10 +117,11 @@ class Result:
 
     def __str__(self) -> str:
         r = self.to_json()
+        fitness = r["fitness"]["best"] + 0.0  # no -0
         lines = [
             f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "
             f"{r['seconds']:.2f} s",
-            f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {r['fitness']['best']:.4g}{same_cases(r)}",
+            f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {fitness:.4g}{same_cases(r)}",
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
             f"  {r['species']} species, {r['forward_passes']:,} passes forward, {r['backward_passes']:,} with "
             "gradients",

@@ -54,7 +54,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],
-                                 fix="resume(directory, task=...)")  # fmt: skip
+                                 fix="resume(directory, task), or FILE --target COLUMN --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
         raise ResumeMismatch("a run of another task", where=folder, expected=content["task"], got=task.name,

@@ -7,7 +7,7 @@ who else is in the population: each is a sum over one contiguous row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -112,6 +112,8 @@ class Task:
         split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
         skip: steps at the beginning of a sequence that do not count.
+        scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
+            which. `scale` is what was taken off and divided by, float32 [2, inputs].
     Raises: TaskError.
     """
 
@@ -128,6 +130,7 @@ class Task:
         target: float | None = None,
         lengths: Any = None,
         skip: int = 0,
+        scaled: Any = False,
         names: tuple[str, ...] = (),
         name: str = "task",
         seed: int = 0,
@@ -171,6 +174,14 @@ class Task:
             self.train = self.valid = self._test = whole
         else:
             self.train, self.valid, self._test = (whole.take(rows) for rows in _split(classes, split, seed, name))
+        mean, spread = (measure(self.train.x, axis=(0, 1)) for measure in (np.mean, np.std))
+        one = ~np.broadcast_to(np.asarray(scaled, bool), mean.shape)
+        self.scale = np.where(one, [[0.0], [1.0]], [mean, np.maximum(spread, 1e-12)]).astype(np.float32)
+        if not one.all():
+            self.train, self.valid, self._test = (
+                replace(part, x=(part.x - self.scale[0]) / self.scale[1])
+                for part in (self.train, self.valid, self._test)
+            )
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
 
@@ -316,5 +327,6 @@ def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, n
     joined = [np.sort(np.concatenate(part)) for part in parts]
     if any(len(part) == 0 for part in joined):
         raise TaskError("a part of the split is empty", where=name, got=[len(p) for p in joined],
+                        expected="cases to train on, to choose by and to test",
                         fix='more cases, or split="same"')  # fmt: skip
     return joined
