@@ -57,7 +57,9 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
                                  fix="resume(directory, task), or FILE --target COLUMN --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
-        raise ResumeMismatch("a run of another task", where=folder, expected=content["task"], got=task.name,
+        same = task.name == content["task"]
+        raise ResumeMismatch("a run of another task", where=folder, expected=content["task"],
+                             got=f"{task.name} of other data, split or target" if same else task.name,
                              fix="give the task that it was saved with: same data, split and target")  # fmt: skip
     if content["settings"].get("kind") == "Layers":
         from graphwright.evolve.layers.saving import restore
