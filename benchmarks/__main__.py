@@ -1,4 +1,4 @@
-"""Run benchmarks by name, or all of them, one after another."""
+"""Run benchmarks by name, or all of them, one after another; `evolve:xor,cart` runs figures of a module by name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ def main() -> None:
     known = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NOT_FIGURES)
     wanted = sys.argv[1:] or known
     for name in wanted:
-        if name not in known:
+        if name.partition(":")[0] not in known:
             sys.exit(f"no benchmark {name!r}; there are: {', '.join(known)}")
     for name in wanted:
         started = perf_counter()
-        figures = import_module(f"benchmarks.{name}").run()
-        write(name, figures)
+        stem, _, parts = name.partition(":")
+        module = import_module(f"benchmarks.{stem}")
+        if parts:  # looked at, not kept: the page holds whole runs
+            figures = [getattr(module, part)() for part in parts.split(",")]
+        else:
+            figures = module.run()
+            write(stem, figures)
         for figure in figures:
             print(show(figure), end="\n\n", flush=True)
         print(f"{name}: {perf_counter() - started:.0f} s\n", flush=True)

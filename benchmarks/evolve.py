@@ -2,6 +2,7 @@
 
 neat-python takes part where it is installed; else its rows are missing and the figure says so. A plain Python loop over
 the same genomes stands in both cases: it does what neat-python's `activate` does.
+`python -m benchmarks evolve:xor,generations` prints some of the figures alone.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def ablation() -> Figure:
     rows = {
         "all of it": {},
         "no crossover": {"crossover": False},
-        "random start": {"start": "random", "burst": 3},
+        "full start: 3 random mutations of each founder": {"start": "random", "burst": 3},
         "no species": {"species": False},
         "no growth": {"growth": False},
     }

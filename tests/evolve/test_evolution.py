@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -70,25 +69,52 @@ def test_a_resumed_run_is_the_same_run(tmp_path, settings):
 
 
 def test_a_killed_run_goes_on(tmp_path):
+    """Killed twice, at moments that nobody chose: before, within or after a save."""
+    place = tmp_path / "run"
     code = (
-        "from graphwright import evolve as ev\n"
-        "run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=5)\n"
-        f"run.run(100000, target=2.0, save={str(tmp_path / 'run')!r}, save_every=1)\n"
+        "import os, sys; from graphwright import evolve as ev\n"
+        "again = os.path.isfile(sys.argv[1] + '/run.json')\n"
+        "run = ev.resume(sys.argv[1]) if again else ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=5)\n"
+        "print('on', flush=True)\n"
+        "run.run(100000, target=2.0, save=sys.argv[1], save_every=1)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not (tmp_path / "run" / "run.json").is_file():
-        time.sleep(0.02)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    again = ev.resume(tmp_path / "run")
-    upto = len(again.log) + 5
+    rng = np.random.default_rng(time.time_ns())
+    reached = 0
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not (place / "run.json").is_file():
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.05, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        again = ev.resume(place)
+        assert len(again.log) >= reached
+        reached = len(again.log)
+    upto = reached + 5
     again.run(upto, target=2.0)
     whole = run_of(seed=5, generations=upto)
     for a, b in zip(whole.genes, again.genes, strict=True):
         assert a.tobytes() == b.tobytes()
     assert [line.best for line in whole.log] == [line.best for line in again.log]
+
+
+def test_the_states_before_are_kept(tmp_path):
+    place = tmp_path / "run"
+    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
+    run.run(9, target=2.0, save=place, save_every=2)
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
+    assert [len(ev.resume(tmp_path / n).log) for n in ("run", "run.1", "run.2")] == [9, 8, 6]
+    (place / "run.json").write_text("{")
+    with pytest.raises(ResumeMismatch, match=r"the state before it is in .*run\.1"):
+        ev.resume(place)
+    older = ev.resume(tmp_path / "run.1")
+    older.run(9, target=2.0, save=place, keep=1)
+    for a, b in zip(ev.resume(place).genes, run.genes, strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 def test_a_champion_scores_the_same_in_a_new_process(tmp_path):

@@ -158,6 +158,33 @@ def test_crossover_gives_each_layer_of_one_parent_with_its_moments():
     assert seen > 20
 
 
+def test_candidates_of_one_structure_share_a_plan(monkeypatch):
+    task, settings, rng = ev.tasks.two_moons(300), ev.Layers(steps=12), np.random.default_rng(0)
+    programs = []
+    for width in (2, 3, 4, 5):
+        for _ in range(3):
+            p = start(2, 1)
+            with p.edit("grow") as e:
+                m.insert_layer(e, "out", rng, width, "tanh")
+            programs.append(p)
+    seats, made = train.Seats(), []
+    native = train.compile
+    monkeypatch.setattr(train, "compile", lambda step: made.append(1) or native(step))
+    for k, p in enumerate(programs):
+        recipe = Recipe(6 + k % 3, "adam", "bce")
+        alone, steps = p.fork("alone"), []
+        for program, places in ((p, seats), (alone, train.Seats())):
+            opt = train.optimizer(program, recipe)
+            train.fit(task, program, opt, recipe, settings, np.random.default_rng(k), places)
+            steps.append((program, train.moments(opt)))
+        (_, ours), (_, theirs) = steps  # no weight, moment or rate of who sat there before
+        for key in p.weights:
+            assert p.weights.array(key).to_numpy().tobytes() == alone.weights.array(key).to_numpy().tobytes()
+        assert {n: v.tobytes() for n, v in ours.items()} == {n: v.tobytes() for n, v in theirs.items()}
+    assert seats.planned == 4
+    assert len(made) == 4 + 12
+
+
 def test_moments_follow_a_weight_and_new_weights_begin_anew():
     run = evolution(**QUICK)
     run.run(max_generations=1)

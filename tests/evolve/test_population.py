@@ -9,6 +9,7 @@ import pytest
 import slow_neat as slow
 
 from graphwright.array.population.breed import Rates
+from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
 from graphwright.evolve import tasks
@@ -70,7 +71,15 @@ def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
         pool = rng.permutation(count)[: count // 2]
         fitness, one = rng.normal(size=count), np.zeros(count, np.int64)
         genes, _, registry = breed(
-            genes, fitness, one - 1, one, np.array([0, len(pool)]), pool, settings, registry, inputs, outs, seed, g
+            genes,
+            fitness,
+            Parents(one - 1, one, np.array([0, len(pool)]), pool),
+            settings,
+            registry,
+            inputs,
+            outs,
+            seed,
+            g,
         )
     return genes, registry
 
@@ -101,7 +110,7 @@ def test_children_are_those_of_the_slow_version(settings):
         elite = np.where(rng.random(count) < 0.1, rng.integers(0, count, count), -1)
         species = rng.integers(0, 3, count)
         genes, births, registry = breed(
-            genes, fitness, elite, species, off, pool, settings, registry, inputs, outs, 99, generation
+            genes, fitness, Parents(elite, species, off, pool), settings, registry, inputs, outs, 99, generation
         )
         new = []
         for c in range(count):
@@ -179,8 +188,8 @@ def test_probabilities_are_those_asked_for():
     settings = NEAT(population=count, split_link=0.03, add_link=0.05)
     genes, registry, _ = setup(2, 1, settings)
     of = np.repeat([0, 1], count // 2)
-    _, births, _ = breed(genes, np.zeros(count), np.full(count, -1), of, np.array([0, 10_000, 20_000]),
-                         np.arange(count), settings, registry, 2, 1, 5, 1)  # fmt: skip
+    parents = Parents(np.full(count, -1), of, np.array([0, 10_000, 20_000]), np.arange(count))
+    _, births, _ = breed(genes, np.zeros(count), parents, settings, registry, 2, 1, 5, 1)
     share = np.bincount(births.mutation, minlength=len(MUTATIONS)) / count
     expected = {"split_link": 0.03, "add_link": 0.0, "weights": 0.97 * 0.8}  # 2-1: there is no link to add
     for name, p in expected.items():
@@ -198,8 +207,8 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     genes, registry, _ = setup(3, 1, NEAT(population=2))
     genes.link_open[:4] = 0  # all of the first parent, none of the second
     count = settings.population
-    out, births, _ = breed(genes, np.zeros(2), np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]),
-                           np.arange(2), settings, registry, 3, 1, 5, 1)  # fmt: skip
+    parents = Parents(np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]), np.arange(2))
+    out, births, _ = breed(genes, np.zeros(2), parents, settings, registry, 3, 1, 5, 1)
     crossed = np.repeat(births.father >= 0, 4)
     assert abs((1 - out.link_open[crossed]).mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / crossed.sum())
     alone = np.repeat((births.father < 0) & (births.mother == 0), 4)
@@ -330,3 +339,23 @@ def test_the_table_takes_no_more_than_its_rows():
     assert len(table.rows) == table.row_off[-1] <= genes.node_off[-1]
     assert len(table.links) == table.rows[-1, 2] <= genes.link_open.sum()
     assert Rates._fields[0] == "grow"
+
+
+def test_rows_of_a_genome_that_did_not_change_are_its_mother_s():
+    run = Evolution(tasks.parity(4), None, NEAT(population=60, split_link=0.2, add_link=0.3, delays=0.3), seed=2)
+    for _ in range(15):
+        run.run(run.generation + 2, target=2.0)
+        old, table = run.genes, run.table
+        run._reproduce()
+        anew = tabulate(run.genes, 1, 1)
+        for name in ("row_off", "rows", "links", "outputs", "node", "most", "ring"):
+            np.testing.assert_array_equal(getattr(run.table, name), getattr(anew, name))
+        changed = [
+            g
+            for g, m in enumerate(run.births.mother.tolist())
+            if (a := genome(run.genes, g, 1, 1)).nodes != (b := genome(old, m, 1, 1)).nodes
+            or [e[:5] for e in a.links] != [e[:5] for e in b.links]
+        ]
+        assert 0 < len(changed) < 60
+        assert run.table.written == sum(np.diff(run.table.row_off)[changed])
+        assert anew.written == len(anew.rows) >= len(table.outputs)

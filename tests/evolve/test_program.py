@@ -166,16 +166,18 @@ def test_growth_learns():
     """XOR of one tanh unit, trained, grown to four, trained on: the grown part is used. 50 seeds at once."""
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
+    from graphwright.array.population.deal import Parents
     from graphwright.evolve.reproduce import breed
 
     def grow(generation):
         each = np.arange(50)
-        run.genes, _, run.registry = breed(run.genes, np.zeros(50), np.full(50, -1), each, np.arange(51), each,
-                                           run.settings, run.registry, 2, 1, 0, generation)  # fmt: skip
+        alone = Parents(np.full(50, -1), each, np.arange(51), each)
+        run.genes, _, run.registry = breed(run.genes, np.zeros(50), alone, run.settings, run.registry, 2, 1, 0,
+                                           generation)  # fmt: skip
 
     def train(steps):
         fit(tabulate(run.genes, 2, 1), run.genes, task.lesson(), np.full(50, steps), np.full(50, 0.05))
-        return task.score(run.population()).metric == 1.0
+        return task.score(run.population(run.genes)).metric == 1.0
 
     grow(1)
     run.genes.link_open[run.genes.link_dst == 3] = run.genes.link_src[run.genes.link_dst == 3] > 1  # no way around

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from test_population import evolved
 
-from graphwright.evolve.reproduce import children, representatives
+from graphwright.array.population.deal import offspring, parents, representatives
+from graphwright.evolve.reproduce import children
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Species, breeding, offspring
+from graphwright.evolve.species import Species, breeding
 
 
 def species_of(best, gained):
@@ -41,6 +42,17 @@ def test_children_are_as_many_as_asked_for():
         assert found.sum() == count
         assert found.min() >= 0
         assert (found[~breeds] == 0).all()
+
+
+def test_parents_are_the_best_of_each_species_that_breeds():
+    fitness = np.array([1.0, 5.0, 3.0, 4.0, 2.0, 9.0, 5.0])
+    of = np.array([0, 0, 0, 1, 1, 2, 0])
+    got = parents(fitness, of, np.array([3, 0, 2]), 5, 0.5, 3)
+    assert got.species.tolist() == [0, 0, 0, 2, 2]
+    assert got.pool_off.tolist() == [0, 2, 2, 3]
+    assert got.pool.tolist() == [1, 6, 5]  # of equals the first
+    assert got.elite.tolist() == [1, -1, -1, -1, -1]  # only the first species has more than three
+    assert parents(fitness, of, np.array([3, 0, 2]), 5, 0.1, 0).elite.tolist() == [-1, -1, -1, 5, -1]
 
 
 def test_a_species_without_gain_stops_at_its_generation():
@@ -91,9 +103,15 @@ def test_a_lone_elite_survives_without_species():
 def test_representatives_are_members():
     genes, _ = evolved()
     s = Species.founders(genes, NEAT(threshold=1.5))
-    for generation in range(50):
-        chosen = representatives(s, 3, generation)
+    found = []
+    for generation in range(400):
+        chosen = representatives(s.of, len(s), 3, generation)
         assert (s.of[chosen] == np.arange(len(s))).all()
+        found.append(chosen)
+    large = int(np.argmax(s.sizes))
+    seen = np.bincount(np.array(found)[:, large], minlength=40)[s.of == large]
+    expected = 400 / s.sizes[large]
+    assert ((seen - expected) ** 2 / expected).sum() < 3 * s.sizes[large]  # χ²: each member as often as the others
 
 
 def test_a_target_of_species_moves_the_threshold():
@@ -102,6 +120,6 @@ def test_a_target_of_species_moves_the_threshold():
     s = Species.founders(genes, settings)
     for generation in range(1, 12):
         before = s.threshold
-        s = s.next(genes, representatives(s, 0, generation), genes, settings, generation)
+        s = s.next(genes, representatives(s.of, len(s), 0, generation), genes, settings, generation)
         gap = len(s) - 3
         assert np.isclose(s.threshold, max(0.3, before + 0.3 * np.sign(gap)))

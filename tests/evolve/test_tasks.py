@@ -14,6 +14,7 @@ from graphwright import evolve as ev
 from graphwright.errors import MissingExtra
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import IdxError, TaskError
+from graphwright.files import UnreadableFile
 
 
 def gymnasium_step(state, action):
@@ -214,14 +215,50 @@ def test_a_csv_is_a_task(tmp_path):
     assert task.names == ("long", "wide")
     assert task.loss == "bce"
     assert task.outputs == 1
-    with pytest.raises(TaskError, match="no such column"):
-        tasks.csv(path, "colour")
-    path.write_text("a,b\n1,x\n2\n")
-    with pytest.raises(TaskError, match=":3: a row of another length"):
-        tasks.csv(path, "b")
-    path.write_text("a,b\n1,0\nfour,1\n")
-    with pytest.raises(TaskError, match="not a number"):
-        tasks.csv(path, "b")
+    np.testing.assert_allclose(task.train.x.mean((0, 1)), 0, atol=1e-6)  # by the training cases, and by them alone
+    assert abs(task._test.x[..., 0].mean()) > 1e-3
+    raw = task._test.x[:, 0] * task.scale[1] + task.scale[0]
+    assert {round(float(v), 3) for v in raw[:, 0]} <= set(range(40))
+
+
+def test_columns_of_words_and_other_ways_to_write_a_table(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\ufeffy ; colour;size\n".encode() + b"\n".join(b"%d;%s;%d" % (i % 3, (b"red", b"blue")[i % 2], i)
+                                                                     for i in range(60)) + b"\n\n")  # fmt: skip
+    task = tasks.csv(path, "y")
+    assert task.names == ("colour=blue", "colour=red", "size")
+    assert task.loss == "cross_entropy"
+    assert task.outputs == 3
+    size = task.train.x[:, 0, 2] * task.scale[1, 2] + task.scale[0, 2]
+    np.testing.assert_array_equal(task.train.x[:, 0, 1], 1 - np.round(size) % 2)  # red where the number is even
+    np.testing.assert_array_equal(task.train.x[:, 0, :2].sum(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "no rows"),
+        ("a,y\n", "no rows"),
+        ("a,b\n1,x\n", "no such column"),
+        ("y\n1\n2\n", "nothing to predict from"),
+        ("a,y\n1,x\n2\n", ":3: a row of another length"),
+        ("a,y\n1,0\n2,0\nfour,1\n", ":4, column a: not a number"),
+        ("a,y\n1,0\n,1\n", ":3, column a: a value is missing"),
+        ("a,y\n1,0\nNaN,1\n", ":3, column a: a value is missing"),
+        ("a,a,y\n1,0,1\n", "column 2: columns have names"),
+        ("a,y\n1,0\n2,0\n", "the same in all rows"),
+        ("a,y\n" + "\n".join(f"w{i},{i}" for i in range(30)), "too many different words"),
+        ("a,y\n1,0\n2,1\n", "part of the split is empty"),
+        ("gr\u00f6\u00dfe,y\n1,0\n", "UTF-8"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(tmp_path, text, what):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(TaskError, match=what):
+        tasks.csv(path, "y")
+    with pytest.raises(UnreadableFile):
+        tasks.csv(tmp_path / "none.csv", "y")
 
 
 def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):

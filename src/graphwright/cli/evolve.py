@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,10 +152,10 @@ def _line(result: Any) -> list[Any]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    """The champion as a saved program, and the pictures."""
+    """The champion as a saved program, the pictures, and what inputs are scaled by."""
     from graphwright.evolve import LayerResult, pictures
 
-    best = result.best
+    best, task = result.best, result.evolution.task
     program = best.program
     program.save(out / "champion", overwrite=True)
     if isinstance(result, LayerResult):
@@ -166,6 +167,10 @@ def _write(result: Any, out: Path) -> list[str]:
             "species.svg": pictures.species(result.evolution.log),
             "lineage.html": result.lineage.to_html(key=best.key),
         }
+    scale = getattr(task, "scale", None)
+    if scale is not None and (scale != [[0.0], [1.0]]).any():
+        columns = {n: {"mean": m, "std": s} for n, m, s in zip(task.names, *scale.tolist(), strict=True)}
+        texts["inputs.json"] = json.dumps(columns, indent=1) + "\n"
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return ["champion/", *texts]

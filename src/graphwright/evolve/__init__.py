@@ -30,6 +30,7 @@ from graphwright.evolve.saving import load_best, resume
 from graphwright.evolve.settings import NEAT, Hybrid, Train
 from graphwright.evolve.status import Status
 from graphwright.evolve.tasks import Head, Task
+from graphwright.evolve.together import PopulationPlan
 
 __all__ = [
     "NEAT",
@@ -52,6 +53,7 @@ __all__ = [
     "Node",
     "NoisyFitness",
     "Pareto",
+    "PopulationPlan",
     "Recipe",
     "Result",
     "ResumeMismatch",

@@ -121,13 +121,15 @@ class Evolution:
         report: Report | None = None,
         save: StrPath | None = None,
         save_every: int = 10,
+        keep: int = 3,
     ) -> Any:
         """Go on until the target or a limit is reached; a limit of an earlier call counts from the beginning too.
 
         Args:
             target: of the metric; by default the task's.
             callback: called after each generation; True stops the run.
-            report: gets progress; save: a directory, written every `save_every` generations and at the end.
+            report: gets progress; save: a directory, written every `save_every` generations and at the end; of these
+                states `keep` are kept, the last in `save`, those before it in `save.1`, `save.2`, ...
         Raises: EvaluationFailed if more than half of a generation has no fitness.
         """
         limits = (max_generations, max_evaluations, max_seconds)
@@ -136,6 +138,7 @@ class Evolution:
         aim = self.task.target if target is None else target
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
+        saved = -1
         while status is None:
             if self._scored:
                 status = self._limit(*limits, aim)
@@ -148,10 +151,17 @@ class Evolution:
             if callback is not None and callback(self):
                 status = Status.CALLBACK_STOPPED
             if save is not None and len(self.log) % save_every == 0:
-                self.save(save)
-        if save is not None:
-            self.save(save)
+                self._save(save, keep)
+                saved = len(self.log)
+        if save is not None and saved != len(self.log):
+            self._save(save, keep)
         return self._result(self._limit(*limits, aim) or status)
+
+    def _save(self, directory: StrPath, keep: int) -> None:
+        from graphwright.evolve.stored import keep_former
+
+        keep_former(directory, keep)
+        self.save(directory)
 
     def _limit(
         self, generations: int | None, evaluations: int | None, seconds: float | None, aim: float | None

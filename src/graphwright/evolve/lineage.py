@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array.population.births import Births
 from graphwright.array.population.names import MUTATIONS
 from graphwright.evolve.genomes import Genome, genome, take
 from graphwright.evolve.program import apply, founder
-from graphwright.evolve.reproduce import Births
 from graphwright.files import StrPath
 from graphwright.program.draw import written
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array.population.births import Births, founders
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoGradientPath, NoisyFitness, TaskError
 from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.lineage import Key, Lineage
-from graphwright.evolve.reproduce import Births, breed, children, representatives
+from graphwright.evolve.reproduce import breed, children
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
@@ -65,7 +66,8 @@ class NeuronEvolution(Evolution):
             raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",
                                 got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
-        self.births = Births.founders(s.population)
+        self.births = founders(s.population)
+        self._table: Any = None
         for k in range(s.burst if s.start == "random" else 0):
             self._burst(k)
         self.species = Species.founders(self.genes, s)
@@ -99,12 +101,21 @@ class NeuronEvolution(Evolution):
 
         save(self, directory)
 
-    def population(self, genes: Any = None) -> Population:
-        """Genomes as tasks see them; by default those of this generation."""
-        from graphwright.array.population.runner import tabulate
+    @property
+    def table(self) -> Any:
+        """Rows of this generation; see `array.population.table`."""
+        from graphwright.array.population.table import tabulate
 
-        genes = self.genes if genes is None else genes
-        table = tabulate(genes, self.task.inputs, self.task.outputs)
+        if self._table is None:
+            self._table = tabulate(self.genes, self.task.inputs, self.task.outputs)
+        return self._table
+
+    def population(self, genes: Any = None) -> Population:
+        """Genomes as tasks see them; by default those of this generation, as they are scored."""
+        from graphwright.array.population.table import tabulate
+
+        table = self.table if genes is None else tabulate(genes, self.task.inputs, self.task.outputs)
+        genes = self.scored if genes is None else genes
         return Population(
             genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
             self.threads, lambda g: self.program(genes, g),
@@ -126,11 +137,12 @@ class NeuronEvolution(Evolution):
         s, count = self.settings, self.settings.population
         if s.train is not None:
             self._train()
-        population = self.population(self.scored)
+        population = self.population()
         scores: Scores = self.task.score(population)
-        fitness = np.where(np.isfinite(scores.fitness), scores.fitness, -np.inf)
-        metric = np.where(np.isfinite(fitness), scores.metric, -np.inf)
-        self._failed(scores, fitness)
+        fitness, metric, finite = scores.fitness, scores.metric, np.isfinite(scores.fitness)
+        if not finite.all():
+            fitness, metric = np.where(finite, fitness, -np.inf), np.where(finite, metric, -np.inf)
+            self._failed(scores, fitness)
         if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
             self._twice(fitness)
         c = self.counters
@@ -144,7 +156,7 @@ class NeuronEvolution(Evolution):
         if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
             self.best, self.gained = Key(self.generation, top), self.generation
             self.lineage.pinned.add(self.best)
-        if aim is not None:
+        if aim is not None and metric.max() >= aim:
             self._confirm(aim, fitness, metric)
         shown = self.best if self.solution is None else self.solution
         if self._shown is None or self._shown[0] != shown:
@@ -152,17 +164,16 @@ class NeuronEvolution(Evolution):
             self._shown = (shown, self.lineage.birth(shown).metric, genome.hidden, genome.open_links)
         _, reached, hidden, links = self._shown
         numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
-        finite = fitness[np.isfinite(fitness)]
         self.log.append(
             Generation(
                 self.generation,
                 float(fitness[top]),
-                float(np.median(finite)) if len(finite) else float("-inf"),
+                _median(fitness[finite]),
                 reached,
                 hidden,
                 links,
                 dict(zip(numbers, sizes, strict=True)),
-                int(count - len(finite)),
+                int(count - finite.sum()),
                 float(self.species.threshold),
             )
         )
@@ -186,7 +197,7 @@ class NeuronEvolution(Evolution):
 
     def _train(self) -> None:
         """Gradient steps on all genomes: on the genes themselves, or on copies if children shall not inherit them."""
-        from graphwright.array.population.runner import fit, tabulate
+        from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population
         assert s.train is not None
@@ -202,7 +213,7 @@ class NeuronEvolution(Evolution):
                 moments[:] = 0
         lesson = self.task.lesson()
         steps = np.full(count, s.train.steps, np.int64)
-        fit(tabulate(genes, self.task.inputs, self.task.outputs), genes, lesson, steps, np.full(count, s.train.lr),
+        fit(self.table, genes, lesson, steps, np.full(count, s.train.lr),
             s.train.clip, self.threads)  # fmt: skip
         self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
 
@@ -213,14 +224,18 @@ class NeuronEvolution(Evolution):
         return self._trained if keeps else self.genes
 
     def _reproduce(self) -> None:
+        from graphwright.array.population.deal import representatives
+        from graphwright.array.population.table import Past, tabulate
+
         assert self.fitness is not None
-        s, silent = self.settings, self.generation - self.gained
-        chosen = representatives(self.species, self.seed, self.generation)
+        s, silent, table = self.settings, self.generation - self.gained, self.table
+        chosen = representatives(self.species.of, len(self.species), self.seed, self.generation)
         old = self.genes
         self.genes, self.births, self.registry = children(
             old, self.fitness, self.species, s, self.registry, self.task.inputs, self.task.outputs, self.seed,
             self.generation + 1, silent,
         )  # fmt: skip
+        self._table = tabulate(self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.mother))
         self._refused(self.births)
         self.generation += 1
         self.species = self.species.next(old, chosen, self.genes, s, self.generation)
@@ -228,11 +243,14 @@ class NeuronEvolution(Evolution):
 
     def _burst(self, k: int) -> None:
         """One random mutation of each founder."""
+        from graphwright.array.population.deal import Parents
+
         count = self.settings.population
         each = np.arange(count)
+        alone = Parents(np.full(count, -1), each, np.arange(count + 1), each)
         self.genes, _, self.registry = breed(
-            self.genes, np.zeros(count), np.full(count, -1), each, np.arange(count + 1), each, self.settings,
-            self.registry, self.task.inputs, self.task.outputs, self.seed, (1 << 30) + k,
+            self.genes, np.zeros(count), alone, self.settings, self.registry, self.task.inputs, self.task.outputs,
+            self.seed, (1 << 30) + k,
         )  # fmt: skip
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
@@ -269,3 +287,9 @@ class NeuronEvolution(Evolution):
             "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
         }
         return Progress("evolve", len(self.log), generations or len(self.log), facts)
+
+
+def _median(values: np.ndarray) -> float:
+    """Numpy's, which takes longer than a generation's distances; -inf of nothing."""
+    ordered = np.sort(values)
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2) if len(ordered) else -np.inf

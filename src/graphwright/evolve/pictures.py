@@ -46,12 +46,13 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
     for number in sorted(depth):
         columns.setdefault(depth[number], []).append(number)
     tallest = max(map(len, columns.values()))
+    left = 35 + 6.2 * max(len(_kind(genome, n, names)[1]) for n in range(genome.inputs + 1))  # names stand beside
     place = {
-        n: (50 + _GAP_X * d, 40 + _GAP_Y * (i + (tallest - len(column)) / 2) + (-8 if d % 2 else 8))
+        n: (left + _GAP_X * d, 40 + _GAP_Y * (i + (tallest - len(column)) / 2) + (-8 if d % 2 else 8))
         for d, column in columns.items()
         for i, n in enumerate(column)
     }
-    width, height = 100 + _GAP_X * max(columns), 60 + _GAP_Y * tallest
+    width, height = left + 50 + _GAP_X * max(columns), 60 + _GAP_Y * tallest
     parts = []
     for link in genome.links:
         (x1, y1), (x2, y2) = place[link.src], place[link.dst]
@@ -68,7 +69,8 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
         kind, label = _kind(genome, number, names)
         said = kind if number <= genome.inputs else f"{kind} {number}: {genome.node(number).activation}"
         parts.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{_R}"><title>{escape(said)}</title></circle>')
-        parts.append(f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{escape(label)}</text>')
+        at, anchor = (x - _R - 4, "end") if kind == "input" else (x, "middle")
+        parts.append(f'<text x="{at:g}" y="{y + 4:g}" text-anchor="{anchor}">{escape(label)}</text>')
     return _svg(width, height, parts)
 
 
@@ -78,7 +80,8 @@ def fitness(log: Sequence[Generation]) -> str:
     finite = [v for v in (*best, *median) if abs(v) < float("inf")] or [0.0]
     low, high = min(finite), max(finite)
     parts = _axes(log, low, high)
-    for values, colour, name in ((median, "#8c959f", "median"), (best, "#0969da", "best")):
+    for k, (values, colour, name) in enumerate(((median, "#8c959f", "median"), (best, "#0969da", "best"))):
+        parts.append(f'<text x="{110 - 45 * k}" y="12" style="fill:{colour}">{name}</text>')
         points = " ".join(
             f"{_x(i, len(values)):.1f},{_y(v, low, high):.1f}" for i, v in enumerate(values) if abs(v) < float("inf")
         )
@@ -174,7 +177,7 @@ def _depths(genome: Genome) -> dict[int, int]:
 
 def _kind(genome: Genome, number: int, names: Sequence[str]) -> tuple[str, str]:
     if number < genome.inputs:
-        return "input", (names[number] if number < len(names) else f"x{number}")[:10]
+        return "input", (names[number] if number < len(names) else f"x{number}")[:20]
     if number == genome.inputs:
         return "bias", "1"
     if number <= genome.inputs + genome.outputs:

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
+from graphwright.evolve.report import facts, same_cases, without_fitness
 from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ class Result:
 
     def __init__(self, evolution: NeuronEvolution, status: Status) -> None:
         self.evolution, self.status = evolution, status
-        self._test: float | None = None
 
     @property
     def best(self) -> Individual:
@@ -103,42 +103,28 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
-        run, best, c = self.evolution, self.best, self.evolution.counters
-        last = run.log[-1]
+        run, best = self.evolution, self.best
         return {
-            "task": run.task.name,
-            "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
-            "seed": run.seed,
-            "status": str(self.status),
-            "generations": len(run.log),
-            "evaluations": c.evaluations,
-            "forward_passes": c.forward,
-            "backward_passes": c.backward,
-            "seconds": c.seconds,
-            "environment_seconds": c.environment,
-            "fitness": {"best": best.fitness, "median": last.median},
+            **facts(run, self.status),
+            "fitness": {"best": best.fitness, "median": run.log[-1].median},
             "metric": {"name": run.task.metric, "valid": best.metric},
             "hidden": best.genome.hidden,
             "links": best.genome.open_links,
             "parameters": best.genome.open_links,
-            "species": len(last.species),
-            "refused": dict(c.refused or {}),
-            "failed": c.failed,
-            "failures": run.failures[:3],
+            "species": len(run.log[-1].species),
             "champion": {"generation": best.key.generation, "index": best.key.index},
         }
 
     def __str__(self) -> str:
         r = self.to_json()
-        cases = " (the same cases for training, validation and test)" if r["split"] == "same" else ""
+        fitness = r["fitness"]["best"] + 0.0  # no -0
         lines = [
             f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "
             f"{r['seconds']:.2f} s",
-            f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {r['fitness']['best']:.4g}{cases}",
+            f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {fitness:.4g}{same_cases(r)}",
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
             f"  {r['species']} species, {r['forward_passes']:,} passes forward, {r['backward_passes']:,} with "
             "gradients",
+            *without_fitness(r, "genomes had no fitness"),
         ]
-        if r["failed"]:
-            lines.append(f"  {r['failed']} genomes had no fitness: {'; '.join(r['failures'])}")
         return "\n".join(lines)

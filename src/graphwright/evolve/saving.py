@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from graphwright.array.population.births import Births
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import ResumeMismatch
-from graphwright.evolve.evolution import Counters
 from graphwright.evolve.lineage import Key, Lineage, _Past
 from graphwright.evolve.neurons import Generation, NeuronEvolution
-from graphwright.evolve.reproduce import Births
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
-from graphwright.evolve.stored import CLOCK, LIMIT, SCHEMA, number, plain, read_arrays, write_arrays, write_clock
+from graphwright.evolve.stored import LIMIT, SCHEMA, before, number, read_arrays, read_run, write_arrays, write_run
 from graphwright.files import StrPath, atomic_directory, read_json
 
 
 def save(run: NeuronEvolution, directory: StrPath) -> None:
     """Write a run; what stood at the place is replaced in one step. Raises: FileError, and the old one still stands."""
-    arrays = dict(_arrays(run))
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
-        "task": run.task.name,
-        "task_hash": run.task.hash(),
-        "settings": run.settings.to_json(),
-        "seed": run.seed,
-        "generation": run.generation,
-        "gained": run.gained,
-        "best": _pair(run.best),
-        "solution": _pair(run.solution),
-        "pinned": [_pair(key) for key in sorted(run.lineage.pinned)],
-        "threshold": run.species.threshold,
-        "next_species": run.species.next_id,
-        "counters": {k: v for k, v in asdict(run.counters).items() if k not in CLOCK},
-        "failures": run.failures,
-        "log": [asdict(line) for line in run.log],
-        "past": len(run.lineage.past),
-    }
     with atomic_directory(directory, overwrite=True) as place:
-        content["tensors"] = write_arrays(place, "arrays", arrays)
-        (place / "run.json").write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
-        write_clock(place, run.counters)
+        content = {
+            "best": _pair(run.best),
+            "solution": _pair(run.solution),
+            "pinned": [_pair(key) for key in sorted(run.lineage.pinned)],
+            "threshold": run.species.threshold,
+            "next_species": run.species.next_id,
+            "past": len(run.lineage.past),
+            "tensors": write_arrays(place, "arrays", dict(_arrays(run))),
+        }
+        write_run(place, run, content)
 
 
 def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
@@ -62,17 +47,19 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     try:
         content = read_json(folder / "run.json", LIMIT)
     except ValueError as error:
-        raise ResumeMismatch("run.json is damaged", where=folder, got=str(error)) from error
+        raise ResumeMismatch("run.json is damaged", where=folder, got=str(error), fix=before(folder)) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         got = content.get("schema") if isinstance(content, dict) else None
         raise ResumeMismatch("this is no saved run of this version", where=folder, expected=f"schema {SCHEMA}", got=got)
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],
-                                 fix="resume(directory, task=...)")  # fmt: skip
+                                 fix="resume(directory, task), or FILE --target COLUMN --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
-        raise ResumeMismatch("a run of another task", where=folder, expected=content["task"], got=task.name,
+        same = task.name == content["task"]
+        raise ResumeMismatch("a run of another task", where=folder, expected=content["task"],
+                             got=f"{task.name} of other data, split or target" if same else task.name,
                              fix="give the task that it was saved with: same data, split and target")  # fmt: skip
     if content["settings"].get("kind") == "Layers":
         from graphwright.evolve.layers.saving import restore
@@ -82,10 +69,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
         settings = NEAT.from_json(content["settings"])
         run = NeuronEvolution(task, None, settings, seed=content["seed"], threads=threads)
         _restore(run, content, read_arrays(folder, "arrays", content["tensors"]))
-    clock = folder / "clock.json"
-    if clock.is_file():
-        for name, value in read_json(clock).items():
-            setattr(run.counters, name, float(value))
+    read_run(folder, run, content)
     return run
 
 
@@ -161,11 +145,8 @@ def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[s
         for g in range(content["past"])
     ]
     run.lineage = lineage
-    run.generation, run.gained = content["generation"], content["gained"]
     run.best = None if content["best"] is None else Key(*content["best"])
     run.solution = None if content["solution"] is None else Key(*content["solution"])
-    run.counters = Counters(**content["counters"])
-    run.failures = content["failures"]
     run.log = [_line(line) for line in content["log"]]
 
 

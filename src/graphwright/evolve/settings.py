@@ -67,7 +67,7 @@ class NEAT:
     perturb: float = 0.9
     power: float = 2.5
     new_link: float = 2.5
-    fine: float = 0.3
+    fine: float = 0.15
     fine_power: float = 0.1
     most: float = 8.0
     delays: float = 0.0

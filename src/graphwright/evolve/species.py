@@ -71,17 +71,19 @@ class Species:
             of, founders = speciate(old, representatives, genes, self.threshold, c)
         else:
             of, founders = np.zeros(count, np.int64), np.zeros(0 if len(self) else 1, np.int64)
-        made = len(founders)
-        ids = np.concatenate([self.ids, self.next_id + np.arange(made)])
-        best = np.concatenate([self.best, np.full(made, -np.inf)])
-        gained = np.concatenate([self.gained, np.full(made, generation)])
+        made, threshold = len(founders), self.threshold
+        ids, best, gained = self.ids, self.best, self.gained
+        if made:
+            ids = np.concatenate([ids, self.next_id + np.arange(made)])
+            best = np.concatenate([best, np.full(made, -np.inf)])
+            gained = np.concatenate([gained, np.full(made, generation)])
         alive = np.bincount(of, minlength=len(ids)) > 0
-        row = np.cumsum(alive) - 1
-        threshold = self.threshold
+        if not alive.all():
+            of, ids, best, gained = (np.cumsum(alive) - 1)[of], ids[alive], best[alive], gained[alive]
         if settings.target_species is not None:
-            gap = int(alive.sum()) - settings.target_species
+            gap = len(ids) - settings.target_species
             threshold = max(_LEAST, threshold + _STEP * (gap > 0) - _STEP * (gap < 0))
-        return Species(row[of], ids[alive], best[alive], gained[alive], threshold, self.next_id + made)
+        return Species(of, ids, best, gained, threshold, self.next_id + made)
 
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
@@ -106,25 +108,3 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
         breeds[order[:2]] = True
         species.gained[order[:2]] = generation
     return breeds
-
-
-def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
-    """Children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
-
-    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children by the sum of it.
-    Fitness that is -inf counts as the least there is.
-    """
-    finite = fitness[np.isfinite(fitness)]
-    low = min(0.0, float(finite.min())) if len(finite) else 0.0
-    shifted = np.where(np.isfinite(fitness), fitness - low, 0.0)
-    sizes = np.bincount(of, minlength=len(breeds))
-    shares = np.bincount(of, shifted, len(breeds)) / np.maximum(sizes, 1) * breeds
-    whole = shares.sum()
-    shares = shares / whole if whole > 0 and np.isfinite(whole) else breeds / breeds.sum()
-    exact = shares * total
-    counts = np.floor(exact).astype(np.int64)
-    rest = total - int(counts.sum())
-    if rest > 0:
-        rank = np.argsort(-np.where(breeds, exact - counts, -1.0), kind="stable")
-        counts[rank[:rest]] += 1
-    return counts

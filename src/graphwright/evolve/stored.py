@@ -7,14 +7,18 @@ same however often the run was interrupted.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphwright.evolve.errors import ResumeMismatch
-from graphwright.files import blake2b_128
+from graphwright.evolve.evolution import Counters
+from graphwright.files import StrPath, atomic_directory, blake2b_128, read_json
 from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 
 SCHEMA = 1
@@ -40,15 +44,62 @@ def read_arrays(folder: Path, stem: str, digests: Mapping[str, str]) -> dict[str
             info = checkpoint.info(name)
             array = np.frombuffer(bytearray(checkpoint.bytes(name)), _KINDS[info.tag]).reshape(info.shape)
             if blake2b_128(array) != digest:
-                raise ResumeMismatch("the bytes of an array are damaged", where=f"{folder}: {name}", expected=digest)
+                raise ResumeMismatch("the bytes of an array are damaged", where=f"{folder}: {name}", expected=digest,
+                                     fix=before(folder))  # fmt: skip
             arrays[name] = array
     return arrays
 
 
-def write_clock(place: Path, counters: Any) -> None:
-    """The times."""
-    clock = {name: getattr(counters, name) for name in CLOCK}
+def write_run(place: Path, run: Any, content: Mapping[str, Any]) -> None:
+    """Write `run.json`: what runs of all kinds have, and the content of this one; and the times beside it."""
+    counters = asdict(run.counters)
+    clock = {name: counters.pop(name) for name in CLOCK}
+    common = {
+        "schema": SCHEMA,
+        "task": run.task.name,
+        "task_hash": run.task.hash(),
+        "settings": run.settings.to_json(),
+        "seed": run.seed,
+        "generation": run.generation,
+        "gained": run.gained,
+        "counters": counters,
+        "failures": run.failures,
+        "log": [asdict(line) for line in run.log],
+    }
+    text = json.dumps(plain(common | dict(content)), indent=1) + "\n"
+    (place / "run.json").write_text(text, encoding="utf-8")
     (place / "clock.json").write_text(json.dumps(clock) + "\n", encoding="utf-8")
+
+
+def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
+    """Give a run what runs of all kinds have, but for the log."""
+    run.generation, run.gained = content["generation"], content["gained"]
+    run.counters, run.failures = Counters(**content["counters"]), content["failures"]
+    clock = folder / "clock.json"
+    if clock.is_file():
+        for name, value in read_json(clock).items():
+            setattr(run.counters, name, float(value))
+
+
+def former(directory: StrPath, age: int) -> Path:
+    """Where the state lies that was saved `age` times before."""
+    place = Path(directory)
+    return place.with_name(f"{place.name}.{age}") if age else place
+
+
+def before(directory: StrPath) -> str | None:
+    """What helps where a state is damaged: the one before, if it is there."""
+    older = former(directory, 1)
+    return f"the state before it is in {older}" if (older / "run.json").is_file() else None
+
+
+def keep_former(directory: StrPath, keep: int) -> None:
+    """Before a state is written, those before it move on by one; a file that did not change is not copied."""
+    for age in range(keep - 1, 0, -1):
+        younger = former(directory, age - 1)
+        if (younger / "run.json").is_file():
+            with atomic_directory(former(directory, age), overwrite=True) as place:
+                shutil.copytree(younger, place, copy_function=os.link, dirs_exist_ok=True)
 
 
 def plain(value: Any) -> Any:

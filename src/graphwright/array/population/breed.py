@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphwright.array.population.births import Births
+from graphwright.array.population.deal import Parents
 from graphwright.array.population.draws import SIZE, begin, below, normal, uniform
 from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registry, compiled, native, number_of, place
 
@@ -59,16 +61,6 @@ class Rates(NamedTuple):
     tournament: int
     max_nodes: int
     max_links: int
-
-
-class Record(NamedTuple):
-    """What was done to each child: parents (the second is -1 for none), mutation, the gene it concerned (or -1)."""
-
-    mother: Any
-    father: Any
-    mutation: Any
-    site: Any
-    refused: Any
 
 
 def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -328,12 +320,9 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
 def breed(
     parents: Genes,
     fitness: np.ndarray,
-    elite: np.ndarray,
-    species: np.ndarray,
-    pool_off: np.ndarray,
-    pool: np.ndarray,
+    of: Parents,
     out: Genes,
-    record: Record,
+    births: Births,
     registry: Registry,
     rates: Rates,
     acts: np.ndarray,
@@ -349,31 +338,29 @@ def breed(
 
     Args:
         parents, fitness: the generation that breeds; float64 [G], NaN-free.
-        elite: int64 [C]; a parent to copy as it is, or -1.
-        species: int64 [C]; the pool that the child's parents come from.
-        pool_off, pool: int64; parents per species, best first.
+        of: of whom the children are.
         out: columns with room for all children; offsets are written.
-        record: int64 [C] each, written; `refused` int64 [9] counts mutations that could not be made.
+        births: written; `refused` is counted up.
         registry: with room for all numbers that could arise.
         acts: int32; activations of new nodes.
         inputs, outputs, seed, generation: of the run; child c draws from a stream of its own.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
     out.node_off[0], out.link_off[0] = 0, 0
-    for child in range(len(elite)):
+    for child in range(len(of.elite)):
         begin(rng, seed, child, generation, BREEDING)
         n0, l0 = out.node_off[child], out.link_off[child]
         mutation, site = np.int64(COPY), np.int64(-1)
-        if elite[child] >= 0:
-            mother, father = elite[child], np.int64(-1)
+        if of.elite[child] >= 0:
+            mother, father = of.elite[child], np.int64(-1)
             n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
         else:
-            low, high = pool_off[species[child]], pool_off[species[child] + 1]
-            mother, father = _parent(rng, pool, low, high, rates.tournament), np.int64(-1)
+            low, high = of.pool_off[of.species[child]], of.pool_off[of.species[child] + 1]
+            mother, father = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
             if uniform(rng) >= rates.mutate_only:
                 if uniform(rng) < rates.interspecies:
-                    low, high = 0, len(pool)
-                father = _parent(rng, pool, low, high, rates.tournament)
+                    low, high = 0, len(of.pool)
+                father = _parent(rng, of.pool, low, high, rates.tournament)
                 if father == mother:
                     father = np.int64(-1)
                 elif _fitter(parents, fitness, father, mother):
@@ -385,14 +372,14 @@ def breed(
                     n1, l1, site = _grow(out, n0, n1, l0, l1, inputs, outputs, registry, acts, rng)
                     mutation = GROW
                 else:
-                    record.refused[GROW] += 1
+                    births.refused[GROW] += 1
             if mutation == COPY and rates.split_link > 0.0 and uniform(rng) < rates.split_link:
                 if nodes_left >= 1 and links_left >= 2:
                     n1, l1, site = _split(out, n0, n1, l0, l1, registry, acts, rng)
                 if site >= 0:
                     mutation = SPLIT_LINK
                 else:
-                    record.refused[SPLIT_LINK] += 1
+                    births.refused[SPLIT_LINK] += 1
             if mutation == COPY and rates.add_link > 0.0 and uniform(rng) < rates.add_link:
                 delay = np.int64(0)
                 if links_left >= 1:
@@ -400,28 +387,28 @@ def breed(
                 if site >= 0:
                     mutation = ADD_DELAY if delay else ADD_LINK
                 else:
-                    record.refused[ADD_LINK] += 1
+                    births.refused[ADD_LINK] += 1
             if mutation == COPY and rates.toggle_link > 0.0 and uniform(rng) < rates.toggle_link:
                 if l1 > l0:
                     at = l0 + below(rng, l1 - l0)
                     out.link_open[at], site, mutation = 1 - out.link_open[at], out.link_id[at], TOGGLE
                 else:
-                    record.refused[TOGGLE] += 1
+                    births.refused[TOGGLE] += 1
             if mutation == COPY and rates.remove_link > 0.0 and uniform(rng) < rates.remove_link:
                 n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, rng)
                 if site >= 0:
                     mutation = REMOVE_LINK
                 else:
-                    record.refused[REMOVE_LINK] += 1
+                    births.refused[REMOVE_LINK] += 1
             if mutation == COPY and rates.set_activation > 0.0 and uniform(rng) < rates.set_activation:
                 site = _activate(out, n0, n1, inputs, outputs, acts, rng)
                 if site >= 0:
                     mutation = SET_ACTIVATION
                 else:
-                    record.refused[SET_ACTIVATION] += 1
+                    births.refused[SET_ACTIVATION] += 1
             if mutation == COPY and uniform(rng) < rates.weights:
                 _perturb(out, l0, l1, rates, rng)
                 mutation = WEIGHTS
         out.node_off[child + 1], out.link_off[child + 1] = n1, l1
-        record.mother[child], record.father[child] = mother, father
-        record.mutation[child], record.site[child] = mutation, site
+        births.mother[child], births.father[child] = mother, father
+        births.mutation[child], births.site[child] = mutation, site

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def _padded(count: int) -> int:
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
     """Zeros that begin at a cache line."""
-    size = int(np.prod(shape))
+    size = prod(shape)
     raw = np.zeros(size + LANES, np.float32)
     shift = -raw.ctypes.data % 64 // 4
     return raw[shift : shift + size].reshape(shape)
@@ -62,16 +63,6 @@ class Cases:
         return Cases(blocks, count, steps, inputs)
 
 
-def ring_of(table: Table) -> int:
-    """Steps of values that must be kept: one more than the longest delay."""
-    return 1 + (int(table.links[:, 1].max()) if len(table.links) else 0)
-
-
-def rows_of(table: Table) -> int:
-    """Rows of the largest genome."""
-    return max(1, int(np.diff(table.row_off).max(initial=1)))
-
-
 def spread(call: Callable[[int, int, int], Any], genomes: int, threads: int) -> None:
     """Call with (thread, low, high) over equal shares of the genomes."""
     threads = max(1, min(threads, genomes))
@@ -88,7 +79,7 @@ def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.nd
     """What all genomes answer to all cases: float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]
     tiles, steps, _, width = cases.blocks.shape
-    ring, most = ring_of(table), rows_of(table)
+    ring, most = table.ring, table.most
     run = forward()
     y = np.empty((tiles, genomes, steps, out, width), np.float32)
     memory = [_aligned((ring, most, width)) for _ in range(max(1, min(threads, genomes)))]
@@ -121,7 +112,7 @@ class Session:
         self._threads = threads
         self._genomes, self._out = len(table.row_off) - 1, table.outputs.shape[1]
         self._width, self._episodes, self._inputs = _padded(episodes), episodes, inputs
-        self._ring, self._most = ring_of(table), rows_of(table)
+        self._ring, self._most = table.ring, table.most
         self._x = _aligned((self._genomes, self._ring, inputs + 1, self._width))
         self._x[:, :, inputs] = 1.0
         self._y = _aligned((self._genomes, 1, self._out, self._width))
@@ -205,7 +196,7 @@ def fit(
     """
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]
     _, steps, _, width = lesson.cases.blocks.shape
-    most = rows_of(table)
+    most = table.most
     losses = np.zeros((genomes, 2))
     memory = [_aligned((3, steps, most, width)) for _ in range(max(1, min(threads, genomes)))]
     run = train()

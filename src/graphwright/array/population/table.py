@@ -23,6 +23,8 @@ class Table(NamedTuple):
             or the bias, n + 1 + r is row r of the genome.
         outputs: int32 [G, outputs]: rows of the outputs.
         node: int32 [R]: place of the row's node in the genes.
+        most, ring: rows of the largest genome, at least 1; steps of values to keep, one more than the longest delay.
+        written: how many rows were written anew, not taken over from a parent.
     """
 
     row_off: Any
@@ -30,6 +32,9 @@ class Table(NamedTuple):
     links: Any
     outputs: Any
     node: Any
+    most: int
+    ring: int
+    written: int
 
 
 @native
@@ -60,31 +65,81 @@ def _visit(
     return made
 
 
-def tabulate(genes: Genes, inputs: int, outputs: int) -> Table:
-    """The table of a population whose genomes have `inputs` inputs and `outputs` outputs."""
+@native
+def _same(genes: Any, g: int, before: Any, m: int) -> bool:
+    """Whether two genomes differ in weights at most."""
+    n0, p0, l0, q0 = genes.node_off[g], before.node_off[m], genes.link_off[g], before.link_off[m]
+    if genes.node_off[g + 1] - n0 != before.node_off[m + 1] - p0:
+        return False
+    if genes.link_off[g + 1] - l0 != before.link_off[m + 1] - q0:
+        return False
+    for n in range(genes.node_off[g + 1] - n0):
+        if genes.node_id[n0 + n] != before.node_id[p0 + n] or genes.node_act[n0 + n] != before.node_act[p0 + n]:
+            return False
+    for e in range(genes.link_off[g + 1] - l0):
+        if genes.link_id[l0 + e] != before.link_id[q0 + e] or genes.link_open[l0 + e] != before.link_open[q0 + e]:
+            return False
+    return True  # an innovation number says ends and delay
+
+
+class Past(NamedTuple):
+    """Where rows may be taken over from: the generation before and its table; int32 [G], the mother of each, or -1."""
+
+    genes: Genes
+    table: Table
+    mother: Any
+
+
+def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
+    """The table of a population whose genomes have `inputs` inputs and `outputs` outputs.
+
+    With a `past`, rows of genomes that have the structure of their mother are hers; the table is the same without.
+    """
     count = len(genes.node_off) - 1
     nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
-    most_nodes = 1 + int((genes.node_off[1:] - genes.node_off[:-1]).max(initial=0))
-    most_links = 1 + int((genes.link_off[1:] - genes.link_off[:-1]).max(initial=0))
     row_off, rows, node = np.empty(count + 1, np.int64), np.empty((nodes, 3), np.int32), np.empty(nodes, np.int32)
     ends, read = np.empty((count, outputs), np.int32), np.empty((links, 3), np.int32)
-    scratch, places = np.empty((4, most_nodes + 1), np.int64), np.empty((3, most_links), np.int64)
-    used = _tabulate(genes, inputs, outputs, row_off, rows, read, ends, node, scratch, places)
+    # room for one genome; that of all is known without a look, and pages that nobody writes cost nothing
+    scratch, places = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
+    if past is None:
+        past = Past(genes, Table(row_off, rows, read, ends, node, 1, 1, 0), np.full(count, -1, np.int32))
+    used, most, ring, written = _tabulate(
+        genes, inputs, outputs, past, row_off, rows, read, ends, node, scratch, places
+    )
     made = int(row_off[-1])
-    return Table(row_off, rows[:made], read[:used], ends, node[:made])
+    return Table(row_off, rows[:made], read[:used], ends, node[:made], most, ring, written)
 
 
 @compiled
 def _tabulate(
-    genes: Genes, inputs: int, outputs: int, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
+    genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
     ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, places: np.ndarray,
-) -> int:  # fmt: skip
-    """Write the table; returns the number of its links."""
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Write the table; returns the number of its links, `most`, `ring` and `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
     target, source, by_target = places[0], places[1], places[2]
-    row_off[0], used = 0, 0
+    row_off[0], used, most, longest, written = 0, 0, 1, 0, 0
     for g in range(len(row_off) - 1):
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
+        mother = past.mother[g]
+        if mother >= 0 and _same(genes, g, past.genes, mother):
+            table, base, low, high = past.table, row_off[g], past.table.row_off[mother], past.table.row_off[mother + 1]
+            start = table.rows[low, 1] if high > low else 0
+            for r in range(high - low):
+                rows[base + r, 0] = table.rows[low + r, 0]
+                rows[base + r, 1] = table.rows[low + r, 1] - start + used
+                rows[base + r, 2] = table.rows[low + r, 2] - start + used
+                node[base + r] = table.node[low + r] - past.genes.node_off[mother] + n0
+            for i in range(start, table.rows[high - 1, 2] if high > low else 0):
+                links[used, 0], links[used, 1] = table.links[i, 0], table.links[i, 1]
+                links[used, 2] = table.links[i, 2] - past.genes.link_off[mother] + l0
+                longest = max(longest, np.int64(table.links[i, 1]))
+                used += 1
+            for o in range(outputs):
+                ends[g, o] = table.outputs[mother, o]
+            row_off[g + 1] = base + high - low
+            most = max(most, high - low)
+            continue
         first[0] = 0
         for n in range(n1 - n0):
             first[n + 1], at[n], row[n] = 0, -1, -1
@@ -119,9 +174,12 @@ def _tabulate(
                     before = source[e - l0]
                     links[used, 0] = genes.link_src[e] if before < 0 else inputs + 1 + row[before - n0]
                     links[used, 1], links[used, 2] = genes.link_delay[e], e
+                    longest = max(longest, np.int64(genes.link_delay[e]))
                     used += 1
             rows[base + r, 2] = used
         for o in range(outputs):
             ends[g, o] = row[o]
         row_off[g + 1] = base + made
-    return used
+        most = max(most, made)
+        written += made
+    return used, most, 1 + longest, written

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.array.population import breed as breeding
+from graphwright.array.population.births import founders
 from graphwright.array.population.compare import Coefficients, distances, speciate
+from graphwright.array.population.deal import offspring, parents, representatives
 from graphwright.array.population.genes import Genes, Registry, number_of
-from graphwright.array.population.names import MUTATIONS
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
 
 
@@ -28,11 +29,13 @@ def warmup() -> None:
     distances(genes, genes, c)
     speciate(genes, np.zeros(1, np.int64), genes, 3.0, c)
     out = Genes._make(np.zeros(32, column.dtype) for column in genes)
-    record = breeding.Record._make([*(np.zeros(2, np.int64) for _ in range(4)), np.zeros(len(MUTATIONS), np.int64)])
+    of = np.zeros(2, np.int64)
+    counts = offspring(np.zeros(2), of, np.ones(1, bool), 2)
+    representatives(of, 1, 0, 1)
     rates = breeding.Rates._make(kind(1) for kind in _KINDS)
     breeding.breed(
-        genes, np.zeros(2), np.full(2, -1), np.zeros(2, np.int64), np.array([0, 2]), np.arange(2), out, record,
-        registry, rates, np.zeros(1, np.int32), 1, 1, 0, 1,
+        genes, np.zeros(2), parents(np.zeros(2), of, counts, 2, 1.0, 0), out, founders(2), registry, rates,
+        np.zeros(1, np.int32), 1, 1, 0, 1,
         *breeding.scratch(1),
     )  # fmt: skip
 

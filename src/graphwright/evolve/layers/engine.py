@@ -71,6 +71,7 @@ class LayerEvolution(Evolution):
         self.archive: list[Member] = []
         self.births: list[Birth] = []
         self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, how many before) -> name of the part
+        self.seats = train.Seats()
         self.gained = self.steady = 0
         self._idle = False
 
@@ -206,7 +207,7 @@ class LayerEvolution(Evolution):
         seeds = train.moments(opt) if seedling is not None else {}
         try:
             self.counters.backward += train.batch_of(program, s, self.task) * s.steps
-            train.fit(self.task, program, opt, recipe, s, self._stream(_TRAIN))
+            train.fit(self.task, program, opt, recipe, s, self._stream(_TRAIN), self.seats)
             metric, loss = train.measure(self.task, program, self.task.valid)
             if not np.isfinite(loss):
                 metric, failure = None, f"loss is {loss}"

@@ -8,6 +8,7 @@ import numpy as np
 
 from graphwright.evolve.layers.member import Birth, Member
 from graphwright.evolve.layers.train import measure
+from graphwright.evolve.report import facts, same_cases, without_fitness
 from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
@@ -60,40 +61,27 @@ class LayerResult:
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
-        run, best, c = self.evolution, self.best.birth, self.evolution.counters
+        run, best = self.evolution, self.best.birth
         return {
-            "task": run.task.name,
-            "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
-            "seed": run.seed,
-            "status": str(self.status),
-            "generations": len(run.log),
-            "evaluations": c.evaluations,
-            "forward_passes": c.forward,
-            "backward_passes": c.backward,
-            "seconds": c.seconds,
+            **facts(run, self.status),
             "metric": {"name": run.task.metric, "valid": best.metric, "median": run.log[-1].median},
             "parameters": best.params,
             "flops": best.flops,
             "recipe": best.recipe.to_json(),
             "front": len(run.archive),
-            "refused": dict(c.refused or {}),
-            "failed": c.failed,
-            "failures": run.failures[:3],
             "champion": {"candidate": best.number, "generation": best.generation, "what": best.what},
         }
 
     def __str__(self) -> str:
         r = self.to_json()
-        cases = " (the same cases for training, validation and test)" if r["split"] == "same" else ""
         lines = [
             f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} candidates, "
             f"{r['seconds']:.1f} s",
             f"  {r['metric']['name']} {r['metric']['valid']:.4g} with {r['parameters']:,} parameters, "
-            f"{r['flops']:,} operations a case{cases}",
+            f"{r['flops']:,} operations a case{same_cases(r)}",
             f"  candidate {r['champion']['candidate']}: {r['champion']['what']}; trained by {self.best.birth.recipe}",
             f"  {r['front']} that no other dominates; {r['forward_passes']:,} passes forward, "
             f"{r['backward_passes']:,} with gradients",
+            *without_fitness(r, "failed"),
         ]
-        if r["failed"]:
-            lines.append(f"  {r['failed']} failed: {'; '.join(r['failures'])}")
         return "\n".join(lines)

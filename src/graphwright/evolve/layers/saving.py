@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from graphwright.evolve.errors import ResumeMismatch
-from graphwright.evolve.evolution import Blocks, Counters
+from graphwright.evolve.evolution import Blocks
 from graphwright.evolve.layers.engine import Generation, LayerEvolution
 from graphwright.evolve.layers.member import Birth, Member, Moments
 from graphwright.evolve.layers.recipe import Recipe
 from graphwright.evolve.layers.settings import Layers
-from graphwright.evolve.stored import CLOCK, SCHEMA, number, plain, read_arrays, write_arrays, write_clock
+from graphwright.evolve.stored import number, read_arrays, write_arrays, write_run
 from graphwright.files import StrPath, atomic_directory
 from graphwright.program import load
 
@@ -37,25 +36,14 @@ def save(run: LayerEvolution, directory: StrPath) -> None:
                 m.seedling.save(home / "seedling", history="none")
                 digests[str(m.number)]["seeds"] = write_arrays(home, "seeds", m.seeds)
         content = {
-            "schema": SCHEMA,
-            "task": run.task.name,
-            "task_hash": run.task.hash(),
-            "settings": run.settings.to_json(),
-            "seed": run.seed,
-            "generation": run.generation,
-            "gained": run.gained,
             "steady": run.steady,
             "members": [m.number for m in run.members],
             "archive": [m.number for m in run.archive],
             "births": [asdict(b) for b in run.births],
             "numbers": [[*key, name] for key, name in run.numbers.items()],
-            "counters": {k: v for k, v in asdict(run.counters).items() if k not in CLOCK},
-            "failures": run.failures,
-            "log": [asdict(line) for line in run.log],
             "tensors": digests,
         }
-        (place / "run.json").write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
-        write_clock(place, run.counters)
+        write_run(place, run, content)
 
 
 def restore(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> LayerEvolution:
@@ -70,8 +58,7 @@ def restore(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -
     except KeyError as error:
         raise ResumeMismatch("a member is missing", where=folder, got=str(error)) from None
     run.numbers = {(kind, site, k): name for kind, site, k, name in content["numbers"]}
-    run.generation, run.gained, run.steady = content["generation"], content["gained"], content["steady"]
-    run.counters, run.failures = Counters(**content["counters"]), content["failures"]
+    run.steady = content["steady"]
     run.log = [Generation(**{**line, "best": number(line["best"])}) for line in content["log"]]
     return run
 

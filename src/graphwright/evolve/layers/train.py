@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,45 @@ def restore(opt: Optimizer, state: Moments) -> None:
             variable.assign(Tensor(_as(state[name], variable)))
 
 
-def fit(task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers, rng: np.random.Generator) -> int:
-    """Steps on batches that `rng` draws, as one plan; returns the number of cases."""
-    if not s.steps:
-        return 0
-    part, name, shape = task.train, program.input_names()[0], cases(program)
-    x, y = part.x[:, 0].reshape(len(part.x), *shape), part.y[:, 0]
-    wanted: Any = y.argmax(1) if recipe.loss == "cross_entropy" else y
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place to train: a program, its optimizer, and the planned step that moves both."""
+
+    program: Program
+    opt: Optimizer
+    step: Any
+
+
+class Seats:
+    """Places for candidates, one per structure, optimizer and loss: candidates of one structure share a plan.
+
+    Attributes:
+        planned: how many plans were made.
+    """
+
+    def __init__(self, most: int = 16) -> None:
+        self._most, self.planned = most, 0
+        self._seats: dict[tuple[str, str, str], Seat] = {}
+
+    def take(self, program: Program, opt: Optimizer, recipe: Recipe, task: Task, clip: float) -> Seat:
+        """The seat of a candidate, with its weights and moments in it."""
+        key = (program.structure_hash(), recipe.optimizer, recipe.loss)
+        seat = self._seats.pop(key, None)
+        if seat is None:
+            self.planned += 1
+            seat = _seat(program, recipe, task, clip)
+        self._seats[key] = seat  # the last one used is the last to go
+        if len(self._seats) > self._most:
+            del self._seats[next(iter(self._seats))]
+        for name, variable in seat.program.variables().items():
+            variable.assign(program.variables()[name])
+        restore(seat.opt, {name: v.data.to_numpy() for name, v in opt.variables().items()})
+        return seat
+
+
+def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
+    seat, name = program.fork("seat"), program.input_names()[0]
+    opt = optimizer(seat, recipe)
 
     def lost(answer: Tensor, target: Tensor) -> Tensor:
         if recipe.loss != "heads":
@@ -58,17 +91,33 @@ def fit(task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers,
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         opt.zero_grad()
-        loss = lost(program(**{name: x}), y)
+        loss = lost(seat(**{name: x}), y)
         loss.backward()
-        clip_grad_norm_([p for p in program.parameters() if p.grad is not None], s.clip)
+        clip_grad_norm_([p for p in seat.parameters() if p.grad is not None], clip)
         opt.step()
         return loss
 
-    planned, batch = compile(step), batch_of(program, s, task)
-    with program.edit(f"train {s.steps} steps", author="evolution", tool="graphwright.evolve", keep_undo=False):
-        for _ in range(s.steps):
-            rows = rng.choice(len(x), batch, replace=False)
-            planned(x[rows], wanted[rows])
+    return Seat(seat, opt, compile(step))
+
+
+def fit(
+    task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers, rng: np.random.Generator, seats: Seats
+) -> int:
+    """Steps on batches that `rng` draws, as one plan; returns the number of cases."""
+    if not s.steps:
+        return 0
+    part, shape = task.train, cases(program)
+    x, y = part.x[:, 0].reshape(len(part.x), *shape), part.y[:, 0]
+    wanted: Any = y.argmax(1) if recipe.loss == "cross_entropy" else y
+    seat, batch = seats.take(program, opt, recipe, task, s.clip), batch_of(program, s, task)
+    for _ in range(s.steps):
+        rows = rng.choice(len(x), batch, replace=False)
+        seat.step(x[rows], wanted[rows])
+    why = f"train {s.steps} steps"
+    with program.edit(why, author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
+        for key in program.weights:
+            e.set_weight(key, seat.program.weights.array(key).to_numpy().copy())
+    restore(opt, moments(seat.opt))
     return s.steps * batch
 
 

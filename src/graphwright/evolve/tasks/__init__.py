@@ -9,7 +9,6 @@ from graphwright.evolve.errors import TaskError
 from graphwright.evolve.tasks.cartpole import CartPole, cartpole
 from graphwright.evolve.tasks.data import (
     blobs,
-    csv,
     digits,
     event_xor,
     iris,
@@ -24,6 +23,7 @@ from graphwright.evolve.tasks.environment import Episodes
 from graphwright.evolve.tasks.gymnasium import gym
 from graphwright.evolve.tasks.heads import Head
 from graphwright.evolve.tasks.idx import read_idx
+from graphwright.evolve.tasks.table import csv
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
 TASKS: dict[str, Callable[..., Any]] = {

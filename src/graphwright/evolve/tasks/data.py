@@ -1,8 +1,7 @@
-"""Tasks on data: logic, points in a plane, small sets of scikit-learn, MNIST from files, a CSV of one's own."""
+"""Tasks on data: logic, points in a plane, small sets of scikit-learn, MNIST from files."""
 
 from __future__ import annotations
 
-import csv as csv_format
 from importlib import import_module
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
 def iris(seed: int = 0) -> Task:
     """Fisher's 150 flowers, four measures, three kinds; standardised. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_iris")
-    return Task(_standard(x), y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed)
+    return Task(x, y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed, scaled=True)
 
 
 def digits(seed: int = 0) -> Task:
@@ -131,53 +130,6 @@ def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
     task.train, task.valid = whole.take(rows[cut:]), whole.take(rows[:cut])
     task._test = whole.take(np.arange(len(x), len(x) + len(tx)))
     return task
-
-
-def csv(path: StrPath, target: str, seed: int = 0) -> Task:
-    """The columns of a CSV with a header: one is the target, the others, numbers all, are inputs, standardised.
-
-    A target of words, or of at most 10 whole numbers, is a class; another one is a number to be predicted.
-    Raises: TaskError naming the column, or line and column, that does not fit.
-    """
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv_format.reader(file))
-    if len(rows) < 2:
-        raise TaskError("the file has no rows", where=path)
-    head, body = rows[0], rows[1:]
-    if target not in head:
-        raise TaskError("no such column", where=path, got=target, expected=", ".join(head))
-    for line, row in enumerate(body, start=2):
-        if len(row) != len(head):
-            raise TaskError("a row of another length", where=f"{path}:{line}", expected=len(head), got=len(row))
-    at = head.index(target)
-    names = tuple(h for h in head if h != target)
-    if not names:
-        raise TaskError("there is nothing to predict from", where=path, got=target)
-    values = np.array([[_number(path, line, head[j], row[j]) for j in range(len(head)) if j != at]
-                       for line, row in enumerate(body, start=2)])  # fmt: skip
-    texts = [row[at] for row in body]
-    try:
-        y = np.array([float(t) for t in texts])
-        words = False
-    except ValueError:
-        y, words = np.unique(texts, return_inverse=True)[1], True
-    name = Path(path).stem
-    if words or (len(np.unique(y)) <= 10 and np.equal(y, np.round(y)).all()):
-        kinds, labels = np.unique(y, return_inverse=True)
-        loss = "bce" if len(kinds) == 2 else "cross_entropy"
-        return Task(_standard(values), labels, loss, target=None, names=names, name=name, seed=seed)
-    return Task(_standard(values), (y - y.mean()) / max(y.std(), 1e-12), "mse", names=names, name=name, seed=seed)
-
-
-def _number(path: StrPath, line: int, column: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise TaskError("not a number", where=f"{path}:{line}, column {column}", got=text) from None
-
-
-def _standard(x: np.ndarray) -> np.ndarray:
-    return (x - x.mean(0)) / np.maximum(x.std(0), 1e-12)
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:

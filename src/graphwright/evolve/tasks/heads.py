@@ -86,7 +86,7 @@ class Measured:
             hit = final.argmax(-1) == right.argmax(-1)
         else:
             hit = ((final > (0.0 if logits else 0.5)) == (right > 0.5)).all(-1)
-        return hit.mean(-1)
+        return hit.sum(-1) / hit.shape[-1]
 
 
 def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:

@@ -7,7 +7,8 @@ who else is in the population: each is a sum over one contiguous row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -72,7 +73,7 @@ class Scores:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Part:
     """One part of the data: inputs [N, T, inputs], targets [N, T, outputs], which steps count [N, T], the last [N]."""
 
@@ -84,6 +85,16 @@ class Part:
     def take(self, rows: np.ndarray) -> Part:
         """Some cases."""
         return Part(self.x[rows], self.y[rows], self.counts[rows], self.last[rows])
+
+    def final(self, answers: np.ndarray) -> np.ndarray:
+        """Answers [G, N, T, outputs] at the last step of each case, float64 [G, N, outputs]."""
+        one = answers.shape[2] == 1
+        return (answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]).astype(np.float64)
+
+    @cached_property
+    def right(self) -> np.ndarray:
+        """Targets at the last step, float64 [N, outputs]."""
+        return self.y[np.arange(len(self.x)), self.last].astype(np.float64)
 
 
 class Task:
@@ -101,6 +112,8 @@ class Task:
         split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
         skip: steps at the beginning of a sequence that do not count.
+        scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
+            which. `scale` is what was taken off and divided by, float32 [2, inputs].
     Raises: TaskError.
     """
 
@@ -117,6 +130,7 @@ class Task:
         target: float | None = None,
         lengths: Any = None,
         skip: int = 0,
+        scaled: Any = False,
         names: tuple[str, ...] = (),
         name: str = "task",
         seed: int = 0,
@@ -160,6 +174,14 @@ class Task:
             self.train = self.valid = self._test = whole
         else:
             self.train, self.valid, self._test = (whole.take(rows) for rows in _split(classes, split, seed, name))
+        mean, spread = (measure(self.train.x, axis=(0, 1)) for measure in (np.mean, np.std))
+        one = ~np.broadcast_to(np.asarray(scaled, bool), mean.shape)
+        self.scale = np.where(one, [[0.0], [1.0]], [mean, np.maximum(spread, 1e-12)]).astype(np.float32)
+        if not one.all():
+            self.train, self.valid, self._test = (
+                replace(part, x=(part.x - self.scale[0]) / self.scale[1])
+                for part in (self.train, self.valid, self._test)
+            )
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
 
@@ -221,7 +243,7 @@ class Task:
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
-            shown = answers[:, np.arange(len(part.x)), part.last].astype(np.float64)
+            shown = part.final(answers)
             for head in self.heads.values() if population.logits else ():
                 if head.loss != "mse":
                     shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
@@ -245,21 +267,19 @@ class Task:
         self, answers: np.ndarray, part: Part, logits: bool, with_loss: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
         """Loss over the steps that count (0 if nobody needs it), and the metric at the last step; each float64 [G]."""
-        y, share = answers.astype(np.float64), part.counts / part.counts.sum()
-        rows = np.arange(len(part.x))
-        final, right = np.ascontiguousarray(y[:, rows, part.last]), part.y[rows, part.last].astype(np.float64)
-        heads = self.heads.values()
-        loss = np.zeros(len(y))
-        for head in heads if with_loss else ():
-            loss += head.weight * head.cost(y, part.y, share, logits)
-        return loss, np.min([head.measure(final, right, logits) for head in heads], axis=0)
+        final, heads = part.final(answers), list(self.heads.values())
+        loss = np.zeros(len(answers))
+        if with_loss:
+            y, share = answers.astype(np.float64), part.counts / part.counts.sum()
+            for head in heads:
+                loss += head.weight * head.cost(y, part.y, share, logits)
+        measured = [head.measure(final, part.right, logits) for head in heads]
+        return loss, measured[0] if len(heads) == 1 else np.min(measured, axis=0)
 
     def measures(self, answers: np.ndarray, part: Part, logits: bool) -> dict[str, float]:
         """The metric of each head, of one network's answers [N, T, outputs]."""
-        rows = np.arange(len(part.x))
-        final = np.ascontiguousarray(answers.astype(np.float64)[None, rows, part.last])
-        right = part.y[rows, part.last].astype(np.float64)
-        return {name: float(h.measure(final, right, logits)[0]) for name, h in self.heads.items()}
+        final = part.final(answers[None])
+        return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
 
 
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -307,5 +327,6 @@ def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, n
     joined = [np.sort(np.concatenate(part)) for part in parts]
     if any(len(part) == 0 for part in joined):
         raise TaskError("a part of the split is empty", where=name, got=[len(p) for p in joined],
+                        expected="cases to train on, to choose by and to test",
                         fix='more cases, or split="same"')  # fmt: skip
     return joined

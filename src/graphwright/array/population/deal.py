@@ -1,0 +1,153 @@
+"""Who breeds with whom: children per species, the parents they come from, and who stands for a species.
+
+Importing this module loads numba.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from graphwright.array.population.draws import SIZE, begin, below
+from graphwright.array.population.genes import compiled
+
+_CHOICE = 2  # purpose of the stream that picks representatives
+
+
+class Parents(NamedTuple):
+    """What `breed` takes parents from.
+
+    Attributes:
+        elite: int64 [C]; a parent to copy as it is, or -1; species: int64 [C]; the pool that a child's parents are of.
+        pool_off: int64 [S + 1]; pool: int64; parents per species, best first.
+    """
+
+    elite: np.ndarray
+    species: np.ndarray
+    pool_off: np.ndarray
+    pool: np.ndarray
+
+
+def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
+    """Children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
+
+    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children by the sum of it.
+    Fitness that is -inf counts as the least there is.
+
+    Args:
+        fitness: float64 [G], NaN-free; of: int64 [G], rows of species; breeds: bool [S].
+    Source: Stanley and Miikkulainen 2002, section 3.3.
+    """
+    counts = np.empty(len(breeds), np.int64)
+    _offspring(fitness, of, breeds, total, counts, np.empty((2, len(breeds))))
+    return counts
+
+
+@compiled
+def _offspring(
+    fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int, counts: np.ndarray, scratch: np.ndarray
+) -> None:
+    left, sizes = scratch[0], scratch[1]  # sums of shared fitness, then what rounding down leaves of a species' share
+    low, whole, breeding, given = 0.0, 0.0, 0, 0
+    for f in fitness:
+        if np.isfinite(f):
+            low = min(low, f)
+    for s in range(len(breeds)):
+        left[s], sizes[s] = 0.0, 0.0
+    for g in range(len(fitness)):
+        sizes[of[g]] += 1.0
+        if np.isfinite(fitness[g]):
+            left[of[g]] += fitness[g] - low
+    for s in range(len(breeds)):
+        left[s] = left[s] / max(sizes[s], 1.0) if breeds[s] else 0.0
+        whole += left[s]
+        breeding += breeds[s]
+    for s in range(len(breeds)):
+        share = left[s] / whole if whole > 0.0 and np.isfinite(whole) else breeds[s] / breeding
+        counts[s] = np.int64(share * total)
+        left[s] = share * total - counts[s] if breeds[s] else -1.0
+        given += counts[s]
+    while given < total:
+        most = 0
+        for s in range(len(breeds)):
+            if left[s] > left[most]:
+                most = s
+        counts[most] += 1
+        left[most] = -2.0
+        given += 1
+
+
+def parents(
+    fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, total: int, survival: float, champions: int
+) -> Parents:
+    """Pools of parents, and a species for each of `total` children, in order of species.
+
+    Args:
+        fitness: float64 [G]; of: int64 [G]; counts: int64 [S], children of a species.
+        survival: best share of a species that breeds, at least one.
+        champions: a species larger than this copies its best; 0 copies the best of all alone.
+    """
+    order = np.lexsort((-fitness, of))
+    elite, species = np.empty(total, np.int64), np.empty(total, np.int64)
+    pool_off, pool = np.empty(len(counts) + 1, np.int64), np.empty(len(order), np.int64)
+    made = _parents(order, fitness, of, counts, survival, champions, elite, species, pool_off, pool)
+    return Parents(elite, species, pool_off, pool[:made])
+
+
+@compiled
+def _parents(
+    order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float, champions: int,
+    elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
+) -> int:  # fmt: skip
+    """Fill elite, species, pool_off and pool; returns the size of the pool."""
+    made, at, child, best, home = 0, 0, 0, 0, 0
+    for g in range(1, len(fitness)):
+        if fitness[g] > fitness[best]:
+            best = g
+    for s in range(len(counts)):
+        low = at
+        while at < len(order) and of[order[at]] == s:
+            at += 1
+        pool_off[s] = made
+        if not counts[s]:
+            continue
+        for k in range(max(1, np.int64(np.ceil(survival * (at - low))))):
+            pool[made] = order[low + k]
+            made += 1
+        if s == of[best]:
+            home = child
+        for k in range(counts[s]):
+            species[child + k], elite[child + k] = s, -1
+        if champions and at - low > champions:
+            elite[child] = order[low]
+        child += counts[s]
+    pool_off[len(counts)] = made
+    if not champions:
+        elite[home] = best
+    return made
+
+
+def representatives(of: np.ndarray, count: int, seed: int, generation: int) -> np.ndarray:
+    """A random member of each of `count` species, int64 [S]; `of` int64 [G] are rows of species."""
+    chosen = np.empty(count, np.int64)
+    _representatives(of, seed, generation, chosen, np.empty(SIZE, np.uint64), np.empty((2, count), np.int64))
+    return chosen
+
+
+@compiled
+def _representatives(
+    of: np.ndarray, seed: int, generation: int, chosen: np.ndarray, rng: np.ndarray, scratch: np.ndarray
+) -> None:
+    sizes, left = scratch[0], scratch[1]
+    for s in range(len(chosen)):
+        sizes[s] = 0
+    for g in range(len(of)):
+        sizes[of[g]] += 1
+    for s in range(len(chosen)):
+        begin(rng, seed, s, generation, _CHOICE)
+        left[s] = below(rng, sizes[s])
+    for g in range(len(of)):
+        if left[of[g]] == 0:
+            chosen[of[g]] = g
+        left[of[g]] -= 1
