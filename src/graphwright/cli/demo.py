@@ -17,6 +17,7 @@ from graphwright.cli.common import (
     FAILED,
     Debug,
     Json,
+    Overwrite,
     Quiet,
     Seed,
     Threads,
@@ -53,7 +54,7 @@ class Chapter:
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")] = Path("graphwright-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
+    overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -241,7 +242,7 @@ class _Story:
         planted = self.model.diagnose()
         mended = planted.fix_all()
         left = self.model.diagnose()
-        self.p.undo(2)
+        self.p.undo(1 + bool(mended))
         c.facts = {
             "findings": len(found),
             "planted": [f.kind for f in planted],
