@@ -8,6 +8,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import structure as st
+from graphwright import surgery as sg
 from graphwright.surgery import diagnose
 
 PLACE = Path(__file__).parents[1] / "docs" / "pictures"
@@ -86,7 +87,40 @@ def findings() -> str:
     return p.to_svg(overlay=found.overlay(), expanded=shown)
 
 
-PICTURES = {"edit.svg": edit, "gates.svg": gates, "findings.svg": findings}
+def prune() -> str:
+    """Half of a block's neurons gone, in every matrix that has them, beside what it was."""
+    model = gw.open("bundled")
+    model.select("layers.1.mlp").neurons[:256].prune()
+    return _change(model.program, "layers.1.mlp")
+
+
+def orthogonalize() -> str:
+    """The queries' matrix as an orthonormal one and, before it, its stretch."""
+    p = gw.open("bundled").program
+    sg.orthogonalize(p, "layers.1.attn.q", fold="insert")
+    return _change(p, "layers.1.attn", "layers.1.attn.q")
+
+
+def compress() -> str:
+    """A matrix of an MLP as two thin ones."""
+    p = gw.open("bundled").program
+    sg.compress(p, "layers.1.mlp.up", "svd", sg.Ratio(0.3))
+    return _change(p, "layers.1.mlp", "layers.1.mlp.up")
+
+
+def _change(p: gw.Program, *opened: str) -> str:
+    """Block 1 against what it was before the last edit, with some of its modules opened."""
+    return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
+
+
+PICTURES = {
+    "edit.svg": edit,
+    "gates.svg": gates,
+    "findings.svg": findings,
+    "prune.svg": prune,
+    "orthogonalize.svg": orthogonalize,
+    "compress.svg": compress,
+}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

@@ -115,23 +115,28 @@ def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], load
     named: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
     np.savez(Path(place) / "prompts.npz", **named)
     try:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        code, said = _start(command, place)
     except subprocess.TimeoutExpired as error:
         raise VerificationFailed(
             "the clean process did not finish", where=str(directory), expected=f"< {TIMEOUT_S} s"
         ) from error
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
+    if code:
+        words = said.strip().splitlines()
         raise VerificationFailed(
             f"{loader} could not load what was written",
             where=directory.name,
-            got="\n".join(words[-6:]) or f"exit {done.returncode}",
+            got="\n".join(words[-6:]) or f"exit {code}",
         )
     facts = json.loads((Path(place) / "facts.json").read_text(encoding="utf-8"))
     logits, greedy = ([a for _, a in sorted(np.load(f"{place}/{n}.npz").items())] for n in ("logits", "greedy"))
     return Computed(logits, greedy, facts)
+
+
+def _start(command: Sequence[str], place: str) -> tuple[int, str]:
+    """Exit code and standard error of a new Python."""
+    whole = [sys.executable, *command]
+    done = subprocess.run(whole, cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.returncode, done.stderr
 
 
 def transformers_installed() -> bool:
