@@ -21,7 +21,8 @@ test:  ## lint, then all tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/graphwright warmup --quiet
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
+	@# tests start many processes: what one of them compiled, the others read
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
 lint:  ## ruff's rules and format
 	@scripts/environment.sh all,dev
@@ -35,7 +36,7 @@ types:  ## pyright
 cov:  ## branch coverage per folder, compiled kernels run as Python; takes half an hour
 	@scripts/environment.sh all,dev
 	@rm -f .coverage .coverage.*
-	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -n 2 --dist loadgroup --timeout 900
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -n 2 --dist worksteal --timeout 900
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 	@$(BIN)/coverage json --quiet -o .coverage.json

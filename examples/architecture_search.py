@@ -58,9 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4000, help="training steps of each method")
-    parser.add_argument("--quick", action="store_true", help="one seed, 2000 steps, gates beside chance")
+    parser.add_argument("--quick", action="store_true", help="one seed, 1000 steps, gates beside chance")
     args = parser.parse_args()
-    seeds, steps, beside = (1, 2000, ()) if args.quick else (args.seeds, args.steps, ("grow", "softmax", "evolve"))
+    seeds, steps, beside = (1, 1000, ()) if args.quick else (args.seeds, args.steps, ("grow", "softmax", "evolve"))
     right = [one(seed, "gates", steps, beside)[2] for seed in range(seeds)]
     print(f"gates found just the planted skips in {sum(right)} of {seeds} seeds")
     assert sum(right) * 3 >= 2 * seeds

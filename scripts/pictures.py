@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from typing import Any
 
 import numpy as np
 
 import graphwright as gw
 from graphwright import structure as st
+from graphwright import surgery as sg
 from graphwright.structure.pictures import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
@@ -58,30 +59,25 @@ def findings() -> str:
 
 def attention() -> str:
     """The probability of each of twelve edges in `examples/attention_pruning.py`."""
-    values, names, kept = example("attention_pruning").toy()
+    values, names, kept = example("attention_pruning")["toy"]()
     return probabilities(values, names, kept, len(values))
 
 
 def orthogonal() -> str:
     """How far each method of `examples/orthogonalisation.py` moves the logits of the bundled model."""
-    moved = example("orthogonalisation").compared("bundled", "layers.*.attn.{q,k,v,o}", 1024)
+    moved = example("orthogonalisation")["compared"]("bundled", "layers.*.attn.{q,k,v,o}", 1024)
     return bars({name: max(value, 1e-16) for name, value in moved.items()}, "logits moved, relative to the largest")
 
 
 def skips() -> str:
     """The structure that `examples/architecture_search.py` finds for seed 0, beside the chain that it began with."""
-    found, student, _ = example("architecture_search").one(0, "gates", 4000, ())
+    found, student, _ = example("architecture_search")["one"](0, "gates", 4000, ())
     return found.program.to_svg(diff=student)
 
 
-def example(name: str) -> ModuleType:
-    """A file of examples/ as a module."""
-    spec = spec_from_file_location(name, PLACE.parents[1] / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+def example(name: str) -> dict[str, Any]:
+    """What a file of examples/ defines."""
+    return run_path(str(PLACE.parents[1] / "examples" / f"{name}.py"))
 
 
 def bars(values: dict[str, float], what: str) -> str:
@@ -101,6 +97,32 @@ def bars(values: dict[str, float], what: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+def prune() -> str:
+    """Half of a block's neurons gone, in every matrix that has them, beside what it was."""
+    model = gw.open("bundled")
+    model.select("layers.1.mlp").neurons[:256].prune()
+    return _change(model.program, "layers.1.mlp")
+
+
+def orthogonalize() -> str:
+    """The queries' matrix as an orthonormal one and, before it, its stretch."""
+    p = gw.open("bundled").program
+    sg.orthogonalize(p, "layers.1.attn.q", fold="insert")
+    return _change(p, "layers.1.attn", "layers.1.attn.q")
+
+
+def compress() -> str:
+    """A matrix of an MLP as two thin ones."""
+    p = gw.open("bundled").program
+    sg.compress(p, "layers.1.mlp.up", "svd", sg.Ratio(0.3))
+    return _change(p, "layers.1.mlp", "layers.1.mlp.up")
+
+
+def _change(p: gw.Program, *opened: str) -> str:
+    """Block 1 against what it was before the last edit, with some of its modules opened."""
+    return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
+
+
 PICTURES = {
     "edit.svg": edit,
     "gates.svg": gates,
@@ -108,6 +130,9 @@ PICTURES = {
     "attention.svg": attention,
     "orthogonal.svg": orthogonal,
     "skips.svg": skips,
+    "prune.svg": prune,
+    "orthogonalize.svg": orthogonalize,
+    "compress.svg": compress,
 }
 
 if __name__ == "__main__":

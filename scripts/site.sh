@@ -4,7 +4,7 @@ set -eu
 venv=${VENV:-.venv}
 rm -rf build/docs site
 mkdir -p build/docs/reference
-cp docs/*.md build/docs/
+cp -r docs/*.md docs/pictures build/docs/
 sed -E 's/\]\(docs\//](/g' SECURITY.md >build/docs/reporting.md  # the one page that lies beside docs/
 sed -E 's/\]\(\.\.\/SECURITY\.md/](reporting.md/g' docs/security.md >build/docs/security.md
 for init in src/graphwright/*/__init__.py; do

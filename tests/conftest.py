@@ -1,9 +1,14 @@
 """Hypothesis profiles, and what a test may be left out for: a marker names it, and only its absence skips."""
 
 import gc
+import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinning thread pools would fight
 
@@ -54,6 +59,39 @@ def young_heap():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
+    """What stands for a new Python in tests that are not about one: a fork of a process that has imported transformers.
+
+    Give it the place of `clean_process._start`.
+    """
+    server: list[Any] = []
+
+    def start(command: list[str], place: str) -> tuple[int, str]:
+        if not server:
+            script = [sys.executable, "-I", str(Path(__file__).parent / "models" / "warm_process.py")]
+            server.append(subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        said = Path(place) / "stderr"
+        assert command[0] == "-I"
+        server[0].stdin.write(json.dumps({"command": command[1:], "cwd": place, "stderr": str(said)}) + "\n")
+        server[0].stdin.flush()
+        return int(server[0].stdout.readline()), said.read_text()
+
+    yield start
+    if server:
+        server[0].stdin.close()
+        server[0].stdout.close()
+        server[0].wait()
+
+
+@pytest.fixture
+def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports and verifications of this test fork their clean processes."""
+    from graphwright.models.export import clean_process
+
+    monkeypatch.setattr(clean_process, "_start", warm_process)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from graphwright.cli import app
 
+pytestmark = pytest.mark.usefixtures("warm")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)

@@ -13,7 +13,6 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.xdist_group("wheel")  # one build for the three
 
 
 def run(*command: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:

@@ -16,17 +16,8 @@ from graphwright.cli.common import bar
 from graphwright.models.generation.prompt import prompt_ids
 from graphwright.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in tests/models/export
 CUT = "layers.1.mlp.down -> layers.1.out"
-
-
-@pytest.fixture
-def call():
-    def run(*args: object, code: int = 0) -> str:
-        result = CliRunner().invoke(app, [str(a) for a in args])
-        assert result.exit_code == code, (args, result.exit_code, result.output, result.stderr)
-        return result.stdout if code == 0 else result.stdout + result.stderr
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from graphwright.cli import app
 
+pytestmark = pytest.mark.usefixtures("warm")
 RUNNER = CliRunner()
 SMALLER = {"train": ["--steps", "1", "--batch", "2", "--window", "16"], "export": ["--check", "none"]}
 """Options that come after those of the example: a shorter run of the same."""

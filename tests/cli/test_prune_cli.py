@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from typer.testing import CliRunner
-
 import graphwright as gw
-from graphwright.cli import app
 from graphwright.surgery import Calibration, Ratio
-
-
-@pytest.fixture
-def call():
-    def run(*args: object, code: int = 0) -> str:
-        result = CliRunner().invoke(app, [str(a) for a in args])
-        assert result.exit_code == code, (args, result.exit_code, result.output, result.stderr)
-        return result.stdout if code == 0 else result.stdout + result.stderr
-
-    return run
-
 
 SMALL = ("--recipe", "units", "--tokens", 512, "--context", 128, "--no-time")
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout;
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no hints.")]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="CPU threads; 0 leaves the default.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")]
+Check = Annotated[
+    str, typer.Option(metavar="HOW", help="Proof by transformers in a clean process: auto, required or none.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -98,6 +103,16 @@ def emit_json(value: dict[str, Any]) -> None:
 def colours(stream: Any) -> bool:
     """Whether to colour: a terminal, and neither NO_COLOR nor TERM=dumb."""
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file. Raises: UnreadableFile."""
+    from graphwright.files import UnreadableFile
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFile("the text cannot be read", where=str(path), got=str(error)) from None
 
 
 def set_threads(threads: int) -> None:

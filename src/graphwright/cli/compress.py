@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, set_threads, verb
 from graphwright.cli.surgery import (
     Context,
     DryRun,
     Out,
-    Overwrite,
     Text,
     Tokens,
     Where,
@@ -62,7 +61,7 @@ def compress(
 
     set_threads(threads)
     allowed = budget_of(budget)
-    model = opened(directory, out, dry_run)
+    model = opened(directory, out, dry_run, overwrite)
     data = calibration(model, tokens, context, text, seed)
     with bar(quiet or as_json) as progress:
         found = run(
@@ -77,8 +76,4 @@ def compress(
             dry_run=dry_run,
             progress=progress,
         )
-    finish(model, out, dry_run, overwrite)
-    if as_json:
-        emit_json({**found.to_json(), "out": str(out) if out and not dry_run else None})
-    else:
-        say(str(found))
+    finish(model, found, out, dry_run, overwrite, as_json)

@@ -17,6 +17,7 @@ from graphwright.cli.common import (
     FAILED,
     Debug,
     Json,
+    Overwrite,
     Quiet,
     Seed,
     Threads,
@@ -29,6 +30,7 @@ from graphwright.cli.common import (
 )
 
 PROMPT = "The following"
+PRUNED_QUICKLY = ', recipe="units", timed=False'
 BRANCH, SKIP = ("layers.1.mlp.down", "layers.1.out"), ("layers.0.out", "layers.2.out")
 
 
@@ -52,8 +54,10 @@ class Chapter:
 @verb
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")] = Path("graphwright-demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tenth of the text, no modules pruned, 4 training steps.")
+    ] = False,
+    overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -118,7 +122,7 @@ class _Story:
                 self.cut,
             ),
             ("undo", "p.undo()", self.undo),
-            ("prune", "report = model.prune(surgery.Ratio(0.3))", self.prune),
+            ("prune", f"report = model.prune(surgery.Ratio(0.3){PRUNED_QUICKLY if self.quick else ''})", self.prune),
             (
                 "export the pruned model",
                 'model.export("pruned"); model.export("pruned-true-size", prefer="size")',
@@ -241,7 +245,7 @@ class _Story:
         planted = self.model.diagnose()
         mended = planted.fix_all()
         left = self.model.diagnose()
-        self.p.undo(2)
+        self.p.undo(1 + bool(mended))
         c.facts = {
             "findings": len(found),
             "planted": [f.kind for f in planted],
@@ -261,7 +265,8 @@ class _Story:
 
         data = Calibration.of(self.model, max_tokens=1024 if self.quick else 8192, context=256)
         with bar(self.silent) as report:
-            found = self.model.prune(Ratio(0.3), data, report=report)
+            given = {"recipe": "units", "timed": False} if self.quick else {}  # as the chapter's line says
+            found = self.model.prune(Ratio(0.3), data, report=report, **given)
         after = self._score()
         facts = found.to_json()
         c.facts = {

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import DONE, FAILED, Debug, Dir, Json, Quiet, bar, emit_json, say, verb
+from graphwright.cli.common import (
+    DONE,
+    FAILED,
+    Debug,
+    Dir,
+    Json,
+    Overwrite,
+    Quiet,
+    bar,
+    emit_json,
+    read_text,
+    say,
+    verb,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +39,7 @@ def diagnose(
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without changing the function.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the mended model here.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands at --out.")] = False,
+    overwrite: Overwrite = False,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, findings in colour; a page if FILE ends in .html.")
     ] = None,
@@ -39,7 +52,7 @@ def diagnose(
     Exit 0: nothing (with --fix, nothing is left), 1: there are findings, 2: it could not be asked.
     """
     from graphwright.errors import UsageError
-    from graphwright.files import UnreadableFile, check_free
+    from graphwright.files import check_free
     from graphwright.models import Model
     from graphwright.surgery import diagnose as ask
     from graphwright.surgery import diagnose_model
@@ -49,12 +62,7 @@ def diagnose(
     if out is not None:
         check_free(out, overwrite)
     target = _open(directory)
-    words = None
-    if text is not None:
-        try:
-            words = text.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnreadableFile("the text cannot be read", where=str(text), got=str(error)) from None
+    words = None if text is None else read_text(text)
 
     def look() -> Any:
         with bar(quiet or as_json) as report:

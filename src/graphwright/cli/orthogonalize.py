@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
-from graphwright.cli.surgery import Context, DryRun, Out, Overwrite, Text, Tokens, Where, calibration, finish, opened
+from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, set_threads, verb
+from graphwright.cli.surgery import Context, DryRun, Out, Text, Tokens, Where, calibration, finish, opened
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def orthogonalize(
     from graphwright.surgery import orthogonalize as run
 
     set_threads(threads)
-    model = opened(directory, out, dry_run)
+    model = opened(directory, out, dry_run, overwrite)
     data = calibration(model, tokens, context, text, seed)
     with bar(quiet or as_json) as progress:
         found = run(
@@ -57,8 +57,4 @@ def orthogonalize(
             dry_run=dry_run,
             progress=progress,
         )
-    finish(model, out, dry_run, overwrite)
-    if as_json:
-        emit_json({**found.to_json(), "out": str(out) if out and not dry_run else None})
-    else:
-        say(str(found))
+    finish(model, found, out, dry_run, overwrite, as_json)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import (
+    Check,
+    Debug,
+    Dir,
+    Json,
+    Overwrite,
+    Quiet,
+    Seed,
+    Threads,
+    bar,
+    emit_json,
+    say,
+    set_threads,
+    verb,
+)
+from graphwright.cli.surgery import DryRun, Out, Text, calibration, opened
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +34,7 @@ def register(app: typer.Typer) -> None:
 @verb
 def prune(
     directory: Dir,
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
+    out: Out = None,
     target: Annotated[float, typer.Option(metavar="SHARE", help="Share to take away, 0 to 1.")] = 0.3,
     of: Annotated[str, typer.Option(metavar="WHAT", help="params, flops or bytes.")] = "params",
     where: Annotated[str | None, typer.Option(metavar="PATTERN", help="What may be pruned; the layers.")] = None,
@@ -32,19 +46,17 @@ def prune(
     ] = "greedy",
     recipe: Annotated[str, typer.Option(metavar="NAME", help="default, units or modules.")] = "default",
     round_to: Annotated[int, typer.Option(metavar="N", min=1, help="Sizes become multiples of N.")] = 1,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Calibration text; else the bundled one.")] = None,
+    text: Text = None,
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to learn from.")] = 8192,
     context: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 512,
     seed: Seed = 0,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Measure the time per token.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
-    check: Annotated[
-        str, typer.Option(metavar="HOW", help="Of the export: auto, required or none: proof by transformers.")
-    ] = "auto",
+    dry_run: DryRun = False,
+    check: Check = "auto",
     save: Annotated[
         bool, typer.Option("--save", help="Save it to go on from, journal and all; do not export.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: Overwrite = False,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -55,18 +67,13 @@ def prune(
     Scores come from calibration data; what reads the pruned units gets the least-squares weights for those that stay.
     The report says what changed, on text that was held out.
     """
-    from graphwright.errors import UsageError
-    from graphwright.models import open
-    from graphwright.surgery import Calibration, Ratio
+    from graphwright.surgery import Ratio
     from graphwright.surgery import prune as run
 
-    if out is None and not dry_run:
-        raise UsageError("where to? OUT is missing", fix=f"graphwright prune {directory} OUT, or --dry-run")
     goal = Ratio(target, of)  # pyright: ignore[reportArgumentType]  # it checks
     set_threads(threads)
-    model = open(directory)
-    words = None if text is None else text.read_text(encoding="utf-8")
-    data = Calibration.of(model, words, max_tokens=tokens, context=context, seed=seed)
+    model = opened(directory, out, dry_run, overwrite)
+    data = calibration(model, tokens, context, text, seed)
     names = tuple(k.strip() for k in kinds.split(",") if k.strip())
     with bar(quiet or as_json) as report:
         plan = run(

@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import (
+    Check,
+    Debug,
+    Dir,
+    Json,
+    Overwrite,
+    Quiet,
+    Seed,
+    Threads,
+    bar,
+    emit_json,
+    read_text,
+    say,
+    set_threads,
+    verb,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +47,9 @@ def search(
     window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 128,
     lr: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the gates.")] = 0.05,
     weights: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the weights; 0 keeps them.")] = 0.0,
-    check: Annotated[
-        str, typer.Option(metavar="HOW", help="Of the export: auto, required or none: proof by transformers.")
-    ] = "auto",
+    check: Check = "auto",
     prefer: Annotated[str, typer.Option(metavar="WHAT", help="stock or size: see export.")] = "stock",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -48,13 +61,15 @@ def search(
     Gates are trained against the model itself (distillation) under a budget that falls to --target. OUT gets the
     checkpoint with its receipt, and gates.svg: probabilities over training.
     """
+    from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.pictures import probabilities
 
     set_threads(threads)
+    check_free(out, overwrite)  # now, not after the training
     model = open(directory)
-    words = None if text is None else text.read_text(encoding="utf-8")
+    words = None if text is None else read_text(text)
     kinds = tuple(k.strip() for k in units.split(",") if k.strip())
     with warnings.catch_warnings(record=True) as heard, bar(quiet or as_json) as report:
         warnings.simplefilter("always", GatesCannotClose)

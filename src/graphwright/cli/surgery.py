@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphwright.cli.common import emit_json, read_text, say
+
 if TYPE_CHECKING:
     from graphwright.models import Model
 
@@ -21,16 +23,18 @@ Tokens = Annotated[
 Context = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per calibration window.")]
 Text = Annotated[Path | None, typer.Option(metavar="FILE", help="Calibration text; else the help topics of Python.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Report the same and save nothing.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at OUT.")]
 
 
-def opened(directory: str, out: Path | None, dry_run: bool) -> Model:
-    """The model. Raises: UsageError where its result would go nowhere."""
+def opened(directory: str, out: Path | None, dry_run: bool, overwrite: bool) -> Model:
+    """The model. Raises: UsageError without a place for the result; what `check_free` raises of a bad one."""
     from graphwright.errors import UsageError
+    from graphwright.files import check_free
     from graphwright.models import open
 
     if out is None and not dry_run:
-        raise UsageError("nowhere to save the model", where="OUT", fix="name a directory, or --dry-run")
+        raise UsageError("where to? OUT is missing", fix="name a directory, or --dry-run")
+    if out is not None and not dry_run:
+        check_free(out, overwrite)  # now, not after the work
     return open(directory)
 
 
@@ -40,7 +44,7 @@ def calibration(model: Model, tokens: int, context: int, text: Path | None, seed
 
     if not tokens:
         return None
-    words = None if text is None else text.read_text(encoding="utf-8")
+    words = None if text is None else read_text(text)
     return Calibration.of(model, words, max_tokens=tokens, context=context, seed=seed)
 
 
@@ -61,7 +65,12 @@ def budget_of(text: str) -> Any:
     return made(value)
 
 
-def finish(model: Model, out: Path | None, dry_run: bool, overwrite: bool) -> None:
-    """Save the edited model."""
-    if out is not None and not dry_run:
-        model.save(out, overwrite=overwrite)
+def finish(model: Model, found: Any, out: Path | None, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+    """Save the edited model, and say what was found."""
+    saved = None if dry_run else out
+    if saved is not None:
+        model.save(saved, overwrite=overwrite)
+    if as_json:
+        emit_json({**found.to_json(), "out": None if saved is None else str(saved)})
+    else:
+        say(str(found))

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Quiet, Seed, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import (
+    Debug,
+    Json,
+    Overwrite,
+    Quiet,
+    Seed,
+    Threads,
+    bar,
+    emit_json,
+    read_text,
+    say,
+    set_threads,
+    verb,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +44,7 @@ def train(
             metavar="DIR", help="Hugging Face directory to write; a structure no class has is saved as a model."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands at --out.")] = False,
+    overwrite: Overwrite = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps in all.")] = 100,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Windows per step.")] = 16,
     window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 256,
@@ -59,7 +72,7 @@ def train(
     AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, the same command again
     resumes where it stopped.
     """
-    from graphwright.files import UnreadableFile, check_free
+    from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
     from graphwright.models.create import create
@@ -68,13 +81,7 @@ def train(
     set_threads(threads)
     if out is not None:
         check_free(out, overwrite)  # now, not after the training
-    texts = {}
-    for name, path in (("text", text), ("held_out", held_out)):
-        if path is not None:
-            try:
-                texts[name] = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise UnreadableFile("the text cannot be read", where=str(path), got=str(error)) from None
+    words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
     recipe = Recipe(
@@ -88,11 +95,11 @@ def train(
         autocast="bfloat16" if bf16 else "",
         seed=seed,
     )
-    trainer = Trainer(model, texts["text"], recipe)
+    trainer = Trainer(model, words, recipe)
     facts: dict = {"parameters": model.inspect().parameters}
     with bar(quiet or as_json) as report:
-        if held_out is not None:
-            facts["bits_per_byte"] = {"before": model.perplexity(texts["held_out"], report=report).bits_per_byte}
+        if held is not None:
+            facts["bits_per_byte"] = {"before": model.perplexity(held, report=report).bits_per_byte}
         if state is not None and (state / "train.json").is_file():
             trainer.load(state)
             facts["resumed_at"] = trainer.done
@@ -108,8 +115,8 @@ def train(
                 facts["tokens_per_s"] = made.tokens_per_s
                 if state is not None:
                     trainer.save(state)
-        if held_out is not None:
-            facts["bits_per_byte"]["after"] = model.perplexity(texts["held_out"], report=report).bits_per_byte
+        if held is not None:
+            facts["bits_per_byte"]["after"] = model.perplexity(held, report=report).bits_per_byte
     facts |= {
         "steps": trainer.done,
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
@@ -126,7 +133,7 @@ def train(
         )
     else:
         say(f"nothing left to do: the state in {state} is at step {trainer.done}")
-    if held_out is not None:
+    if held is not None:
         say(f"held out {facts['bits_per_byte']['before']:.4f} -> {facts['bits_per_byte']['after']:.4f} bits per byte")
     if out is not None:
         say(f"wrote {out}: {facts['out']}")

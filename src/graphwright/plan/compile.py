@@ -185,7 +185,7 @@ class CompiledFunction:
 
         >>> import numpy as np, graphwright as gw
         >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
-        >>> square.inputs["x"][:] = [1, 2, 3]
+        >>> np.copyto(square.inputs["x"], [1, 2, 3])
         >>> square()
         >>> square.outputs["out"].tolist()
         [1.0, 4.0, 9.0]
