@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from vm_forms import agree, single, view, vm
 
 from graphwright.array import NDArray, bool_, float32, from_numpy
