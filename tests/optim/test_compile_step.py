@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from step_edits import insert_sigmoid, link_input_and_result
 
 import graphwright as gw
 from graphwright import amp, nn, optim
@@ -201,16 +202,9 @@ def test_a_step_allocates_nothing_after_the_first_runs(case: str) -> None:
 
 
 EDITS: dict[str, Any] = {
-    "insert": lambda p, e: e.insert(p.in_edges("down.linear")[0], "sigmoid", name="again"),
+    "insert": insert_sigmoid,
     "another op": lambda p, e: e.rewire(p.in_edges("down.linear")[0], e.add("relu", "norm.layer_norm", name="other")),
-    "link": lambda p, e: e.set_outputs(
-        out=e.add(
-            "add",
-            "down.linear",
-            e.add("linear", "x", e.param("skip.weight", np.full((4, 6), 0.1, np.float32)), name="skip"),
-            name="both",
-        )
-    ),
+    "link": link_input_and_result,
     "freeze": lambda p, e: e.set_attr("up.weight", trainable=False),
     "weight": lambda p, e: e.set_weight("up.weight", lambda v: v * 0.5),
     "rename": lambda p, e: e.rename("tanh", "renamed"),

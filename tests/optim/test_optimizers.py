@@ -1,19 +1,20 @@
-"""Optimizers against torch's, eager and compiled, per option; groups, masters, edits of what they train."""
+"""Optimizers against torch's, eager and compiled, per option; groups and masters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from optim_parameters import low, values
 
 import graphwright as gw
-from graphwright.array import bfloat16, empty, from_numpy
+from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import UsageError
-from graphwright.optim import SGD, Adam, AdamW, Optimizer, RMSprop, accumulate, ema_update
+from graphwright.optim import SGD, Adam, AdamW, RMSprop, accumulate, ema_update
 from values import grad_of
 
 ADAM: list[dict[str, Any]] = [
@@ -47,18 +48,12 @@ RMSPROP: list[dict[str, Any]] = [
 ]
 KINDS = {"Adam": Adam, "AdamW": AdamW, "SGD": SGD, "RMSprop": RMSprop}
 
-SHAPES = [(5, 3), (3,), (2, 1, 4)]
 STEPS = 100
 OPTIONS = [
     *((kind, o) for kind in ("Adam", "AdamW") for o in ADAM),
     *(("SGD", o) for o in SGD_OPTIONS),
     *(("RMSprop", o) for o in RMSPROP),
 ]
-
-
-def values(seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=s).astype(np.float32) for s in SHAPES]
 
 
 def ours() -> list[Parameter]:
@@ -261,10 +256,6 @@ def test_zero_grad_in_place_is_traced():
 
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
-def low(value: np.ndarray) -> Parameter:
-    return Parameter(empty(value.shape, bfloat16).copy_from(from_numpy(value)), name="low")
-
-
 def test_masters_keep_what_16_bits_would_lose():
     start = np.full((4, 4), 1.0, np.float32)
     twin, p = Parameter(from_numpy(start.copy()), name="twin"), low(start)
@@ -326,219 +317,6 @@ def test_a_compiled_step_equals_the_eager_one_and_sees_a_new_rate_without_a_trac
         results.append([p.data.to_numpy() for p in params])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-# -- what follows edits ------------------------------------------------------------------------------------------------
-def program() -> gw.Program:
-    b = gw.Builder()
-    x = b.input("x", ("B", 3))
-    b.output(b.junction(b.linear(x, b.param("w", values(0)[0][:3] * 1.0)), name="sum"), "y")
-    return b.build()
-
-
-def test_parameters_that_an_edit_adds_are_trained_as_new_ones():
-    p = program()
-    opt = AdamW(p, 0.1, weight_decay=0.0)
-    x = np.ones((2, 3), np.float32)
-
-    def step():
-        opt.zero_grad()
-        y = p(x=x)
-        (y * y).sum().backward()
-        opt.step()
-
-    for _ in range(40):
-        step()
-    assert len(opt.state) == 1
-    with p.edit("add") as e:
-        e.link("x", "sum", np.full((3, 3), 0.5, np.float32), name="new")
-    added = next(q for q in p.parameters() if q.name == "new.weight")
-    step()
-    moved = added.data.to_numpy() - 0.5
-    np.testing.assert_allclose(np.abs(moved), 0.1, rtol=1e-3)  # a first step of Adam is lr, whatever came before
-    assert opt.state_of(added).steps.item() == 1
-    p.undo()
-    step()
-    assert [q.name for q in opt.parameters()] == ["w"]
-
-
-def test_a_changed_shape_starts_its_moments_anew():
-    p = program()
-    opt = AdamW(p, 0.1)
-    x = np.ones((2, 3), np.float32)
-
-    def step():
-        opt.zero_grad()
-        p(x=x).sum().backward()
-        opt.step()
-
-    step()
-    with p.edit("narrow") as e:
-        e.set_weight("w", lambda w: w[:2])
-    step()
-    (q,) = p.parameters()
-    assert opt.state_of(q).moments["m"].shape == (2, 3)
-    assert opt.state_of(q).steps.item() == 1
-
-
-def test_two_parameters_of_one_name_keep_their_states_apart():
-    params = [Parameter(from_numpy(v), name="same") for v in values(0)]
-    opt = AdamW(params)
-    assert len(opt.variables()) == 1 + 3 * 3
-
-
-def perceptron() -> gw.Program:
-    """x [B, 3] -> tanh(first [5, 3]) -> second [2, 5]."""
-    rng, b = np.random.default_rng(7), gw.Builder()
-    first = b.linear(
-        b.input("x", ("B", 3)), b.param("first.weight", rng.normal(size=(5, 3)).astype("f4")), name="first"
-    )
-    b.output(b.linear(b.tanh(first), b.param("second.weight", rng.normal(size=(2, 5)).astype("f4"))), "y")
-    return b.build()
-
-
-def run_of(p: gw.Program, opt: Optimizer, compiled: bool) -> Callable[[], Any]:
-    """A training step of a program, eager or compiled."""
-    x = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
-
-    def step(x: gw.Tensor) -> gw.Tensor:
-        opt.zero_grad()
-        y = p(x=x)
-        loss = (y * y).sum()
-        loss.backward()
-        opt.step()
-        return loss
-
-    call = gw.compile(step) if compiled else step
-    return lambda: call(gw.tensor(x))
-
-
-MAKERS = {
-    "adamw": (lambda params: AdamW(params, 0.05), lambda params: torch.optim.AdamW(params, 0.05), ("m", "v")),
-    "sgd": (
-        lambda params: SGD(params, 0.02, momentum=0.9),
-        lambda params: torch.optim.SGD(params, 0.02, momentum=0.9),
-        ("momentum_buffer",),
-    ),
-}
-TORCH_NAMES = {"m": "exp_avg", "v": "exp_avg_sq"}
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", MAKERS)
-def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
-    """Surviving moments keep their bits, new ones are 0, and the next steps are those of a run sliced by hand."""
-    ours_made, torch_made, _ = MAKERS[name]
-    p = perceptron()
-    opt = ours_made(p)
-    step = run_of(p, opt, compiled)
-    for _ in range(4):
-        step()
-    first, second = (q for q in p.parameters())
-    held = {w: {n: v.numpy().copy() for n, v in opt.state_of(w).moments.items()} for w in (first, second)}
-    with p.edit("cut") as e:
-        e.cut_units(p.axes()["first.neurons"].units([1, 3]))
-    with p.edit("turn") as e:
-        e.permute("first.neurons", [2, 0, 1])
-    with p.edit("grow") as e:
-        e.grow("first.neurons", 1)
-    places = [4, 0, 2]
-    for n, before in held[first].items():
-        state = opt.state_of(first).moments[n].numpy()
-        assert state[:3].tobytes() == before[places].tobytes()
-        assert not state[3].any()
-        assert opt.state_of(second).moments[n].numpy()[:, :3].tobytes() == before_columns(held[second][n], places)
-    assert opt.state_of(first).steps.item() == 4
-    hand = [torch.tensor(w.numpy().copy(), requires_grad=True) for w in (first, second)]
-    other = torch_made(hand)
-    for tensor, weight in zip(hand, (first, second), strict=True):
-        moments = opt.state_of(weight).moments
-        named = {TORCH_NAMES.get(n, n): torch.tensor(v.numpy().copy()) for n, v in moments.items()}
-        other.state[tensor] = {"step": torch.tensor(4.0), **named} if name == "adamw" else {
-            "momentum_buffer": next(iter(named.values()))}  # fmt: skip
-    x = torch.tensor(np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32))
-    for _ in range(3):
-        step()
-        other.zero_grad()
-        ((torch.tanh(x @ hand[0].T) @ hand[1].T) ** 2).sum().backward()
-        other.step()
-    for weight, tensor in zip((first, second), hand, strict=True):
-        np.testing.assert_allclose(weight.numpy(), tensor.detach().numpy(), rtol=2e-5, atol=1e-6)
-
-
-def before_columns(moment: np.ndarray, places: list[int]) -> bytes:
-    return np.ascontiguousarray(moment[:, places]).tobytes()
-
-
-def test_undo_before_a_step_gives_the_moments_back_and_after_one_what_stayed():
-    p = perceptron()
-    opt = AdamW(p, 0.05)
-    step = run_of(p, opt, compiled=False)
-    for _ in range(3):
-        step()
-    first = p.parameters()[0]
-    held = opt.state_of(first).moments["m"].numpy().copy()
-    with p.edit("cut") as e:
-        e.cut_units(p.axes()["first.neurons"].units([0]))
-    p.undo()
-    assert opt.state_of(first).moments["m"].numpy().tobytes() == held.tobytes()
-    p.redo()
-    stayed = opt.state_of(first).moments["m"].numpy().copy()
-    assert stayed.tobytes() == held[1:].tobytes()
-    p.undo()
-    back = opt.state_of(first).moments["m"].numpy()
-    assert back[1:].tobytes() == held[1:].tobytes()
-    assert not back[0].any()
-    p.redo()
-    assert opt.state_of(first).moments["m"].numpy().tobytes() == stayed.tobytes()
-
-
-def test_a_parameter_that_left_and_came_back_has_its_moments():
-    p = program()
-    opt = AdamW(p, 0.1)
-    with p.edit("add") as e:
-        e.link("x", "sum", np.full((3, 3), 0.5, np.float32), name="new")
-    p(x=np.ones((2, 3), np.float32)).sum().backward()
-    opt.step()
-    added = next(q for q in p.parameters() if q.name == "new.weight")
-    held = opt.state_of(added).moments["m"].numpy().copy()
-    p.undo()
-    p.redo()
-    (again,) = [q for q in p.parameters() if q.name == "new.weight"]
-    assert opt.state_of(again).moments["m"].numpy().tobytes() == held.tobytes()
-
-
-def test_a_shape_that_was_set_between_two_edits_starts_anew():
-    p = perceptron()
-    opt = AdamW(p, 0.05)
-    run_of(p, opt, compiled=False)()
-    with p.edit("cut") as e:
-        e.cut_units(p.axes()["first.neurons"].units([0]))
-    with p.edit("set") as e:
-        e.set_weight("first.weight", lambda w: np.concatenate([w, w[:2]]))
-        e.set_weight("second.weight", lambda w: np.concatenate([w, w[:, :2]], axis=1))
-    with p.edit("cut") as e:
-        e.cut_units(p.axes()["first.neurons"].units([0]))
-    assert p.weights["first.weight"].shape == (5, 3)
-    assert opt.state_of(p.parameters()[0]).steps.item() == 0
-
-
-def test_a_master_follows_too_and_takes_new_rows_from_the_parameter():
-    p = low(np.arange(6, dtype=np.float32).reshape(3, 2))
-    opt = SGD([p], 0.001, momentum=0.9)
-    p.grad = Tensor(from_numpy(np.ones((3, 2), np.float32)))
-    opt.step()
-    master = opt.state_of(p).master
-    assert master is not None
-    kept = master.numpy()[[1]].copy()
-    after = low(np.concatenate([p.data.to_numpy("float32")[[1]], np.full((1, 2), 7.0, "f4")])).data
-    p.reshape_to(after, {0: np.array([1, -1])})
-    assert p.grad is None
-    p.grad = Tensor(from_numpy(np.zeros((2, 2), np.float32)))
-    opt.step()
-    master = opt.state_of(p).master
-    assert master is not None
-    np.testing.assert_allclose(master.numpy(), np.concatenate([kept - 0.0009, [[7.0, 7.0]]]), rtol=1e-6)
 
 
 def test_an_infinity_that_was_found_keeps_weights_moments_and_counts():

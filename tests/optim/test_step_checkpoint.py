@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from step_edits import insert_sigmoid, link_input_and_result
 
 import graphwright as gw
 from graphwright import amp, nn, optim
@@ -83,15 +84,8 @@ def test_ten_steps_are_three_and_seven_in_the_midst_of_an_accumulation(tmp_path:
 EDITS: dict[str, Any] = {
     "prune": lambda p, e: e.cut_units(p.axes()["up.neurons"].units([1, 7])),
     "grow": lambda p, e: e.grow("up.neurons", 3),
-    "insert": lambda p, e: e.insert(p.in_edges("down.linear")[0], "sigmoid", name="again"),
-    "link": lambda p, e: e.set_outputs(
-        out=e.add(
-            "add",
-            "down.linear",
-            e.add("linear", "x", e.param("skip.weight", np.full((4, 6), 0.1, np.float32)), name="skip"),
-            name="both",
-        )
-    ),
+    "insert": insert_sigmoid,
+    "link": link_input_and_result,
 }
 
 

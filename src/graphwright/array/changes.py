@@ -6,14 +6,27 @@ While it stands still, whatever was checked still holds; so a loop checks one nu
 
 from __future__ import annotations
 
+from array import array
+
 
 class Changes:
-    """The one counter of a process; it only rises."""
+    """The one counter of a process; it only rises.
 
-    __slots__ = ("count",)
+    Attributes:
+        count: changes so far.
+        address: where native code reads the count.
+    """
+
+    __slots__ = ("_cell", "address", "count")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self._cell = 0, array("q", [0])
+        self.address = self._cell.buffer_info()[0]
+
+    def rise(self) -> None:
+        """Count a change."""
+        self.count += 1
+        self._cell[0] = self.count
 
 
 changes = Changes()

@@ -5,6 +5,7 @@ Invariant: every array refers to a Storage, never to another array; a Storage ou
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +22,24 @@ class WriteCount:
     """How often a plan has run: one number to raise instead of the version of every block that it writes.
 
     Attributes:
-        count: runs so far.
+        address: where native code raises it.
         retired: True once the plan's memory is gone, so that the count stays.
     """
 
-    __slots__ = ("count", "retired")
+    __slots__ = ("_cell", "address", "retired")
 
     def __init__(self) -> None:
-        self.count, self.retired = 0, False
+        self._cell, self.retired = array("q", [0]), False
+        self.address = self._cell.buffer_info()[0]
+
+    @property
+    def count(self) -> int:
+        """Runs so far."""
+        return self._cell[0]
+
+    def rise(self) -> None:
+        """Count a run."""
+        self._cell[0] += 1
 
     def retire(self) -> None:
         """Nobody will count on."""
@@ -84,13 +95,13 @@ class Storage:
     def version(self, value: int) -> None:
         self._version += value - self.version
         if self.watched:
-            changes.count += 1
+            changes.rise()
 
     def written(self) -> None:
         """Count a write."""
         self._version += 1
         if self.watched:
-            changes.count += 1
+            changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
         """From now on a rise of `count` is a write."""
@@ -98,7 +109,8 @@ class Storage:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
             self._counts = (*kept, count)
-            changes.count += self.watched
+            if self.watched:
+                changes.rise()
 
     @property
     def counted(self) -> bool:

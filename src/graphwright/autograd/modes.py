@@ -111,6 +111,11 @@ def training(own: bool | None = None) -> bool | None:
     return own if given is None else given
 
 
+def modes() -> tuple[bool, DType | None, bool | None]:
+    """All three: what a trace depends on beside its arguments. In one call, since every compiled step asks."""
+    return grad_mode.get(), autocast.get(), _training.get()
+
+
 def grad_enabled() -> bool:
     """True while operations keep a tape."""
     return grad_mode.get()

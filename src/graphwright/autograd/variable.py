@@ -42,7 +42,7 @@ class Variable(Tensor):
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name in _BINDING:
-            changes.count += 1
+            changes.rise()
 
     def own(self) -> NDArray:
         """The array, made private and writable first if it is not."""

@@ -43,7 +43,7 @@ class Module:
     @training.setter
     def training(self, value: bool) -> None:
         self.__dict__["_training"] = value
-        changes.count += 1
+        changes.rise()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` in the scope of the module's name."""

@@ -37,6 +37,13 @@ def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tup
         raise DTypeError("a run is seed, step and mode", expected=_RUN, got=run)
 
 
+def _cost(ins, outs, attrs):
+    return Cost(40 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+
+_TRAITS = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+
+
 @op("gate")
 class Gate:
     """Values of gates, a result per part: operands logits [N], table [N, 7], temperatures [G], run [3].
@@ -47,8 +54,8 @@ class Gate:
     Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 
-    arity, attrs = 4, {"sizes": ..., "groups": ()}
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+    arity, attrs, cost = 4, {"sizes": ..., "groups": ()}, _cost
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), _TRAITS
 
     @staticmethod
     def infer(logits, table, temperature, run, sizes, groups):
@@ -64,10 +71,6 @@ class Gate:
         return logits, None, temperature, None
 
     @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(40 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
-
-    @staticmethod
     def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
         operands, sizes = _drawn(rng)
         return operands, {"sizes": sizes}
@@ -77,8 +80,8 @@ class Gate:
 class GateGrad:
     """Gradients of `gate` by logits and temperatures: its operands, then the gradients of the `given` parts."""
 
-    arity, vjp = (4, None), None
-    attrs, traits = {"sizes": ..., "given": ...}, Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+    arity, vjp, cost = (4, None), None, _cost
+    attrs, traits = {"sizes": ..., "given": ...}, _TRAITS
     why = {"vjp": "the slope of a straight-through gate has no slope of its own"}
 
     @staticmethod
@@ -88,10 +91,6 @@ class GateGrad:
         if list(grads) != wanted:
             raise ShapeError("a gradient per given part", expected=", ".join(map(repr, wanted)), got=f"{list(grads)}")
         return logits, temperature
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(40 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
     @staticmethod
     def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:

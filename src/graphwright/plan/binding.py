@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate, chain, repeat
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 import numpy as np
@@ -30,6 +30,9 @@ from graphwright.plan.poison import PoisonCall
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 from graphwright.plan.transfer import made_of, pointer, reader, writer
 from graphwright.program.kinds import STORED
+
+if TYPE_CHECKING:
+    from graphwright.array.vm.segment import VmSegment
 
 _NO_ROWS: list[Row] = []
 
@@ -174,10 +177,10 @@ class Binding:
         return self._ends
 
     @property
-    def single(self) -> Callable[[], Any] | None:
-        """The one native call that does it all, if it is so; it returns None, or `failed_single` says what failed."""
+    def single(self) -> VmSegment | None:
+        """The one native segment that does it all, if it is so."""
         only = self._calls[0] if len(self._calls) == 1 else None
-        return getattr(only, "run", None)
+        return only if hasattr(only, "run") else None
 
     # -- the arena ----------------------------------------------------------------------------------------------------
     def leave_shared(self) -> None:
@@ -388,9 +391,10 @@ class Binding:
         from graphwright.array.vm.segment import VmSegment
 
         address = backend(CPU).address
-        copies = [copy_row(address(t), t.nbytes // 4) if t is not None else None for t in targets]
+        copies = [copy_row(address(t), t.nbytes // 4, address(t)) if t is not None else None for t in targets]
         rows = [row for row in copies if row is not None]
-        fed = self._fed = VmSegment(self._code(0, len(self.plan.arranged.order)), self._room_of_vm(), rows)
+        code = self._code(0, len(self.plan.arranged.order))
+        fed = self._fed = VmSegment(code, self._room_of_vm(), rows, self.runs.address)
         read = [(i, target) for i, target in enumerate(targets) if target is not None]
         self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 

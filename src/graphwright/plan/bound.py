@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,37 +24,58 @@ class Bound:
     Raises, when called: StalePlan, ComputeError as `Workspace.run`.
     """
 
-    __slots__ = ("_run", "_runs", "_seen", "_space", "inputs", "outputs")
+    # the call is an attribute: where all is one native call it is that call itself, with no code of Python before it
+    __slots__ = ("__call__", "inputs", "outputs")
+    __call__: Callable[[], None]
 
     def __init__(self, space: Workspace) -> None:
-        self._space = space
         space.leave_shared()  # what the caller wrote must stay there
         space.pinned = True  # its memory is in others' hands now
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}
-        self._runs, self._seen = space.runs, -1
-        self._run: Any = None
+        run = _Run(space, self.inputs, self.outputs)
+        self.__call__ = run if run.native is None else run.native.call(run)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in (*self.inputs.items(), *self.outputs.items()))
+        return f"Bound({shapes})"
+
+
+class _Run:
+    """A run that looks at everything; the native call comes here when it may not run by itself.
+
+    Attributes:
+        native: what the native call runs, or None where there is more than one call to make.
+    """
+
+    __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
+
+    def __init__(self, space: Workspace, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        self._space, self._inputs, self._outputs, self._single = space, inputs, outputs, False
+        self.native: Any = None
         self._look()
 
     def _look(self) -> None:
         space = self._space
         space.refresh()
-        self.inputs, self.outputs = space.memory()
-        self._run = space.single
+        for kept, found in zip((self._inputs, self._outputs), space.memory(), strict=True):
+            kept.update(found)
+        segment = space.single
         # without one call that does it all, or where what it relies on has to be looked at, no shortcut is taken
-        self._seen = changes.count if self._run is not None and not space.watching else -1
+        self._single = segment is not None and segment.short and not space.watching
+        if self._single and self.native is None:
+            from graphwright.array.vm.segment import Guarded  # loads numba
+
+            self.native = Guarded()
+        if self._single:
+            self.native.aim(segment, changes.address, changes.count, space.runs.address)
+        elif self.native is not None:
+            self.native.rest()
 
     def __call__(self) -> None:
-        """Run."""
-        if changes.count == self._seen:
-            self._runs.count += 1
-            if self._run() is not None:
-                raise self._space.failed_single()
-            return
-        if self._space.stale or self._seen >= 0:
+        failed = self.native.failed() if self.native is not None else 0
+        if failed:
+            raise self._space.failed_single(failed)
+        if self._space.stale or self._single:
             self._look()
         self._space.execute()
-
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in (*self.inputs.items(), *self.outputs.items()))
-        return f"Bound({shapes})"

@@ -117,7 +117,7 @@ class CaptureWorkspace(Workspace):
         if self._override is not None:
             super().execute()
             return
-        self.runs.count += 1
+        self.runs.rise()
         ran: list[int] = []
         recording = self.state.name == DONE or (self.state.name != FAILED and self.state.warm >= self.warmups)
         settled = False

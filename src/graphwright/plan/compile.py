@@ -11,7 +11,8 @@ from threading import RLock
 from typing import Any
 
 from graphwright.array import CPU, Device, DType, NDArray, Spec
-from graphwright.autograd import Tensor, as_tensor, autocast_dtype, changes, grad_enabled, training
+from graphwright.autograd import Tensor, as_tensor, changes
+from graphwright.autograd.modes import modes
 from graphwright.plan.bound import Bound
 from graphwright.plan.buckets import Buckets
 from graphwright.plan.collector import uncollected
@@ -197,7 +198,7 @@ class CompiledFunction:
         return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
 
     def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
-        key = (specs, _mode())
+        key = (specs, modes())
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             self.traces += 1
@@ -211,11 +212,6 @@ class CompiledFunction:
         return entry
 
 
-def _mode() -> tuple[Any, ...]:
-    """What a trace depends on beside its arguments."""
-    return grad_enabled(), autocast_dtype(), training()
-
-
 class _Entry:
     """One traced signature."""
 
@@ -224,28 +220,34 @@ class _Entry:
         self.names = [program.path(n) for n in program.inputs()]
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
         self.workspace = plan_for(program, specs, **options).new_workspace(shared=True)
-        self._expected = [(spec.shape, spec.dtype) for spec in specs.values()]
+        self._known: list[list[Any]] = [
+            [None, spec] for spec in specs.values()
+        ]  # the array that fitted last, and its spec
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
-        self._result = result
+        self._result, self._one = result, isinstance(result, Tensor)
         self._facts = recorder.facts
         self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
     def taken(self, args: Sequence[Any]) -> list[NDArray] | None:
         """The arrays of tensors that fit this signature, if nothing changed since it was asked for; else None."""
-        if self.seen != changes.count or self.mode != _mode():
+        if self.seen != changes.count or self.mode != modes():
             return None
         if self._facts and any(fact() != value for fact, value in self._facts):
             return None
-        if len(args) != len(self._expected):
+        known = self._known
+        if len(args) != len(known):
             return None
         arrays: list[NDArray] = []
-        for a, (shape, kind) in zip(args, self._expected, strict=True):
+        for a, fits in zip(args, known, strict=True):
             array = a.data if type(a) is Tensor else None
-            if type(array) is not NDArray or array.shape != shape or array.dtype is not kind:
-                return None
-            if array.device is not CPU:
-                return None  # it may lie where the plan cannot read it
+            if array is None or array is not fits[0]:  # not that of the call before
+                spec = fits[1]
+                if type(array) is not NDArray or array.shape != spec.shape or array.dtype is not spec.dtype:
+                    return None
+                if array.device is not CPU:
+                    return None  # it may lie where the plan cannot read it
+                fits[0] = array
             arrays.append(array)
         return arrays
 
@@ -262,10 +264,10 @@ class _Entry:
 
     def shape(self, outputs: Mapping[str, NDArray]) -> Any:
         """Outputs in the form that the function returned them."""
+        if self._one:
+            return Tensor(outputs["out"])
         if self._result is None:
             return None
-        if isinstance(self._result, Tensor):
-            return Tensor(outputs["out"])
         tensors = {name: Tensor(array) for name, array in outputs.items()}
         if isinstance(self._result, Mapping):
             return {name: tensors[str(name)] for name in self._result}

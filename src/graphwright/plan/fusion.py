@@ -169,6 +169,8 @@ class _Run:
         rows = self.rows
         if not may_join(instr):
             return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
+        if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
+            return "dtype"
         out = rows.slots[instr.outs[0]].layout
         if self.shape is not None and out.shape != self.shape:
             return "shape"

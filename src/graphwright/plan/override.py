@@ -55,12 +55,12 @@ def override(plan: Plan, fn: Kernel, segment: int | None = None) -> Iterator[Ove
     made = Override(fn, start, stop, *boundary(plan, start, stop))
     stack = plan.overrides
     stack.append(made)
-    changes.count += 1  # workspaces look again
+    changes.rise()  # workspaces look again
     try:
         yield made
     finally:
         stack.remove(made)
-        changes.count += 1
+        changes.rise()
 
 
 def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -111,7 +111,7 @@ class ParallelWorkspace(Workspace):
         if self._override is not None:  # it is one call, for which nothing is known of what waits for what
             super().execute()
             return
-        self.runs.count += 1
+        self.runs.rise()
         run = _Run(self._tasks, self._task_calls(), self._cancel, self._until)
         if self._pool is None and self.threads > 1:
             self._pool = ThreadPoolExecutor(self.threads - 1, f"plan {self.plan.program.name}")

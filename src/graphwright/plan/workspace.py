@@ -69,7 +69,6 @@ class Workspace(Binding):
         """One native call copies the inputs and runs all instructions."""
         for i, point in self._points:
             point(arrays[i])
-        self.runs.count += 1
         if fed.run() is not None:
             raise self._failed_native(fed)
 
@@ -151,7 +150,7 @@ class Workspace(Binding):
             if self.stale:
                 self.refresh()
             if part.start == 0:
-                self.runs.count += 1
+                self.runs.rise()
             for i in range(part.start, part.stop):
                 if i not in self._singles:
                     self._singles[i] = self._calls_of(i, i + 1)
@@ -210,19 +209,19 @@ class Workspace(Binding):
         if not 0 <= slot < self.plan.arranged.slots:
             raise UsageError("no such slot", expected=f"0..{self.plan.arranged.slots - 1}", got=slot)
 
-    def failed_single(self) -> GraphwrightError:
-        """What to raise after `single` gave something else than None."""
-        return self._failed_native(self._calls[0])
+    def failed_single(self, row: int) -> GraphwrightError:
+        """What to raise after a row of the code of `single` failed, by its address."""
+        return self._failed_native(self.single, row)
 
-    def _failed_native(self, segment: Any) -> GraphwrightError:
-        error = segment.failure()
+    def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
+        error = segment.failure(row)
         failure = self._located(0, error)
         failure.__cause__ = error
         return failure
 
     def execute(self) -> None:
         """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
-        self.runs.count += 1  # the version of every block that the plan writes, also if it fails half way
+        self.runs.rise()  # the version of every block that the plan writes, also if it fails half way
         calls = iter(self._calls)
         try:
             for call in calls:

@@ -81,7 +81,7 @@ class Program(Editable):
     @version.setter
     def version(self, value: int) -> None:
         self._version = value
-        changes.count += 1
+        changes.rise()
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def constants(self) -> dict[str, NDArray]:
@@ -280,7 +280,7 @@ class Program(Editable):
             )
         self.checkpoints = () if selection is None else (*self.checkpoints, nodes)
         self.derived.pop("gradients", None)
-        changes.count += 1
+        changes.rise()
 
     def compile(self, *args: Any, **options: Any) -> Any:
         """A plan for given input shapes; see `graphwright.plan.compile`."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from graphwright.array import bfloat16, float32, int8
 from graphwright.array.vm import segment
 from graphwright.array.vm.code import FEW, GROUP, SCRATCH, WORK, ZEROS, Code
-from graphwright.array.vm.encode import SHORT, View, encode
+from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.products import SHORT
 from graphwright.array.vm.segment import VmSegment
 from graphwright.array.vm.share import shared
 

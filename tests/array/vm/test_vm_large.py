@@ -7,7 +7,8 @@ import pytest
 
 from graphwright.array import from_numpy
 from graphwright.array.vm.code import PAST
-from graphwright.array.vm.encode import CACHED, View, encode
+from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import CACHED
 from graphwright.array.vm.segment import VmSegment
 from graphwright.ops import OPS, compute
 

@@ -19,14 +19,14 @@ from graphwright.array.spec import Spec, broadcast_shapes
 def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Rows of a table [V, D] for ids of any shape."""
     table, ids = ins
-    return partial(torch.index_select, table, 0, ids.view(-1), out=outs[0].view(-1, table.shape[1]))
+    return partial(torch.index_select, table, 0, ids.view(-1), out=outs[0].view(ids.numel(), table.shape[1]))
 
 
 @kernel("embedding_backward")
 def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Σ of the gradient rows per id, in index order, so that repeats add up the same way every time."""
     grad, ids = ins
-    rows = grad.view(-1, grad.shape[-1])
+    rows = grad.view(ids.numel(), grad.shape[-1])
     return [outs[0].zero_, partial(outs[0].index_add_, 0, ids.view(-1), rows)]
 
 

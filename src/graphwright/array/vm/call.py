@@ -52,9 +52,25 @@ def _method() -> _Method:
 
 def quick(context: np.ndarray, memory: Any) -> Call:
     """A call that holds the GIL; it keeps `memory`, what the context points to, alive."""
+    return _quick(context, memory) or patient(context, memory)
+
+
+def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
+    """A call that holds the GIL and looks itself whether it may run: what goes wrong is left to `otherwise`.
+
+    That is called in its place where the number at `GUARD` is another one than `SEEN`, and after a row that failed; so
+    no code of Python runs around the machine's.
+    """
+    context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the first cell is 0
+    context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value
+    context[at.OTHERWISE] = id(otherwise)
+    return _quick(context, (memory, otherwise)) or otherwise
+
+
+def _quick(context: np.ndarray, memory: Any) -> Call | None:
     make = _make_method()
     if make is None:
-        return patient(context, memory)
+        return None
     context[at.FINE], context[at.FAILED] = id(None), id(NotImplemented)
     context[at.COUNTED] = sys.version_info < _LASTING
     me = int(context.ctypes.data).to_bytes(8, sys.byteorder)

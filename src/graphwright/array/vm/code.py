@@ -10,6 +10,8 @@ ZEROS = 128
 TILES_END = ZEROS + (1 << 16)
 SCRATCH = TILES_END + (1 << 16)
 """Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention."""
+SPARE = SCRATCH - TILES_END
+"""Bytes of the last part."""
 FEW = 4
 """Rows of activations up to which a product is bound by reading its weights."""
 GROUP = 64
@@ -54,6 +56,8 @@ class Code(IntEnum):
     EQ = auto()
     LT = auto()
     LE = auto()
+    NE = auto()
+    ADD_I64 = auto()
     SCALARS = auto()
     # others
     WHERE = auto()
@@ -63,10 +67,18 @@ class Code(IntEnum):
     AMAX_ROWS = auto()
     SOFTMAX = auto()
     RMS_NORM = auto()
+    LAYER_NORM = auto()
     CROSS_ENTROPY = auto()
     CROSS_ENTROPY_BACKWARD = auto()
     PRODUCT = auto()
+    ADAM = auto()
     ADAMW = auto()
+    SGD = auto()
+    RMSPROP = auto()
+    LION = auto()
+    MUON = auto()
+    AVERAGE = auto()
+    NOISE = auto()
     COPY_AXES = auto()
     GATHER_ROWS = auto()
     ADD_ROWS = auto()
@@ -88,6 +100,11 @@ class Code(IntEnum):
     SERVE = auto()
 
 
+UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
+"""Steps of optimizers: a row, and half a row for each of its parameters (cell 1 how many)."""
+
+UNIFORM, BERNOULLI, DROPOUT = range(3)
+"""What a NOISE row makes of uniform numbers."""
 STORED: dict[int, int] = {
     Code.ROWS_F32: 4,
     Code.ROWS_BF16: 2,

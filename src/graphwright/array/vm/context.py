@@ -13,6 +13,11 @@ FAILED = 6  # what is returned if a row found an index out of range
 WHERE = 7  # address of that row, or 0
 TEAM = 8  # address of the team
 THREADS = 9  # to share among, this one included
+GUARD = 10  # address of a number that must be that of the next cell, or nothing runs; 0 for none
+SEEN = 11
+RUNS = 12  # address of a count to raise, or 0
+ASK = 13  # address of a C function that gives the result where this one has none, or 0
+OTHERWISE = 14  # what it is asked about
 CELLS = 16
 
 # a team: helpers, and the stretch of rows that is shared now

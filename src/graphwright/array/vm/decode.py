@@ -25,6 +25,7 @@ from graphwright.array.vm.llvm import (
     aligned,
     first_lanes,
     intrinsic_call,
+    joined,
     masked_load,
     masked_store,
     pointer,
@@ -76,24 +77,13 @@ def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_signed("<", next_at, whole), loop, rest)
     builder.position_at_end(rest)
-    middle = []
-    for a, b in zip(start, grown, strict=True):
-        phi = builder.phi(FLOATS)
-        phi.add_incoming(a, before)
-        phi.add_incoming(b, loop)
-        middle.append(phi)
+    middle = [joined(builder, (a, before), (b, loop)) for a, b in zip(start, grown, strict=True)]
     builder.cbranch(builder.icmp_signed("<", whole, width), tail, done)
     builder.position_at_end(tail)
     last = step(builder.mul(whole, I64(4)), first_lanes(builder, builder.sub(width, whole)), middle)
     builder.branch(done)
     builder.position_at_end(done)
-    ends = []
-    for a, b in zip(middle, last, strict=True):
-        phi = builder.phi(FLOATS)
-        phi.add_incoming(a, rest)
-        phi.add_incoming(b, tail)
-        ends.append(phi)
-    return ends
+    return [joined(builder, (a, rest), (b, tail)) for a, b in zip(middle, last, strict=True)]
 
 
 def _fetch(builder: Any, address: Any, mask: Any) -> Any:

@@ -29,6 +29,7 @@ from graphwright.array.vm.vector import (
     splat,
     store,
     store_first,
+    store_i64,
     store_mask,
     stream,
 )
@@ -177,3 +178,17 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
         if i < cols:
             store_first(o + 4 * i, value, first(cols - i))
         o += so
+
+
+@native
+def add_i64(row: Any) -> None:
+    """Out = x + y of int64, in no loop."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
+    x, sx, cx = cell(row, 6), cell(row, 7), 8 * cell(row, 8)
+    y, sy, cy = cell(row, 9), cell(row, 10), 8 * cell(row, 11)
+    for _ in range(rows):
+        for i in range(cols):
+            store_i64(o + 8 * i, load_i64(x + cx * i) + load_i64(y + cy * i))
+        o += so
+        x += sx
+        y += sy

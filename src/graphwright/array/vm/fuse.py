@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graphwright.array.vm.code import CELLS, ZEROS, Code
-from graphwright.array.vm.encode import MOST_ROWS, Row, View, along, encode, merged, places, spread
+from graphwright.array.vm.code import ZEROS, Code
+from graphwright.array.vm.encode import encode
+from graphwright.array.vm.encode.operands import MOST_ROWS, Row, View, along, merged, places, row_of, spread
 from graphwright.array.vm.share import operand_cells
 
 TILE, TILES = 1024, 16
@@ -138,7 +139,7 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
 def _looped(body: list[Row], turns: int) -> list[Row]:
     if turns < 2:
         return body * turns
-    return [[int(Code.LOOP), len(body), turns] + [0] * (CELLS - 3), *body]
+    return [row_of(Code.LOOP, len(body), turns), *body]
 
 
 def _body(

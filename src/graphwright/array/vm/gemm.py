@@ -23,6 +23,7 @@ from graphwright.array.vm.llvm import (
     broadcast,
     first_lanes,
     intrinsic_call,
+    joined,
     masked_load,
     masked_store,
     pointer,
@@ -34,7 +35,10 @@ DEPTH, PANEL = 256, 32
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """C[rows, 16 · vectors] = init + A[rows, k] · B with C in registers; the last vector is cut to `columns`."""
+    """C[rows, 16 · vectors] = init + A[rows, k] · B with C in registers; the last vector is cut to `columns`.
+
+    `init` is added to the finished sum: of many terms, each stretch is summed by itself, and keeps its digits.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i = args
@@ -50,13 +54,12 @@ def _tile(rows: int, vectors: int) -> Any:
                 return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
             return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
 
-        start = [[fetch(place(init, row_i, r, v), v) for v in range(vectors)] for r in range(rows)]
         before = builder.block
         loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
         builder.cbranch(builder.icmp_signed(">", k, I64(0)), loop, done)
         builder.position_at_end(loop)
         left, at_a, at_b = (builder.phi(I64) for _ in range(3))
-        sums = [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
+        none, sums = ir.Constant(FLOATS, None), [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
         panel = [fetch(builder.add(at_b, I64(64 * v)), v) for v in range(vectors)]
         grown = []
         for r in range(rows):
@@ -71,19 +74,17 @@ def _tile(rows: int, vectors: int) -> Any:
             phi.add_incoming(then, loop)
         for r in range(rows):
             for v in range(vectors):
-                sums[r][v].add_incoming(start[r][v], before)
+                sums[r][v].add_incoming(none, before)
                 sums[r][v].add_incoming(grown[r][v], loop)
         builder.cbranch(builder.icmp_signed(">", left, I64(1)), loop, done)
         builder.position_at_end(done)
         for r in range(rows):
             for v in range(vectors):
-                value = builder.phi(FLOATS)
-                value.add_incoming(start[r][v], before)
-                value.add_incoming(grown[r][v], loop)
-                start[r][v] = value
+                sums[r][v] = joined(builder, (none, before), (grown[r][v], loop))
         for r in range(rows):
             for v in range(vectors):
-                masked_store(builder, start[r][v], place(c, row_c, r, v), masks[v], "v16f32", 4)
+                value = builder.fadd(sums[r][v], fetch(place(init, row_i, r, v), v))
+                masked_store(builder, value, place(c, row_c, r, v), masks[v], "v16f32", 4)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     def tile(typingctx, a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i):

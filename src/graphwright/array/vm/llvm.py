@@ -43,6 +43,14 @@ def past_caches(builder: Any, made: Any) -> Any:
     return made
 
 
+def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
+    """What a value is by the block that control comes from: (value, block) of each."""
+    phi = builder.phi(ways[0][0].type)
+    for value, block in ways:
+        phi.add_incoming(value, block)
+    return phi
+
+
 def constant(kind: Any, value: Any) -> Any:
     """One value in all lanes."""
     return ir.Constant(ir.VectorType(kind, LANES), [ir.Constant(kind, value)] * LANES)

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numba import cfunc
 
-from graphwright.array.vm import attend, decode, elementwise, gemv, move, rows, scalars, update
+from graphwright.array.vm import attend, decode, elementwise, gemv, move, noise, optimize, rows, scalars, update
 from graphwright.array.vm import context as at
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
@@ -25,7 +25,7 @@ from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.llvm import WIDE
 from graphwright.array.vm.math import native
 from graphwright.array.vm.sharing import settle, share, take, wait
-from graphwright.array.vm.sync import fetch_add, read
+from graphwright.array.vm.sync import asked, fetch_add, read
 from graphwright.array.vm.vector import load_i64, store_i64
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -55,6 +55,7 @@ minimum = elementwise.binary(native(lambda x, y: v.minimum(x, y)))
 maximum = elementwise.binary(native(lambda x, y: v.maximum(x, y)))
 swiglu = elementwise.binary(native(lambda x, y: v.mul(functions.silu(x), y)))
 eq = elementwise.comparison(native(lambda x, y: v.eq(x, y)))
+ne = elementwise.comparison(native(lambda x, y: v.ne(x, y)))
 lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
 le = elementwise.comparison(native(lambda x, y: v.le(x, y)))
 
@@ -69,7 +70,11 @@ def _dispatcher(source: int) -> Any:
         helper, team = cell(context, at.HELPER), cell(context, at.TEAM)
         loop, turn, turns, outer = 0, 0, 0, 0
         sharing, busy, after, final = helper > 0, False, row, stop
-        result = cell(context, at.FINE)
+        result, guard, runs = cell(context, at.FINE), cell(context, at.GUARD), cell(context, at.RUNS)
+        if guard and load_i64(guard) != cell(context, at.SEEN):  # what the code was made for is no more
+            return asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
+        if runs:
+            store_i64(runs, load_i64(runs) + 1)
         while True:
             if row >= stop:
                 if loop:
@@ -157,6 +162,10 @@ def _dispatcher(source: int) -> Any:
                 lt(row, turn, scratch)
             elif op == Code.LE:
                 le(row, turn, scratch)
+            elif op == Code.NE:
+                ne(row, turn, scratch)
+            elif op == Code.ADD_I64:
+                elementwise.add_i64(row)
             elif op == Code.WHERE:
                 elementwise.where(row, turn, scratch)
             elif op == Code.FILL:
@@ -171,9 +180,10 @@ def _dispatcher(source: int) -> Any:
                 rows.softmax(row, turn, scratch)
             elif op == Code.RMS_NORM:
                 rows.rms_norm(row, turn, scratch)
-            elif op == Code.ADAMW:
-                update.adamw(row)
-                row += BYTES * ((cell(row, 1) + 1) // 2)
+            elif op == Code.LAYER_NORM:
+                rows.layer_norm(row)
+            elif op == Code.NOISE:
+                noise.noise(row, scratch)
             elif op == Code.CROSS_ENTROPY:
                 fine = rows.cross_entropy(row)
             elif op == Code.CROSS_ENTROPY_BACKWARD:
@@ -207,6 +217,9 @@ def _dispatcher(source: int) -> Any:
                 fine = decode.kv_append(row)
             elif op == Code.KV_SCATTER:
                 fine = decode.kv_scatter(row)
+            elif Code.ADAM <= op <= Code.AVERAGE:
+                optimize.step(row, op, scratch)
+                row += BYTES * ((cell(row, 1) + 1) // 2)
             elif op == Code.LOOP:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
                 stop = loop + BYTES * cell(row, 1)
@@ -224,6 +237,8 @@ def _dispatcher(source: int) -> Any:
                 result = cell(context, at.FAILED)
                 break
             row += BYTES
+        if result == cell(context, at.FAILED) and cell(context, at.ASK):
+            return asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
         if cell(context, at.COUNTED):  # a reference to the object that is returned
             store_i64(result, load_i64(result) + 1)
         return result if source else 0

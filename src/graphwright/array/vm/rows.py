@@ -249,3 +249,39 @@ def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
             store_first(o + 4 * i, mul(normal, load_first(w + 4 * i, mask)), mask)
         o += so
         x += sx
+
+
+@native
+def layer_norm(row: Any) -> None:
+    """out[r, :] = (x[r, :] - mean) / √(var + eps) · w + b; cells 9 w, 12 b, each 2 cells before a 1 if it is there.
+
+    The variance is that of the differences, in a second pass: no digits are lost where the mean is large.
+    """
+    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
+    x, sx, w, b = cell(row, 6), cell(row, 7), cell(row, 9), cell(row, 12)
+    weighs, shifts, eps = cell(row, 11), cell(row, 14), F(number(row, 15))
+    for _ in range(rows):
+        mean, whole, i = splat(F(_row_total(x, cols) / cols)), 0.0, 0
+        while i < cols:
+            end, part = min(cols, i + _BLOCK), splat(F(0.0))
+            while i < end:
+                mask = first(end - i)
+                apart = select(mask, sub(load_first(x + 4 * i, mask), mean), splat(F(0.0)))
+                part = fma(apart, apart, part)
+                i += 16
+            i = end
+            whole += total(part)
+        scale, streamed = rsqrt(splat(F(whole / cols) + eps)), past(row, o)
+        for i in range(0, cols, 16):
+            mask = first(cols - i)
+            y = mul(sub(load_first(x + 4 * i, mask), mean), scale)
+            if weighs:
+                y = mul(y, load_first(w + 4 * i, mask))
+            if shifts:
+                y = add(y, load_first(b + 4 * i, mask))
+            if streamed and i + 16 <= cols:
+                put(o + 4 * i, y, streamed)
+            else:
+                store_first(o + 4 * i, y, mask)
+        o += so
+        x += sx

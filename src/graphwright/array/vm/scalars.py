@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from graphwright.array.vm.code import BYTES, CELLS, LOCAL, Code
+from graphwright.array.vm.code import BYTES, LOCAL, Code
 from graphwright.array.vm.elementwise import cell
+from graphwright.array.vm.encode.operands import Row, row_of, table_of
 from graphwright.array.vm.math import exp, log, native, sigmoid, tanh
 from graphwright.array.vm.vector import load_f32, only, splat, sqrt, store_f32
 
-Row = list[int]
 LINE = 32
 """Bytes of a line."""
 _UNARY = (Code.COPY, Code.NEG, Code.EXP, Code.LOG, Code.SQRT, Code.TANH, Code.SIGMOID)
@@ -64,9 +64,8 @@ def packed(rows: Iterable[Row], scratch: int) -> list[Row]:
     for row in rows:
         places = [a + scratch if a < LOCAL else a for a in (row[3], row[6], row[9] if row[0] in _BINARY else row[6])]
         table += [row[0], *places]
-    head = [int(Code.SCALARS), len(table) // 4] + [0] * (CELLS - 2)
-    table += [0] * (-len(table) % CELLS)
-    return [head, *(table[i : i + CELLS] for i in range(0, len(table), CELLS))]
+    head = row_of(Code.SCALARS, len(table) // 4)
+    return [head, *table_of(table)]
 
 
 def pack_runs(units: Iterable[tuple[int, list[Row]]], scratch: int) -> list[tuple[int, list[Row]]]:

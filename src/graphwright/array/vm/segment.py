@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from graphwright.array.vm import context as at
-from graphwright.array.vm.call import Call, patient, quick
+from graphwright.array.vm.call import Call, guarded, patient, quick
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH, Code
 from graphwright.array.vm.encode import Row
 from graphwright.array.vm.scalars import pack_runs
@@ -38,13 +38,14 @@ class VmSegment:
         ops: the rows of each op, in order.
         scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
         lead: rows before those of the ops.
+        runs: address of a count to raise with every call, or 0.
 
     Attributes:
         run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
     def __init__(
-        self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = ()
+        self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = (), runs: int = 0
     ) -> None:
         self._scratch = new_scratch() if scratch is None else scratch
         place = -(-self._scratch.ctypes.data // 64) * 64
@@ -55,11 +56,11 @@ class VmSegment:
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
-        context[at.SCRATCH] = place
+        context[at.SCRATCH], context[at.RUNS] = place, runs
         memory = (self._code, self._scratch)
         shares = any(rows[0][0] == Code.SHARED for _, rows in cut)
-        long = sum(map(estimate, ops)) > _PATIENT
-        self._alone: Call = patient(context, memory) if long else quick(context, memory)
+        self._long = sum(map(estimate, ops)) > _PATIENT
+        self._alone: Call = patient(context, memory) if self._long else quick(context, memory)
         self.run: Call = self._shared if shares else self._alone
 
     def _shared(self) -> object:
@@ -72,14 +73,50 @@ class VmSegment:
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
-    def failure(self) -> BadIndex:
-        """What to raise after a run that did not return None."""
-        return BadIndex(self._owner[(int(self._context[at.WHERE]) - self._code.ctypes.data) // BYTES])
+    @property
+    def short(self) -> bool:
+        """True if it holds the GIL and needs no team."""
+        return not self._long and self.run is self._alone
+
+    def failure(self, where: int | None = None) -> BadIndex:
+        """What to raise after a run that did not return None; `where` is the row of a call by a `Guarded`."""
+        row = int(self._context[at.WHERE]) if where is None else where
+        return BadIndex(self._owner[(row - self._code.ctypes.data) // BYTES])
 
     def __call__(self) -> None:
         """Run. Raises: BadIndex; what was computed before it stays computed."""
         if self.run() is not None:
             raise self.failure()
+
+
+class Guarded:
+    """What one call runs that stays while segments are exchanged; all it takes is in native code."""
+
+    def __init__(self) -> None:
+        self._context = np.zeros(at.CELLS, np.int64)
+        self._segments: list[VmSegment] = []
+
+    def call(self, otherwise: Callable[[], None]) -> Call:
+        """The call. It returns None, or what `otherwise` does, which it calls in its place while no segment is aimed
+        at, once the number it was aimed under is another one, and after a row that failed (see `failed`).
+        """
+        return guarded(self._context, (self._context, self._segments), otherwise)
+
+    def aim(self, segment: VmSegment, guard: int, seen: int, runs: int) -> None:
+        """Run a short segment as long as the number at the address `guard` is `seen`; counts runs at an address."""
+        cells = slice(at.CODE, at.SCRATCH + 1)
+        self._segments[:] = [segment]
+        self._context[cells] = segment._context[cells]
+        self._context[at.RUNS], self._context[at.GUARD], self._context[at.SEEN] = runs, guard, seen
+
+    def rest(self) -> None:
+        """Run nothing until another segment is aimed at."""
+        self._context[at.SEEN] = -1
+
+    def failed(self) -> int:
+        """The row that failed in the last call, or 0; asking forgets it."""
+        where, self._context[at.WHERE] = int(self._context[at.WHERE]), 0
+        return where
 
 
 assert SCRATCH <= LOCAL

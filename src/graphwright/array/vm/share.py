@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, Code
+from graphwright.array.vm.code import FEW, GROUP, STORED, UPDATES, Code
+from graphwright.array.vm.encode.operands import Row, row_of
 
-Row = list[int]
 WORTH = 100_000
 """Nanoseconds of a row from which on it is shared: to wake a helper takes some 5 us, on a busy core more."""
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
@@ -37,7 +37,7 @@ _SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.S
 _WALKS: dict[int, _Walk] = {
     **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.GELU_TANH + 1)},
     **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.SWIGLU + 1)},
-    **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE)},
+    **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE, Code.NE)},
     Code.WHERE: _Walk((*_TWO, (12, 13)), (), ((3, 4), (6, 1), (9, 4), (12, 4)), 0.1),
     Code.FILL: _Walk(((3, 4),), (), ((3, 4),), 0.05),
     Code.SUM_ROWS: _Walk(_ONE, ns=0.1),
@@ -45,6 +45,8 @@ _WALKS: dict[int, _Walk] = {
     Code.SUM_COLUMNS: _Walk((), (), ((3, 4), (6, 4)), 0.1),
     Code.SOFTMAX: _Walk(_ONE, ns=0.5),
     Code.RMS_NORM: _Walk(_TWO, ns=0.2),
+    Code.LAYER_NORM: _Walk(_ONE, ns=0.3),
+    Code.NOISE: _Walk((), ns=1.0),
     Code.COPY_AXES: _Walk(((5, 6), (9, 10)), ns=0.15, counts=(1, 2, 3, 4)),
     Code.GATHER_ROWS: _Walk(((3, 4),), ((8, 8),), ns=0.15),
     Code.ADD_ROWS: _Walk((), ns=0.2),
@@ -74,7 +76,7 @@ def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
         more = _TABLES.get(row[0], 0)
         if row[0] == Code.LOOP:
             more = row[1]
-        elif row[0] == Code.ADAMW:
+        elif row[0] in UPDATES:
             more = (row[1] + 1) // 2
         yield list(rows[i : i + 1 + more])
         i += 1 + more
@@ -84,7 +86,7 @@ def _nanoseconds(unit: list[Row]) -> float:
     row = unit[0]
     if row[0] == Code.LOOP:
         return row[2] * sum(_nanoseconds([inner]) for inner in unit[1:])
-    if row[0] == Code.ADAMW:
+    if row[0] in UPDATES:
         table = [cell for line in unit[1:] for cell in line]
         return sum(table[::8]) * 0.5
     if row[0] in STORED:
@@ -107,7 +109,7 @@ def shared(unit: list[Row]) -> list[Row]:
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
     if len(parts) < 2:
         return unit
-    return [[int(Code.SHARED), len(parts), len(unit)] + [0] * (CELLS - 3), *(row for part in parts for row in part)]
+    return [row_of(Code.SHARED, len(parts), len(unit)), *(row for part in parts for row in part)]
 
 
 def _parts(unit: list[Row], count: int) -> list[list[Row]]:

@@ -1,0 +1,89 @@
+"""Code for attention and for caches of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, encoder, row_of, table_of
+
+
+@encoder("sdpa", "sdpa_backward")
+def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    given = len(attrs["optional"])
+    q, k, v, *rest = ins
+    extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
+    operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
+    if not all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
+        return None
+    if 0 in k.shape or any(not view.packed for view in extra.values()):
+        return None
+    places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
+    plain = not rest and attrs["causal"] and "key_mask" not in extra and v.shape[3]
+    if plain and q.shape[2] == 1 and q.packed and outs[0].packed:
+        start = (places[0], k.shape[2] - 1)
+        return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), k.shape[2]))
+    (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
+    units = batch * (groups if rest else heads)
+    code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
+    sizes = (heads, groups, queries, keys, deep, v.shape[3], bits(attrs["scale"]))
+    head = row_of(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
+    cells = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
+    return [head, *table_of(cells)]
+
+
+@encoder("kv_append")
+def _kv_append(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    cache, rows, start = ins
+    out = outs[0]
+    if not all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
+        return None
+    head = (out.address, rows.address, start.address, *rows.shape)
+    row = row_of(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2])
+    before = elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
+    return None if before is None else [*before, row]
+
+
+@encoder("kv_append_paged")
+def _kv_append_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    pool, rows, table, lengths = ins
+    out = outs[0]
+    if not all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
+        return None
+    if rows.strides[3] != 1:
+        return None
+    head = (out.address, rows.address, table.address, lengths.address, *rows.shape)
+    row = row_of(Code.KV_SCATTER, *head, out.shape[2], table.shape[1], out.shape[0], *_steps(rows))
+    before = elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
+    return None if before is None else [*before, row]
+
+
+@encoder("sdpa_paged")
+def _sdpa_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    q, k, v, table, lengths = ins
+    packed = all(view.packed for view in (q, outs[0], table, lengths))
+    if not packed or not all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
+        return None
+    if k.strides[3] != 1 or v.strides[3] != 1:
+        return None
+    steps = [4 * s for t in (k, v) for s in (0, *t.strides[1:3])]
+    block, most = k.shape[2], table.shape[1]
+    more = (*steps, block * most, table.address, 4 * most, block, 4 * k.strides[0], 4 * v.strides[0])
+    return _attend(q, k.address, v.address, outs[0], k.shape[1], (lengths.address, 0), attrs, more)
+
+
+def _steps(cache: View) -> list[int]:
+    return [4 * s for s in cache.strides[:3]]
+
+
+def _attend(
+    q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
+    more: Sequence[int],
+) -> list[Row]:  # fmt: skip
+    """Code for attention query by query; `more` is what the second row begins with."""
+    batch, heads, queries, width = q.shape
+    head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
+    tail = (*start, attrs["window"] or 0, bits(float(attrs["scale"])))
+    second = (*more, *[0] * (12 - len(more)), bits(float(attrs.get("softcap") or 0.0)))
+    return [row_of(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), *table_of(second)]

@@ -1,0 +1,142 @@
+"""Code for ops on elements and for reductions of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphwright.array.dtype import bool_, int64
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode.operands import (
+    ENCODERS,
+    MOST_ROWS,
+    Encoder,
+    Row,
+    View,
+    all_f32,
+    bits,
+    elementwise,
+    encoder,
+    row_of,
+)
+
+_NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
+_UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
+_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu")}
+_COMPARISONS = {op: Code[op.upper()] for op in ("eq", "ne", "lt", "le")}
+_TURNED = {"gt": Code.LT, "ge": Code.LE}
+"""Comparisons that are another one of the operands turned around."""
+
+
+def _pointwise(code: Code) -> Encoder:
+    return lambda outs, ins, attrs: elementwise(code, outs[0], ins) if all_f32(*outs, *ins) else None
+
+
+def _compared(code: Code, way: int = 1) -> Encoder:
+    return lambda outs, ins, attrs: (
+        elementwise(code, outs[0], ins[::way]) if all_f32(*ins) and outs[0].dtype is bool_ else None
+    )
+
+
+ENCODERS.update({op: _pointwise(code) for op, code in {**_UNARY, **_BINARY}.items()})
+ENCODERS.update({op: _compared(code) for op, code in _COMPARISONS.items()})
+ENCODERS.update({op: _compared(code, -1) for op, code in _TURNED.items()})
+
+
+@encoder("add")
+def _add(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """Of float32; and of int64, which counters and keys of generators are."""
+    if all(view.dtype is int64 for view in (*outs, *ins)):
+        return elementwise(Code.ADD_I64, outs[0], ins)
+    return _pointwise(Code.ADD)(outs, ins, attrs)
+
+
+@encoder("gelu")
+def _gelu(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _pointwise(Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+
+
+@encoder("where")
+def _where(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    fits = ins[0].dtype is bool_ and all_f32(outs[0], *ins[1:])
+    return elementwise(Code.WHERE, outs[0], ins) if fits else None
+
+
+@encoder("full_like")
+def _fill(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return elementwise(Code.FILL, outs[0], [], bits(float(attrs["value"]))) if all_f32(outs[0]) else None
+
+
+@encoder("junction")
+def _junction(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    if not all_f32(*outs, *ins) or not ins:
+        return None
+    if len(ins) == 1:
+        return elementwise(Code.COPY, outs[0], ins)
+    rows = elementwise(Code.ADD, outs[0], ins[:2])
+    for other in ins[2:]:
+        more = elementwise(Code.ADD, outs[0], [outs[0], other])
+        rows = None if rows is None or more is None else rows + more
+    return rows
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+def _reduction(
+    out: View, x: View, axes: Any, rows_code: Code, columns_code: Code | None, *cells: int
+) -> list[Row] | None:
+    """Reductions over the last axes, or the first ones, or those between; `out` is packed."""
+    if not all_f32(out, x) or not out.packed or 0 in x.shape:
+        return None
+    gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}
+    runs: list[tuple[bool, int, int]] = []  # reduced?, size, stride
+    for axis, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)):
+        if n == 1:
+            continue
+        if runs and runs[-1][0] == (axis in gone) and runs[-1][2] == s * n:
+            runs[-1] = (runs[-1][0], runs[-1][1] * n, s)
+        else:
+            runs.append((axis in gone, n, s))
+    shape = tuple(reduced for reduced, _, _ in runs)
+    if not any(shape):
+        return elementwise(Code.COPY, out, [x._replace(shape=out.shape, strides=_kept(x, gone, out))])
+    if shape in ((True,), (False, True)) and runs[-1][2] == 1:
+        count, jump = (1, 0) if len(runs) == 1 else (runs[0][1], 4 * runs[0][2])
+        return [row_of(rows_code, count, runs[-1][1], out.address, 4, 0, x.address, jump, 1, *cells)]
+    if columns_code is None or shape not in ((True,), (True, False), (False, True, False)):
+        return None
+    if shape == (True,):
+        runs.append((False, 1, 1))
+    if runs[-1][2] != 1:
+        return None
+    outer, jump = (runs[0][1], runs[0][2]) if len(runs) == 3 else (1, 0)
+    if outer > MOST_ROWS:
+        return None
+    (_, n, step), (_, cols, _) = runs[-2:]
+    return [
+        row_of(
+            columns_code, n, cols, out.address + 4 * i * cols, 0, 1, x.address + 4 * i * jump, 4 * step, 1, *cells
+        )
+        for i in range(outer)
+    ]  # fmt: skip
+
+
+def _kept(x: View, gone: set[int], out: View) -> tuple[int, ...]:
+    """Strides of x for the shape of a result whose reduced axes had one entry each."""
+    strides = [s for a, s in enumerate(x.strides) if a not in gone]
+    return tuple(strides) if len(strides) == len(out.shape) else x.strides
+
+
+@encoder("sum")
+def _sum(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, bits(1.0))
+
+
+@encoder("mean")
+def _mean(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    count = ins[0].size // max(outs[0].size, 1)
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, bits(float(count)))
+
+
+@encoder("amax")
+def _amax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _reduction(outs[0], ins[0], attrs["axes"], Code.AMAX_ROWS, None)

@@ -1,0 +1,60 @@
+"""Code for copies between layouts, rows by index, pairs turned by an angle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphwright.array.dtype import int64
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode.operands import Row, View, all_f32, elementwise, encoder, merged, row_of, spread
+
+
+@encoder("copy")
+def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """As elementwise, else up to four axes."""
+    out, x = outs[0], ins[0]
+    if not all_f32(out, x):
+        return None
+    axes = merged(out.shape, [out.strides, spread(x, out.shape)])
+    if len(axes) < 3 or len(axes) > 4 or 0 in out.shape or axes[-1][1] != (1, 1):
+        return elementwise(Code.COPY, out, ins)
+    (a, b, c, (cols, last)) = [(1, (0, 0))] * (4 - len(axes)) + axes
+    sizes = (a[0], b[0], c[0], cols)
+    target, source = ((view.address, *(4 * axis[1][k] for axis in (a, b, c))) for k, view in enumerate((out, x)))
+    return [row_of(Code.COPY_AXES, *sizes, *target, *source, 4 * last[1])]
+
+
+@encoder("embedding")
+def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    table, ids = ins
+    if not all_f32(outs[0], table) or ids.dtype is not int64 or not (outs[0].packed and ids.packed):
+        return None
+    if table.strides[1] != 1 and table.shape[1] != 1:
+        return None
+    rows, cols = table.shape
+    head = (ids.size, cols, outs[0].address, 4 * cols, 0, table.address, 4 * table.strides[0])
+    return [row_of(Code.GATHER_ROWS, *head, ids.address, rows)]
+
+
+@encoder("embedding_backward")
+def _embedding_backward(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    grad, ids = ins
+    if not all_f32(outs[0], grad) or ids.dtype is not int64 or not all(v.packed for v in (outs[0], grad, ids)):
+        return None
+    rows, cols = outs[0].shape
+    return [row_of(Code.ADD_ROWS, ids.size, cols, outs[0].address, 4 * cols, rows, grad.address, 4 * cols, ids.address)]
+
+
+@encoder("rope")
+def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    x, cos, sin = ins
+    if not all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
+        return None
+    if attrs["style"] != "half" or (x.strides[3] != 1 and x.shape[3] != 1):
+        return None
+    (batch, heads, positions, size), half = x.shape, cos.shape[2]
+    each = 0 if cos.shape[0] == 1 else 4 * positions * half
+    place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
+    tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
+    return [row_of(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]

@@ -1,0 +1,150 @@
+"""What encoders are made of: operands, the table of encoders, and how axes of several operands are walked together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from struct import pack, unpack
+from typing import Any, NamedTuple
+
+from graphwright.array.dtype import DType, float32
+from graphwright.array.layout import is_row_major
+from graphwright.array.vm.code import CELLS, PAST, Code
+
+Row = list[int]
+Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
+MOST_ROWS = 64
+"""Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
+
+
+CACHED = 8 << 20
+"""Bytes of a result from which on it goes past the caches: written and then read, it takes longer below, less above."""
+
+
+class View(NamedTuple):
+    """An operand: dtype, shape and strides in elements, and the address of its first element."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def packed(self) -> bool:
+        """True if the elements lie row by row."""
+        return is_row_major(self.shape, self.strides)
+
+
+ENCODERS: dict[str, Encoder] = {}
+
+
+def encoder(*ops: str) -> Callable[[Encoder], Encoder]:
+    """Enter a function as the encoder of ops."""
+
+    def enter(function: Encoder) -> Encoder:
+        ENCODERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
+
+
+def row_of(code: Code, *cells: int) -> Row:
+    """A row of a code and its cells, zeros behind them."""
+    return [int(code), *cells] + [0] * (CELLS - 1 - len(cells))
+
+
+def bits(value: float) -> int:
+    """A float64 as a cell."""
+    return unpack("<q", pack("<d", value))[0]
+
+
+def table_of(cells: Sequence[int]) -> list[Row]:
+    """Cells as whole rows, zeros behind them."""
+    return [[*cells[i : i + CELLS], *[0] * (i + CELLS - len(cells))] for i in range(0, len(cells), CELLS)]
+
+
+def all_f32(*views: View) -> bool:
+    """True if all operands are float32."""
+    return all(view.dtype is float32 for view in views)
+
+
+def copy_row(target: int, words: int, source: int) -> Row:
+    """A copy of packed words of 4 bytes, whatever they stand for."""
+    return row_of(Code.COPY, 1, words, target, 0, 1, source, 0, 1)
+
+
+def copied(target: View, source: View) -> list[Row]:
+    """A copy between packed operands, unless they are one."""
+    if target.address == source.address or not target.size:
+        return []
+    return [copy_row(target.address, target.size * target.dtype.itemsize // 4, source.address)]
+
+
+def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for n, *steps in zip(shape, *strides, strict=True):
+        if n == 1:
+            continue
+        if axes and all(outer == inner * n for outer, inner in zip(axes[-1][1], steps, strict=True)):
+            axes[-1] = (axes[-1][0] * n, tuple(steps))
+        else:
+            axes.append((n, tuple(steps)))
+    return axes
+
+
+def spread(view: View, shape: tuple[int, ...]) -> list[int]:
+    """Strides of an operand that is broadcast to `shape`."""
+    lead = len(shape) - len(view.shape)
+    return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
+
+
+def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
+    """Element offsets per operand of every index of some axes."""
+    places = [[0] * operands]
+    for n, steps in axes:
+        places = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in places for i in range(n)]
+    return places
+
+
+def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
+    """Rows of 1 or 2 axes each, further axes unrolled."""
+    views = [out, *ins]
+    if 0 in out.shape:
+        return []
+    axes = merged(out.shape, [spread(view, out.shape) for view in views])
+    if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
+        axes.append((1, (0,) * len(views)))  # one column
+    if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
+        return None
+    cols, steps = axes[-1]
+    count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
+    rows = []
+    last = along(out, steps[0])
+    for place in places(axes[:-2], len(views)):
+        operands: list[int] = []
+        for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
+            operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
+        operands[2] = last
+        rows.append(row_of(code, count, cols, *operands, *cells))
+    return rows
+
+
+def along(out: View, step: int) -> int:
+    """The step of a result along a row: PAST where it is so large that the caches would not keep it."""
+    return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
+
+
+def matrix(view: View) -> tuple[int, int, int] | None:
+    """(rows, columns, elements from row to row) of [..., C] whose last axis is adjacent, or None."""
+    if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
+        return None
+    lead = merged(view.shape[:-1], [view.strides[:-1]])
+    if len(lead) > 1:
+        return None
+    return (lead[0][0], view.shape[-1], lead[0][1][0]) if lead else (1, view.shape[-1], 0)

@@ -1,0 +1,90 @@
+"""Steps of optimizers by the VM, beside ATen's, over a run of them: in place or not, left out where a flag is set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from vm_forms import view, vm
+
+from graphwright.array import NDArray, from_numpy
+from graphwright.array.vm.encode import encode
+from graphwright.ops import OPS, compute
+
+SHAPES = [(5, 7), (3,), (), (40,)]
+MATRICES = [(5, 7), (9, 4), (1, 3), (16, 16)]
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("adamw_step", {"weight_decay": 0.1}),
+    "adamw amsgrad": ("adamw_step", {"amsgrad": True, "maximize": True}),
+    "adam": ("adam_step", {"weight_decay": 0.1}),
+    "adam amsgrad": ("adam_step", {"amsgrad": True, "eps": 1e-3}),
+    "sgd": ("sgd_step", {"weight_decay": 0.1}),
+    "sgd momentum": ("sgd_step", {"momentum": 0.9, "dampening": 0.3, "maximize": True}),
+    "sgd nesterov": ("sgd_step", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "rmsprop": ("rmsprop_step", {"weight_decay": 0.1}),
+    "rmsprop momentum": ("rmsprop_step", {"momentum": 0.9, "centered": True, "eps": 1e-2}),
+    "lion": ("lion_step", {"weight_decay": 0.1}),
+    "lion late": ("lion_step", {"beta1": 0.3, "beta2": 0.4, "maximize": True}),
+    "muon": ("muon_step", {}),
+    "muon plain": ("muon_step", {"nesterov": False, "adjust": "match_rms_adamw", "maximize": True}),
+}
+ROUNDED = {"muon": 2e-5, "muon plain": 2e-5}
+"""Absolute error after all steps; else that of a rounding per step."""
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_twenty_steps(form: str, in_place: bool) -> None:
+    """A step that found an infinity changes nothing, counts neither."""
+    name, given = FORMS[form]
+    attrs, rng = OPS[name].complete(given), np.random.default_rng(0)
+    shapes = MATRICES if name == "muon_step" else SHAPES
+    columns = _moments(name, attrs)
+    state = [*(rng.normal(size=s) for s in shapes), *(np.zeros(s) for s in (*shapes * columns, *[()] * len(shapes)))]
+    ours = [from_numpy(np.asarray(a, "f4")) for a in state]
+    theirs = [a.copy() for a in ours]
+    for step in range(1, 21):
+        grads = [from_numpy(np.asarray(rng.normal(size=s), "f4")) for s in shapes]
+        scalars = [from_numpy(np.asarray(0.01)), from_numpy(np.asarray(step % 10 == 0, np.float32))]
+        given_outs = ours if in_place else [a.copy() for a in ours]
+        outs = vm(name, [*scalars, *grads, *ours], attrs, given_outs)
+        assert outs is not None
+        ours = outs
+        theirs = list(compute(OPS[name], [*scalars, *grads, *theirs], attrs))
+    assert [steps.item() for steps in ours[-len(shapes) :]] == [18] * len(shapes)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=5e-6, atol=ROUNDED.get(form, 1e-6))
+
+
+def _moments(name: str, attrs: dict[str, Any]) -> int:
+    """How many columns of moments a step has, by the shapes it takes."""
+    return {"adam_step": 2, "adamw_step": 2, "rmsprop_step": 1, "sgd_step": 0}.get(name, 1) + sum(
+        bool(attrs.get(flag)) for flag in ("amsgrad", "centered") + (("momentum",) if name != "muon_step" else ())
+    )
+
+
+def test_large_parameters_have_a_form_and_large_matrices_none_for_muon() -> None:
+    attrs = OPS["muon_step"].complete({})
+
+    def step(rows: int, columns: int) -> bool:
+        matrix, scalar = np.zeros((rows, columns), np.float32), np.zeros((), np.float32)
+        columns_of = [from_numpy(a) for a in (matrix, matrix, matrix, scalar)]
+        operands: list[NDArray] = [from_numpy(np.asarray(0.1)), from_numpy(scalar), *columns_of]
+        return encode("muon_step", [view(a) for a in columns_of[1:]], [view(a) for a in operands], attrs) is not None
+
+    assert step(64, 64)
+    assert step(8, 1000)
+    assert not step(65, 64) or 8 * (65 * 64 + 64**2) <= 1 << 16
+    assert not step(128, 128)
+
+
+def test_averages_are_drawn_towards_their_sources() -> None:
+    rng = np.random.default_rng(0)
+    for tau in (0.1, 0.75, 1.0):
+        pairs = [from_numpy(rng.normal(size=n).astype("f4")) for n in (1, 16, 33, 1, 16, 33)]
+        arrays = [from_numpy(np.asarray(tau)), *pairs]
+        found, truth = vm("ema_step", arrays, {}), compute(OPS["ema_step"], arrays, {})
+        assert found is not None
+        for mine, other in zip(found, truth, strict=True):
+            np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=1e-6, atol=1e-7)
