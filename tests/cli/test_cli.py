@@ -69,6 +69,7 @@ def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
     m.save(tmp_path / "m")
     for file in (tmp_path / "m").glob("tokenizer*"):
         file.unlink()
+    assert m.tokenizer is not None
     start = [m.tokenizer.bos_id]
     for given, ids in ((["--ids", "84,104 101"], [84, 104, 101]), ([], start)):
         wanted = m.generate(ids, 5).ids
