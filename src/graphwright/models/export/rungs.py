@@ -219,7 +219,10 @@ class Ladder:
     def _files(self) -> tuple[str, ...]:
         model = self.model
         companions = [f.name for f in companion_files(model.directory)] if model.opened else []
-        return tuple(sorted({"config.json", "model.safetensors", "README.md", "receipt.json", *companions}))
+        weights, source = ["model.safetensors"], model.checkpoint
+        if source is not None and source.index is not None:
+            weights = [source.index.name, *(f.path.name for f in source.files)]
+        return tuple(sorted({"config.json", "README.md", "receipt.json", *weights, *companions}))
 
 
 def _row(path: str, reason: str, axis: str = "", field: str = "") -> dict[str, str]:
