@@ -108,8 +108,12 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["rung"] == 5
     after = json.loads(call("edit", saved, "--undo", 1, "--json"))
     assert after["after"] == before["before"] == gw.open("bundled").program.hash()
-    call("export", saved, out, "--check", "none", "--onnx")
-    assert (out / "model.onnx").is_file()
+    (tmp_path / "text").write_text("a little text")
+    options = ["--onnx-cache", "--opset", 23, "--text", tmp_path / "text", "--max-shard-size", "1MB"]
+    told = call("export", saved, out, "--check", "none", *options)
+    assert re.search(r"^bits per byte +[\d.]+ -> [\d.]+, of 12 bytes$", told, re.M)
+    assert b"past_key_values.0.key" in (out / "model.onnx").read_bytes()
+    assert len(list(out.glob("*.safetensors"))) > 2
     assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()
     call("diff", "bundled", out)
 
@@ -119,7 +123,7 @@ def test_verify_runs_code_only_when_told(call, tmp_path):
     with model.program.edit("cut") as e:
         e.cut(CUT)
     out = tmp_path / "out"
-    model.export(out, prompts=["The"], prefer="size")
+    model.export(out, prompts=["The"], prefer="size", check="none")
     assert "--trust-code" in call("verify", out, code=3)
     assert json.loads(call("verify", out, "--json", "--trust-code"))["unchecked"] == []
 

@@ -154,6 +154,7 @@ def test_on_the_command_line(pair, tmp_path):
     done = CliRunner().invoke(app, ["edit", str(pair[1]), "--apply", str(path), "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["journal"] == 4
+    assert json.loads(done.stdout)["warnings"] == []
     one = gw.open(pair[0]).program
     by_hand(one)
     assert gw.open(out).program.structure_hash() == one.structure_hash()

@@ -205,6 +205,8 @@ def test_a_size_that_is_asked_for_lays_the_files_out_anew(made, tmp_path):
     assert {f.path.name for f in gw.open(written(again, tmp_path / "same")).checkpoint.files} == {
         f.path.name for f in again.checkpoint.files
     }
+    told = set(again.export_plan().rungs[0].files) - {"README.md", "receipt.json"}
+    assert told == {f.name for f in (tmp_path / "same").iterdir()}
     one = written(again, tmp_path / "one", max_shard_size="1GB")
     assert [f.path.name for f in gw.open(one).checkpoint.files] == ["model.safetensors"]
     assert gw.open(one).program.hash() == m.program.hash()

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
-from graphwright.models.export.places import misfits
 from graphwright.models.export.reading import Reading, read
 from graphwright.models.export.stretch import Stretch
-from graphwright.models.export.uniform import AXES, uniform, with_eps
+from graphwright.models.export.uniform import AXES, Fits, fits
 from graphwright.program import Builder, Program
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.hollow import hollow_array
@@ -68,16 +67,15 @@ def template(model: Model) -> Program:
 
 def deviations(model: Model) -> list[Deviation]:
     """Every node that differs from the template, by path, with the rungs that can carry it; none for one renamed."""
-    theirs = template(model)
-    return classified(model, read(model, theirs), theirs)
+    reading = read(model, template(model))
+    return classified(model, reading, fits(reading, model.config))
 
 
-def classified(model: Model, reading: Reading, theirs: Program) -> list[Deviation]:
-    """Deviations of a program from a template that it was read by."""
-    ours = model.program
-    sizes = _Carriers(model, reading)
+def classified(model: Model, reading: Reading, fitted: Fits) -> list[Deviation]:
+    """Deviations of a program from the template that it was read by."""
+    sizes = _Carriers(model, reading, fitted)
     return sorted(
-        (sizes.carried(d, node, other) for d, node, other in _deviations(ours, theirs)),
+        (sizes.carried(d, node, other) for d, node, other in _deviations(model.program, reading.template)),
         key=lambda d: (d.path, d.kind),
     )
 
@@ -85,17 +83,16 @@ def classified(model: Model, reading: Reading, theirs: Program) -> list[Deviatio
 class _Carriers:
     """Which rungs can carry a deviation: 3 what was read as the template's, 2 if no other layer forbids its size."""
 
-    def __init__(self, model: Model, reading: Reading) -> None:
+    def __init__(self, model: Model, reading: Reading, fitted: Fits) -> None:
         self.reading, self.arch, self.dims = reading, model.arch, model.dims
         self.explained = reading.explained()
         self.stretches = {
             n: s.kind for part in reading.read_parts() for s in part.stretches for n in (*s.nodes, *s.constants())
         }
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
-        found = uniform(reading, model.config)
-        self.uneven = found if isinstance(found, list) else []
-        self.misfits = {i for i, _ in misfits(reading, model.dims)}
-        self.eps = isinstance(with_eps(model.config, reading, model.dims), str)
+        self.uneven = fitted.uniform if isinstance(fitted.uniform, list) else []
+        self.misfits = {i for i, _ in fitted.misfits}
+        self.eps = isinstance(fitted.dense, str)
 
     def carried(self, d: Deviation, node: NodeId | None, other: NodeId | None) -> Deviation:
         """The deviation of a node of the program, of the template, or of both, with its rungs."""

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
-from graphwright.models.architectures.config import Config
 from graphwright.models.codegen.source import check_emittable
 from graphwright.models.errors import RungImpossible
 from graphwright.models.export.dense import conform, multiplied
 from graphwright.models.export.deviation import Deviation, classified, template
 from graphwright.models.export.hosts import Hosted, find_host
-from graphwright.models.export.places import misfits
-from graphwright.models.export.reading import TRUNK, Reading, read
-from graphwright.models.export.uniform import Reason, Uniform, uniform, with_eps
+from graphwright.models.export.reading import TRUNK, read
+from graphwright.models.export.uniform import Reason, Uniform, fits
 from graphwright.models.export.write import companion_files
 
 if TYPE_CHECKING:
@@ -125,19 +123,9 @@ class Ladder:
     """A model against its family's template, and what each rung makes of it; reads no payload until `conformed`."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.template = model, template(model)
-        self.reading: Reading = read(model, self.template)
-        self.deviations = classified(model, self.reading, self.template)
-
-    @cached_property
-    def uniform(self) -> Uniform | list[Reason]:
-        """Sizes of rung 2, or why not."""
-        return uniform(self.reading, self.model.config)
-
-    @cached_property
-    def dense(self) -> tuple[Config, Any] | str:
-        """Config and dimensions of rung 3, or why not."""
-        return with_eps(self.model.config, self.reading, self.model.dims)
+        self.model, self.reading = model, read(model, template(model))
+        self.fits = fits(self.reading, model.config)
+        self.deviations = classified(model, self.reading, self.fits)
 
     @cached_property
     def host(self) -> Hosted | list[Reason]:
@@ -147,10 +135,12 @@ class Ladder:
     def conformed(self, rung: int) -> Model:
         """The model that rung 2 or 3 writes."""
         if rung == 2:
-            assert isinstance(self.uniform, Uniform)
-            return conform(self.model, self.reading, self.uniform.config, self.uniform.dims, self.uniform.layers)
-        assert not isinstance(self.dense, str)
-        return conform(self.model, self.reading, *self.dense)
+            assert isinstance(self.fits.uniform, Uniform)
+            return conform(
+                self.model, self.reading, self.fits.uniform.config, self.fits.uniform.dims, self.fits.uniform.layers
+            )
+        assert not isinstance(self.fits.dense, str)
+        return conform(self.model, self.reading, *self.fits.dense)
 
     def plan(self, prefer: str = "stock") -> ExportPlan:
         """All rungs, and the one to take. Raises: UsageError for another preference."""
@@ -169,10 +159,10 @@ class Ladder:
     def _second(self) -> RungPlan:
         if not self.deviations:
             return RungPlan(2, False, False)
-        if isinstance(self.uniform, list):
-            return RungPlan(2, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.uniform))
-        exact = not self._rounded(self.uniform.dims)
-        return RungPlan(2, True, exact, (), self._files(), self._bytes(self.uniform.dims))
+        if isinstance(self.fits.uniform, list):
+            return RungPlan(2, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.fits.uniform))
+        exact = not self._rounded(self.fits.uniform.dims)
+        return RungPlan(2, True, exact, (), self._files(), self._bytes(self.fits.uniform.dims))
 
     def _third(self) -> RungPlan:
         if not self.deviations:
@@ -181,10 +171,10 @@ class Ladder:
         why = [_row(p.path(n), text) for n, text in reading.unread.items()]
         kinds = ("op", "dtype")
         why += [_row(d.path, f"{d.kind}, {d.detail}") for d in self.deviations if d.kind in kinds and not why]
-        for slot, text in misfits(reading, self.model.dims):
+        for slot, text in self.fits.misfits:
             why.append(_row(reading.slots[slot].name if slot != TRUNK else "embed", text))
-        if isinstance(self.dense, str):
-            why.append(_row("norm", self.dense, "channels", self.model.arch.fields["eps"]))
+        if isinstance(self.fits.dense, str):
+            why.append(_row("norm", self.fits.dense, "channels", self.model.arch.fields["eps"]))
         if why:
             return RungPlan(3, False, False, tuple(why))
         rounded = tuple(_row(path, f"is computed, and {kind.name} rounds it")
@@ -215,7 +205,7 @@ class Ladder:
     def _stored(self, path: str) -> DType:
         source, key = self.model.checkpoint, self.model.keys[path]
         found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
-        return found or self.template.spec(path).dtype
+        return found or self.reading.template.spec(path).dtype
 
     def _bytes(self, dims: Any) -> int:
         weights = self.model.arch.weights(dims)
@@ -229,7 +219,10 @@ class Ladder:
     def _files(self) -> tuple[str, ...]:
         model = self.model
         companions = [f.name for f in companion_files(model.directory)] if model.opened else []
-        return tuple(sorted({"config.json", "model.safetensors", "README.md", "receipt.json", *companions}))
+        weights, source = ["model.safetensors"], model.checkpoint
+        if source is not None and source.index is not None:
+            weights = [source.index.name, *(f.path.name for f in source.files)]
+        return tuple(sorted({"config.json", "README.md", "receipt.json", *weights, *companions}))
 
 
 def _row(path: str, reason: str, axis: str = "", field: str = "") -> dict[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from graphwright.models.architectures.config import Config
 from graphwright.models.export.dense import eps_of
+from graphwright.models.export.places import misfits
 from graphwright.models.export.reading import TRUNK, Reading, key_heads
 
 AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
@@ -51,6 +52,27 @@ class Uniform:
     config: Config
     dims: Any
     layers: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """What the stock class makes of a program that was read.
+
+    Attributes:
+        uniform: the sizes of rung 2, or why there are none.
+        dense: config and dimensions of rung 3, or why its norms have no eps.
+        misfits: branches that are too large for the sizes of the template, each with the reason.
+    """
+
+    uniform: Uniform | list[Reason]
+    dense: tuple[Config, Any] | str
+    misfits: list[tuple[int, str]]
+
+
+def fits(reading: Reading, config: Config) -> Fits:
+    """Both ways into the stock class; reads no payload but tables of heads."""
+    dims = reading.dims
+    return Fits(uniform(reading, config), with_eps(config, reading, dims), misfits(reading, dims))
 
 
 def uniform(reading: Reading, config: Config) -> Uniform | list[Reason]:
