@@ -262,8 +262,10 @@ def test_statuses(monkeypatch):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(TaskError, match="do not fit"):
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(3, 1)))
-    with pytest.raises(TaskError, match="one step a case"):
+    with pytest.raises(TaskError, match="do not fit"):  # no steps in this program
         ev.Evolution(ev.tasks.parity(), ev.blocks(start(1, 1)))
+    with pytest.raises(TaskError, match="layers evolve on data"):
+        ev.Evolution(ev.tasks.cartpole(), ev.blocks(start(4, 1)))
     with pytest.raises(UsageError, match="layers don't have"):
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(2, 1)), ev.NEAT())  # pyright: ignore[reportCallIssue,reportArgumentType]
     with pytest.raises(UsageError, match="nothing evolves from"):

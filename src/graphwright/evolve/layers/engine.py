@@ -55,8 +55,8 @@ class LayerEvolution(Evolution):
     ) -> None:
         if not isinstance(settings or Layers(), Layers):
             raise UsageError("settings that layers don't have", got=type(settings).__name__, expected="Layers")
-        if not isinstance(task, Task) or task.sequence:
-            raise TaskError("layers evolve on data of one step a case", got=getattr(task, "name", task))
+        if not isinstance(task, Task) or (task.sequence and task.loss == "heads"):
+            raise TaskError("layers evolve on data, and over time for one head", got=getattr(task, "name", task))
         sizes = train.fits(task, start.program)
         if sizes != (task.inputs, task.outputs):
             raise TaskError("program and task do not fit", where=start.program.name,
@@ -142,7 +142,7 @@ class LayerEvolution(Evolution):
         elif not stuck and draw < s.learning_rate + s.switch:
             recipe, name = recipe.switch(), "optimizer"
         elif not stuck and draw < s.learning_rate + s.switch + s.relearn:
-            recipe, name = recipe.relearn(LOSSES[self.task.loss]), "loss"
+            recipe, name = recipe.relearn(self._losses), "loss"
         else:
             name, site, block = self._mutate(program, rng, done)
         kept = train.moments(opt) if recipe.optimizer == mother.birth.recipe.optimizer else {}
@@ -151,9 +151,10 @@ class LayerEvolution(Evolution):
 
     def _mutate(self, program: Program, rng: np.random.Generator, done: float) -> tuple[str, str, str]:
         """One mutation out of those that can be made; after a refused one, which changed nothing, another is tried."""
-        kinds = list(MUTATIONS.values())
+        early = done < self.settings.explore
+        kinds = [k for k in MUTATIONS.values() if (k.explore if early else k.refine)]
         while kinds:
-            weights = np.array([k.explore if done < self.settings.explore else k.refine for k in kinds])
+            weights = np.array([k.explore if early else k.refine for k in kinds])
             kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
             sites = kind.sites(program)
             if len(sites):
@@ -206,7 +207,7 @@ class LayerEvolution(Evolution):
         train.restore(opt, moments)
         seeds = train.moments(opt) if seedling is not None else {}
         try:
-            self.counters.backward += train.batch_of(program, s, self.task) * s.steps
+            self.counters.backward += train.batch_of(program, s, self.task) * s.steps * self.task.steps
             train.fit(self.task, program, opt, recipe, s, self._stream(_TRAIN), self.seats)
             metric, loss = train.measure(self.task, program, self.task.valid)
             if not np.isfinite(loss):
@@ -214,7 +215,7 @@ class LayerEvolution(Evolution):
         except (GraphwrightError, FloatingPointError) as error:
             failure = f"{type(error).__name__}: {error}"
         self.counters.evaluations += 1
-        self.counters.forward += len(self.task.valid.x)
+        self.counters.forward += len(self.task.valid.x) * self.task.steps
         birth = Birth(number, self.generation, mother, father, mutation, site, block, recipe, metric, loss,
                       parameters(program), self._flops(program), failure)  # fmt: skip
         self.births.append(birth)
@@ -228,6 +229,11 @@ class LayerEvolution(Evolution):
     def _best(self) -> Member:
         """The best metric, then the fewest parameters, then the first."""
         return max(self.members, key=lambda m: (m.metric, -m.birth.params, -m.number))
+
+    @property
+    def _losses(self) -> tuple[str, ...]:
+        """Losses that training may lower."""
+        return (self.task.loss,) if self.task.sequence else LOSSES[self.task.loss]
 
     def _objectives(self, members: list[Member]) -> np.ndarray:
         names = ("metric", "params") if self.settings.pareto is None else self.settings.pareto.objectives

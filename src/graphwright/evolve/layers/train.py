@@ -80,7 +80,9 @@ def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
     seat, name = program.fork("seat"), program.input_names()[0]
     opt = optimizer(seat, recipe)
 
-    def lost(answer: Tensor, target: Tensor) -> Tensor:
+    def lost(answer: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
+        if counts is not None:
+            return _over_time(answer, target, counts, recipe.loss)
         if recipe.loss != "heads":
             return _loss(answer, target, recipe.loss, task.loss)
         parts = [
@@ -89,9 +91,9 @@ def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
         ]
         return sum(parts[1:], start=parts[0])
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def step(x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
         opt.zero_grad()
-        loss = lost(seat(**{name: x}), y)
+        loss = lost(seat(**{name: x}), y, counts)
         loss.backward()
         clip_grad_norm_([p for p in seat.parameters() if p.grad is not None], clip)
         opt.step()
@@ -107,12 +109,15 @@ def fit(
     if not s.steps:
         return 0
     part, shape = task.train, cases(program)
-    x, y = part.x[:, 0].reshape(len(part.x), *shape), part.y[:, 0]
-    wanted: Any = y.argmax(1) if recipe.loss == "cross_entropy" else y
+    x = part.x.reshape(len(part.x), *shape)
+    data: tuple[np.ndarray, ...] = (x, part.y, part.counts)
+    if not task.sequence:
+        y = part.y[:, 0]
+        data = (x, y.argmax(1) if recipe.loss == "cross_entropy" else y)
     seat, batch = seats.take(program, opt, recipe, task, s.clip), batch_of(program, s, task)
     for _ in range(s.steps):
         rows = rng.choice(len(x), batch, replace=False)
-        seat.step(x[rows], wanted[rows])
+        seat.step(*(array[rows] for array in data))
     why = f"train {s.steps} steps"
     with program.edit(why, author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
         for key in program.weights:
@@ -136,9 +141,20 @@ def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = F
     return functional.mse_loss(answer, target)
 
 
+def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Tensor:
+    """The mean loss of the steps that count: answers and targets [B, T, outputs], counts [B, T]."""
+    if loss == "cross_entropy":
+        each = -(answer.log_softmax(-1) * target).sum(-1)
+    elif loss == "bce":
+        each = (functional.softplus(answer) - answer * target).mean(-1)
+    else:
+        each = ((answer - target) ** 2).mean(-1)
+    return (each * counts).sum() / counts.sum()
+
+
 def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
     """Metric and loss of a program on a part of a task's data."""
-    x = part.x[:, 0].reshape(len(part.x), *cases(program))
+    x = part.x.reshape(len(part.x), *cases(program))
     name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
     if size is None:
         answers = program.run({name: x}, keep="outputs")[out].to_numpy()
@@ -146,7 +162,7 @@ def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
         padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])
         runs = [program.run({name: padded[i : i + size]}, keep="outputs")[out] for i in range(0, len(padded), size)]
         answers = np.concatenate([r.to_numpy() for r in runs])[: len(x)]
-    loss, metric = task._measures(np.ascontiguousarray(answers)[None, :, None], part, True)
+    loss, metric = task._measures(np.ascontiguousarray(answers).reshape(1, *part.y.shape), part, True)
     return float(metric[0]), float(loss[0])
 
 
@@ -156,11 +172,18 @@ def cases(program: Program) -> tuple[int, ...]:
 
 
 def fits(task: Task, program: Program) -> tuple[int, int] | None:
-    """Inputs and outputs of a case; None if the program has others than one input and one output with a batch."""
+    """Inputs and outputs of a step; None if the program has others than one input and one output with a batch, or for
+    sequences other than [batch, steps, ...] with the steps of the task.
+    """
     inputs, outputs = program.input_names(), program.outputs()
-    if len(inputs) != 1 or len(outputs) != 1 or len(program.spec(outputs[0]).shape) != 2:
+    if len(inputs) != 1 or len(outputs) != 1:
         return None
-    return prod(cases(program)), int(program.spec(outputs[0]).shape[1])
+    shape, steps = program.spec(outputs[0]).shape, task.steps
+    if not task.sequence:
+        return (prod(cases(program)), int(shape[1])) if len(shape) == 2 else None
+    if len(shape) != 3 or len(cases(program)) != 2 or {shape[1], cases(program)[0]} != {steps}:
+        return None
+    return cases(program)[1], int(shape[2])
 
 
 def batch_of(program: Program, s: Layers, task: Task) -> int:

@@ -6,6 +6,7 @@ those zeros at once. What one mutation adds is named `b<number>....`, so it is d
 
 from __future__ import annotations
 
+from graphwright.evolve.mutations.cells import cell_type, insert_cell
 from graphwright.evolve.mutations.images import kernel, stride
 from graphwright.evolve.mutations.layers import (
     add_skip,
@@ -26,6 +27,8 @@ __all__ = [
     "add_delay_link",
     "add_link",
     "add_skip",
+    "cell_type",
+    "insert_cell",
     "insert_layer",
     "insert_node",
     "kernel",

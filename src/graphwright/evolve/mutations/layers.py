@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.registry import free_part, linears, mutation, parts
+from graphwright.evolve.mutations.registry import free_part, in_cell, linears, mutation, parts
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ def branches(p: Program) -> list[NodeId]:
 
 
 def skips(p: Program) -> list[NodeId]:
-    """Of these, the matrices that lead past other layers."""
-    return [n for n in branches(p) if not _has(p, p.path(n).removesuffix(".to") + ".from")]
+    """Of these, the matrices that lead past other layers: nothing else is in their part."""
+    sizes = Counter(p.path(n).partition(".")[0] for n in p.nodes())
+    return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
 
 def activations(p: Program) -> list[NodeId]:
-    """Activations."""
-    return [n for op in ACTIVATIONS for n in p.of_kind(op)]
+    """Activations, but those within a cell."""
+    return [n for op in ACTIVATIONS for n in p.of_kind(op) if not in_cell(p, n)]
 
 
 @mutation("insert_layer", sites=linears, weight=0.20, refine=0.06, adds=True)
@@ -89,15 +91,21 @@ def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("add_skip", sites=linears, weight=0.06, refine=0.04, adds=True)
 def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, block: str | None = None) -> None:
-    """A matrix of zeros from an earlier value [batch, units] to what a linear layer gives."""
+    """A matrix of zeros from an earlier value [batch, ..., units] to what a linear layer gives."""
     p = e.program
     node = p.node(site)
     total = behind(e, node)
     before = p.reachable([node]) - {node}
-    values = [n for n in p.order() if n in before and p.op(n) not in STORED and len(p.spec(n).shape) == 2]
+    lead = p.spec(node).shape[:-1]
+    values = [n for n in p.order() if n in before and p.op(n) not in STORED and p.specs(n)[0].shape[:-1] == lead]
+    values = [n for n in values if not in_cell(p, n)]
+    if source is None and not values:
+        raise UsageError(
+            "nothing that a matrix could lead from", where=p.path(node), expected=f"a value {lead} + units"
+        )
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base = block or free_part(p)
-    width = int(p.spec(src).shape[1])
+    width = int(p.spec(src).shape[-1])
     old = _weight(p, node)
     w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], width), old.dtype))
     e.connect(e.add("linear", src, w, name=f"{base}.to"), total)
@@ -158,7 +166,3 @@ def behind(e: Transaction, node: NodeId) -> NodeId:
 
 def _weight(p: Program, node: NodeId) -> np.ndarray:
     return p.weights.array(p.key(p.operands(node)[1].node)).to_numpy()
-
-
-def _has(p: Program, name: str) -> bool:
-    return p.select(name).count > 0

@@ -23,7 +23,7 @@ class Kind:
 
     Attributes:
         name: of the mutation; sites: where it may be made; apply: the mutation.
-        explore, refine: how often it is drawn, early and late in a run, beside the others that can be made.
+        explore, refine: how often it is drawn, early and late in a run, beside the others that can be made; 0 is never.
         adds: it adds a part, whose nodes are named `b<number>....`; `block=` says which number.
     """
 
@@ -64,6 +64,16 @@ def parts(p: Program) -> set[str]:
     """Names of the parts that mutations added."""
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return {head for head in heads if head[0] == "b" and head[1:].isdigit()}
+
+
+CELLS = ("rnn", "gru", "lstm")
+"""Kinds of recurrent cells; the nodes of one are named `b<number>.<kind>....`."""
+
+
+def in_cell(p: Program, node: NodeId) -> bool:
+    """Whether a node is a step of a cell, which has to stay like the other steps."""
+    names = p.path(node).split(".")
+    return len(names) > 2 and names[1] in CELLS and names[0] in parts(p)
 
 
 def free_part(p: Program) -> str:

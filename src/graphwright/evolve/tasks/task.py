@@ -186,9 +186,14 @@ class Task:
         self._cases: dict[str, Any] = {}
 
     @property
+    def steps(self) -> int:
+        """Steps of a case."""
+        return self.train.x.shape[1]
+
+    @property
     def sequence(self) -> bool:
         """Whether cases have several steps."""
-        return self.train.x.shape[1] > 1
+        return self.steps > 1
 
     def head(self, name: str) -> Measured:
         """A head by its name. Raises: TaskError listing the names."""

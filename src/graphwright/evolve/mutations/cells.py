@@ -1,0 +1,109 @@
+"""Recurrent cells in programs of sequences [batch, steps, units] of a fixed size: in, and one kind for another.
+
+A cell is a part `b<number>`: its steps are nodes like any others (`b1.gru...`), and a matrix `b1.to` leads out of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright import nn
+from graphwright.array.spec import Spec
+from graphwright.errors import UsageError
+from graphwright.evolve.mutations.layers import behind
+from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation
+from graphwright.program.kinds import STORED
+from graphwright.program.trace import record
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Transaction
+
+_NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM), strict=True))
+
+
+def over_time(p: Program) -> list[NodeId]:
+    """Linear layers that read sequences of a fixed size."""
+    specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
+    return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
+
+
+def cells(p: Program) -> list[NodeId]:
+    """The matrices that lead out of cells."""
+    return [n for n in linears(p) if p.path(n).endswith(".to") and _inside(p, n)]
+
+
+def kind_of(p: Program, site: Any) -> str:
+    """Which of `CELLS` leads into a matrix."""
+    return p.path(_inside(p, p.node(site))[0]).split(".")[1]
+
+
+@mutation("insert_cell", sites=over_time, weight=0.10, refine=0.06, adds=True)
+def insert_cell(
+    e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None, units: int | None = None,
+    block: str | None = None,
+) -> None:  # fmt: skip
+    """Beside a linear layer over time another way to its result, through a cell: W₂ h, W₂ = 0."""
+    p = e.program
+    node = p.node(site)
+    if node not in over_time(p):
+        raise UsageError("a cell reads a sequence of a fixed size", where=p.path(node),
+                         expected="a linear layer on [batch, steps, units]",
+                         got=p.spec(p.operands(node)[0]))  # fmt: skip
+    x, total = p.operands(node)[0], behind(e, node)
+    base, size = block or free_part(p), units or int(rng.choice([4, 8, 16]))
+    out, kind = int(p.spec(node).shape[2]), p.spec(x).dtype.numpy
+    # a matrix stands where the cell will, and gives what leads out of it its shape
+    held = e.param(f"{base}.seat.weight", np.zeros((size, int(p.spec(x).shape[2])), kind))
+    seat = e.add("linear", x, held, name=f"{base}.seat")
+    after = e.add("linear", seat, e.param(f"{base}.to.weight", np.zeros((out, size), kind)), name=f"{base}.to")
+    e.connect(after, total)
+    _put(e, [held, seat], base, cell or str(rng.choice(CELLS)), p.spec(x), size, rng)
+
+
+@mutation("cell_type", sites=cells, weight=0.10)
+def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None) -> list[str]:
+    """Another kind of cell of the same size, with fresh weights; the matrix out of it stays.
+
+    Returns: keys of the weights that were dropped.
+    """
+    p = e.program
+    node = p.node(site)
+    if node not in cells(p):
+        raise UsageError("not the way out of a cell", where=p.path(node), expected=", ".join(map(p.path, cells(p))))
+    base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
+    others = [k for k in CELLS if k != kind_of(p, node)]
+    dropped = [p.key(n) for n in inside if p.op(n) == "param"]
+    (x,) = {v for n in inside for v in p.operands(n) if v.node not in inside}
+    size = int(p.spec(p.operands(node)[0]).shape[2])
+    _put(e, inside, base, cell or str(rng.choice(others)), p.spec(x), size, rng)
+    return dropped
+
+
+def _inside(p: Program, node: NodeId) -> list[NodeId]:
+    """The nodes of the cell that a matrix leads out of, in order; none if that is no cell's."""
+    head = p.path(node).removesuffix(".to")
+    return [n for n in p.order() if p.path(n).startswith(f"{head}.") and in_cell(p, n)]
+
+
+def _put(
+    e: Transaction, nodes: list[NodeId], base: str, cell: str, spec: Spec, units: int, rng: np.random.Generator
+) -> None:
+    """A cell unrolled over time where nodes are; its nodes are named `<base>.<cell>...`."""
+    if cell not in CELLS:
+        raise UsageError("no such cell", expected=", ".join(CELLS), got=cell)
+    net = _NETS[cell](int(spec.shape[2]), units)
+    sub = record(lambda x: net(x)[0], (spec,), ("x",))[0]
+    bound = units**-0.5
+    with sub.edit("names and weights") as s:
+        for n in list(sub.nodes()):
+            path = sub.path(n)
+            if sub.op(n) == "param":
+                path = path.rpartition(".")[2]
+                s.set_weight(n, rng.uniform(-bound, bound, sub.spec(n).shape).astype(spec.dtype.numpy))
+            if sub.op(n) != "input":
+                name = f"{base}.{cell}.{path}"
+                s.rename(n, name, key=name if sub.op(n) in STORED else None)
+    e.replace(nodes, sub)

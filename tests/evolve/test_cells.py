@@ -1,0 +1,109 @@
+"""Recurrent cells as mutations: against torch's, with the function kept, and in a run on sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright import evolve as ev
+from graphwright.errors import UsageError
+from graphwright.evolve import mutations as m
+from graphwright.evolve.layers import train
+from graphwright.evolve.mutations.cells import cells, kind_of
+from graphwright.evolve.mutations.layers import activations
+
+rng = np.random.default_rng(0)
+TORCH = {"rnn": torch.nn.RNN, "gru": torch.nn.GRU, "lstm": torch.nn.LSTM}
+
+
+def start(batch=3, steps=5, inputs=2, outputs=2):
+    b = gw.Builder("sequence")
+    w = b.param("out.weight", rng.normal(size=(outputs, inputs)).astype("f4"))
+    b.output(b.linear(b.input("x", (batch, steps, inputs)), w, name="out"), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_a_cell_is_torch_s_and_begins_by_changing_nothing(kind):
+    p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
+    before, y = p.hash(), p.run(x=x)["y"].to_numpy()
+    with p.edit("in") as e:
+        m.insert_cell(e, "out", np.random.default_rng(1), kind, 4)
+    assert kind_of(p, "b1.to") == kind
+    np.testing.assert_array_equal(p.run(x=x)["y"].to_numpy(), y)
+    out = rng.normal(size=(2, 4)).astype("f4")
+    with p.edit("open it") as e:
+        e.set_weight("b1.to.weight", out)
+    net = TORCH[kind](2, 4, batch_first=True)
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(net, f"{name}_l0").data = torch.from_numpy(p.weights.array(f"b1.{kind}.{name}").to_numpy().copy())
+    theirs = net(torch.from_numpy(x))[0].detach().numpy() @ out.T
+    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy() - y, theirs, rtol=1e-5, atol=1e-6)
+    p.undo(2)
+    assert p.hash() == before
+    assert not cells(p)
+
+
+def test_another_kind_keeps_the_way_out_and_says_what_goes():
+    p = start()
+    with p.edit("in") as e:
+        m.insert_cell(e, "out", rng, "gru", 4)
+    with p.edit("open") as e:
+        e.set_weight("b1.to.weight", np.ones((2, 4), np.float32))
+    before = p.hash()
+    with p.edit("another") as e:
+        dropped = m.cell_type(e, "b1.to", rng, "lstm")
+    assert sorted(dropped) == [f"b1.gru.{n}" for n in ("bias_hh", "bias_ih", "weight_hh", "weight_ih")]
+    assert kind_of(p, "b1.to") == "lstm"
+    assert (p.weights.array("b1.to.weight").to_numpy() == 1).all()
+    assert not [k for k in p.weights if ".gru." in k]  # no orphan
+    assert p.validate().ok
+    p.undo()
+    assert p.hash() == before
+    inside = [n for n in p.nodes() if p.path(n).startswith("b1.gru.")]
+    assert not {*activations(p), *m.linears(p)} & set(inside)  # a step of a cell stays like the others
+    with p.edit("out") as e:
+        m.remove_layer(e, "b1.to", rng)
+    assert set(p.weights) == {"out.weight"}
+
+
+def test_what_is_no_sequence_takes_no_cell():
+    b = gw.Builder("plain")
+    w = b.param("out.weight", np.zeros((1, 2), np.float32))
+    b.output(b.linear(b.input("x", ("B", 2)), w, name="out"), "y")
+    p = b.build()
+    with pytest.raises(UsageError, match="sequence of a fixed size"), p.edit("no") as e:
+        m.insert_cell(e, "out", rng)
+    with pytest.raises(UsageError, match="way out of a cell"), p.edit("no") as e:
+        m.cell_type(e, "out", rng)
+
+
+@pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
+def test_training_over_time_lowers_the_task_s_loss(loss):
+    x = rng.normal(size=(40, 4, 2)).astype("f4")
+    y: Any = rng.random((40, 4, 2)) if loss != "cross_entropy" else rng.integers(0, 2, 40)
+    task = ev.Task(x, y, loss, lengths=rng.integers(2, 5, 40), split="same")
+    p = start(40, 4)
+    answers = p.run(x=x)["y"].to_numpy()
+    part = task.train
+    ours = train._over_time(*(gw.tensor(v) for v in (answers, part.y, part.counts)), loss).item()
+    assert ours == pytest.approx(train.measure(task, p, part)[1], rel=1e-5)
+
+
+def test_a_run_on_sequences_grows_cells_and_goes_on(tmp_path):
+    task = ev.tasks.parity(3)
+    settings = ev.Layers(population=2, steps=5, crossover=0.0, learning_rate=0.0)
+    run: Any = ev.Evolution(task, ev.blocks(start(4, 3, 1, 1)), settings, seed=0)
+    run.run(max_evaluations=4, target=2.0, save=tmp_path / "run")
+    assert {b.mutation for b in run.births} & {"insert_cell", "cell_type"}
+    again = ev.resume(tmp_path / "run", task)
+    again.run(max_evaluations=5, target=2.0)
+    run.run(max_evaluations=5, target=2.0)
+    assert again.births == run.births
+    assert run.counters.forward == 5 * len(task.valid.x) * 3
+    for member in run.members:
+        assert run.replay(member.number).structure_hash() == member.program.structure_hash()
