@@ -56,11 +56,3 @@ def test_a_mask_too_long_for_one_counter_of_a_vector() -> None:
 def test_numbers_in_other_layouts_have_no_form() -> None:
     x = from_numpy(np.zeros((4, 6), np.float32)[:, ::2])
     assert vm("dropout", [x, from_numpy(np.array([1, 2]))], {"p": 0.5, "stream": 1}) is None
-    assert (
-        vm(
-            "uniform",
-            [from_numpy(np.array([1, 2]))],
-            OPS["uniform"].complete({"stream": 1, "shape": (3,), "dtype": x.dtype}),
-        )
-        is not None
-    )

@@ -51,6 +51,7 @@ class Code(IntEnum):
     MINIMUM = auto()
     MAXIMUM = auto()
     SWIGLU = auto()
+    ADD_SILU = auto()
     EQ = auto()
     LT = auto()
     LE = auto()

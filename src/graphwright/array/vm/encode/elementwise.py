@@ -22,7 +22,7 @@ from graphwright.array.vm.encode.operands import (
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
-_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu")}
+_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu", "add_silu")}
 _COMPARISONS = {op: Code[op.upper()] for op in ("eq", "ne", "lt", "le")}
 _TURNED = {"gt": Code.LT, "ge": Code.LE}
 """Comparisons that are another one of the operands turned around."""
