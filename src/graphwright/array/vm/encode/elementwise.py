@@ -45,9 +45,9 @@ ENCODERS.update({op: _compared(code, -1) for op, code in _TURNED.items()})
 
 @encoder("add")
 def _add(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of float32; and of int64, which counters and keys of generators are."""
+    """Of float32; and of a few int64, which counters and keys of generators are."""
     if all(view.dtype is int64 for view in (*outs, *ins)):
-        return elementwise(Code.ADD_I64, outs[0], ins)
+        return elementwise(Code.ADD_I64, outs[0], ins) if outs[0].size <= MOST_ROWS else None
     return _pointwise(Code.ADD)(outs, ins, attrs)
 
 
