@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from types import BuiltinFunctionType
+from weakref import ref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +13,7 @@ from numba.core.event import install_recorder
 from random_programs import programs
 
 import graphwright as gw
-from graphwright import nn
+from graphwright import nn, optim
 from graphwright.array.vm import machine
 from graphwright.errors import ComputeError
 from graphwright.plan import Workspace
@@ -156,3 +160,34 @@ def test_a_changed_constant_is_noticed_by_a_bound_call() -> None:
     scale.assign(gw.tensor(np.float32(5.0)))
     bound()
     assert bound.outputs["out"].tolist() == [5.0] * 3
+
+
+def test_a_bound_step_is_a_native_call_that_counts_its_writes_and_goes_with_its_last_reference() -> None:
+    w = gw.Parameter(np.ones(3, np.float32), name="w")
+    opt = optim.SGD([w], lr=0.1)
+
+    def step(x: gw.Tensor) -> gw.Tensor:
+        opt.zero_grad()
+        loss = (x * w).sum()
+        loss.backward()
+        opt.step()
+        return loss
+
+    bound = gw.compile(step, executor="vm").bind(np.ones(3, np.float32))
+    bound.inputs["x"][:] = 1
+    assert isinstance(bound.__call__, BuiltinFunctionType)
+    before = w.data.version
+    for _ in range(5):
+        bound()
+    assert w.data.version == before + 5
+    np.testing.assert_allclose(w.numpy(), 0.5, rtol=1e-6)
+    w.assign(gw.tensor(np.full(3, 2.0, np.float32)))  # from outside: the next call sees it
+    bound()
+    np.testing.assert_allclose(w.numpy(), 1.9, rtol=1e-6)
+    last = ref(bound.outputs["out"])
+    gc.disable()
+    try:
+        del bound
+        assert last() is None, "no cycle keeps the memory"
+    finally:
+        gc.enable()

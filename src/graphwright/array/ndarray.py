@@ -69,6 +69,11 @@ class NDArray:
         return self._storage
 
     @property
+    def closed(self) -> bool:
+        """True once the memory was let go."""
+        return self._storage is not None and self._storage.closed
+
+    @property
     def version(self) -> int:
         """How often the memory was written."""
         return 0 if self._storage is None else self._storage.version
@@ -76,7 +81,7 @@ class NDArray:
     @property
     def impl(self) -> Any:
         """The backend's handle (a torch tensor on the CPU); no stride may be negative. Raises: StorageClosed."""
-        if self._impl is None or (self._storage is not None and self._storage.closed):
+        if self._impl is None or self.closed:
             self._impl = backend(self.device).wrap(self)
         return self._impl
 

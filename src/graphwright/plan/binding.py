@@ -96,7 +96,8 @@ class Binding:
         self._placed: list[tuple[NDArray, int]] = []
         self._scratch: np.ndarray | None = None
         self._fed: Any = None
-        self._points: list[tuple[int, Callable[[NDArray], object]]] = []
+        self._points: list[tuple[int, Callable[[NDArray], bool]]] = []
+        self._pointed: Sequence[NDArray] | None = None
         self._busy = Lock()
         self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
@@ -201,7 +202,7 @@ class Binding:
         self.end_lease()
         self._arena, self._seen = None, -1
         self._calls, self._sizes, self._ends, self._singles, self._feeds, self._takes = [], [], None, {}, [], {}
-        self._fed, self._points = None, []
+        self._fed, self._points, self._pointed = None, [], None
         for kept in (self._bound_calls, self._groups, self._segments, self._views, self._readers, self._writers):
             kept.clear()
 
@@ -385,7 +386,7 @@ class Binding:
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
         """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
-        self._fed, self._points = None, []
+        self._fed, self._points, self._pointed = None, [], None
         if self.single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return
         from graphwright.array.vm.segment import VmSegment

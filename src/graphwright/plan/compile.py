@@ -241,11 +241,11 @@ class _Entry:
         arrays: list[NDArray] = []
         for a, fits in zip(args, known, strict=True):
             array = a.data if type(a) is Tensor else None
-            if array is None or array is not fits[0]:  # not that of the call before
+            if array is None or array is not fits[0] or array.closed:  # not that of the call before
                 spec = fits[1]
                 if type(array) is not NDArray or array.shape != spec.shape or array.dtype is not spec.dtype:
                     return None
-                if array.device is not CPU:
+                if array.device is not CPU or array.closed:
                     return None  # it may lie where the plan cannot read it
                 fits[0] = array
             arrays.append(array)

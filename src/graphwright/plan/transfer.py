@@ -49,7 +49,7 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
 
     def write(array: NDArray) -> None:
         nonlocal last, source
-        if array is not last or array.storage.closed:
+        if array is not last or array.closed:
             if array.device != CPU:
                 backend(array.device).copy(target, array)
                 return
@@ -62,22 +62,19 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     return write
 
 
-def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], object]:
-    """What tells native code where an array lies that it will copy into planned memory."""
-    kernels = backend(CPU)
-    last: NDArray | None = None
+def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], bool]:
+    """What tells native code where an array lies that it will copy into planned memory.
 
-    def point(array: NDArray) -> None:
-        nonlocal last
-        if array is last and not array.storage.closed:
-            return
-        if array.contiguous:
-            source(kernels.address(array))
-            last = array
-        else:
+    True if the array is read where it lies, so that its next values are, too; else these values were copied.
+    """
+    kernels = backend(CPU)
+
+    def point(array: NDArray) -> bool:
+        lies = array.contiguous
+        if not lies:
             kernels.copy(target, array)
-            source(kernels.address(target))
-            last = None
+        source(kernels.address(array if lies else target))
+        return lies
 
     return point
 

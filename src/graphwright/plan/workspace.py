@@ -54,23 +54,24 @@ class Workspace(Binding):
         return self._run(lambda: self._checked(feeds), lease)
 
     def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
-        """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs."""
+        """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs and are open."""
         self._begin()
         try:
-            held = self.safe or self._fed is None or self.watching or self._leases
+            fed = self._fed
+            held = self.safe or fed is None or self.watching or self._leases
             if held or changes.count != self._seen:
                 return self._run_held(lambda: arrays, False)
-            self._run_fed(self._fed, arrays)
+            if arrays != self._pointed:  # the same objects in the same order are read where they were
+                self._point(arrays)
+            if fed.run() is not None:
+                raise self._failed_native(fed)
             return {name: take() for name, take in self._takes.items()}
         finally:
             self._end()
 
-    def _run_fed(self, fed: Any, arrays: Sequence[NDArray]) -> None:
-        """One native call copies the inputs and runs all instructions."""
-        for i, point in self._points:
-            point(arrays[i])
-        if fed.run() is not None:
-            raise self._failed_native(fed)
+    def _point(self, arrays: Sequence[NDArray]) -> None:
+        """Tell the native call where the inputs lie, which it copies."""
+        self._pointed = arrays if all([point(arrays[i]) for i, point in self._points]) else None
 
     def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
         self._begin()
@@ -103,7 +104,9 @@ class Workspace(Binding):
             for chunk in self._arena.chunks:
                 fill(chunk)
         if self._fed is not None:
-            self._run_fed(self._fed, arrays)
+            self._point(arrays)
+            if self._fed.run() is not None:
+                raise self._failed_native(self._fed)
         else:
             for feed, array in zip(self._feeds, arrays, strict=True):
                 if feed is not None:

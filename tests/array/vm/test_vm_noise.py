@@ -56,11 +56,13 @@ def test_a_mask_too_long_for_one_counter_of_a_vector() -> None:
 def test_numbers_in_other_layouts_have_no_form() -> None:
     x = from_numpy(np.zeros((4, 6), np.float32)[:, ::2])
     assert vm("dropout", [x, from_numpy(np.array([1, 2]))], {"p": 0.5, "stream": 1}) is None
-    assert (
-        vm(
-            "uniform",
-            [from_numpy(np.array([1, 2]))],
-            OPS["uniform"].complete({"stream": 1, "shape": (3,), "dtype": x.dtype}),
-        )
-        is not None
-    )
+
+
+def test_a_number_that_is_just_p_is_kept() -> None:
+    key, x = from_numpy(np.array([3, 4])), from_numpy(np.ones(100, np.float32))
+    u = same_bits("uniform", [key], {"stream": 9, "shape": (100,)})
+    for place in (7, 50):
+        kept = same_bits("dropout", [x, key], {"p": float(u[place]), "stream": 9})
+        assert kept[place] != 0
+        hits = same_bits("bernoulli", [from_numpy(np.full(100, u[place])), key], {"stream": 9})
+        assert hits[place] == 0

@@ -53,6 +53,7 @@ class Code(IntEnum):
     MINIMUM = auto()
     MAXIMUM = auto()
     SWIGLU = auto()
+    ADD_SILU = auto()
     EQ = auto()
     LT = auto()
     LE = auto()

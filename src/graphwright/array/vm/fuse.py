@@ -19,6 +19,8 @@ TILE, TILES = 1024, 16
 TILE_BYTES = 4 * TILE
 BY_ROW = frozenset({"rms_norm", "softmax"})
 """Ops whose results depend on the row of their first operand at the same place."""
+TOGETHER = {("add", "silu"): "add_silu"}
+"""Members that are one row where nothing else reads the first one's result."""
 LONGEST = 4 * TILE
 """Elements of a row that may be a tile."""
 _NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
@@ -89,7 +91,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
         return []
     by_row = any(m.op in BY_ROW for m in members)
     most = tiles_for(shape, by_row)
-    members = _written_once(members, most)
+    members = _written_once(_together(members), most)
     tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)], by_row)
     if tiles is None:
         return None
@@ -110,6 +112,29 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
             body += _body(members, at, jumps, steps, min(width, cols - begin), TILES // most)
         rows += _looped(body, turns)
     return rows
+
+
+def _together(members: Sequence[Member]) -> list[Member]:
+    """The members, with pairs that one row does as one."""
+    made: list[Member] = []
+    for n, m in enumerate(members):
+        op = TOGETHER.get((made[-1].op, m.op)) if made else None
+        passed = made[-1].outs[0] if made else None
+        if op and isinstance(passed, Inner) and list(m.ins) == [passed] and not _read(passed, members[n + 1 :]):
+            first = made.pop()
+            m = Member(op, m.outs, first.ins, first.attrs, (m.dtypes[0], *first.dtypes[1:]))
+        made.append(m)
+    return made
+
+
+def _read(tile: Inner, members: Sequence[Member]) -> bool:
+    """True if members read what a tile holds before it is written again."""
+    for m in members:
+        if tile in m.ins:
+            return True
+        if tile in m.outs:
+            return False
+    return False
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:

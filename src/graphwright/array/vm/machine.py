@@ -54,6 +54,7 @@ div = elementwise.binary(native(lambda x, y: v.div(x, y)))
 minimum = elementwise.binary(native(lambda x, y: v.minimum(x, y)))
 maximum = elementwise.binary(native(lambda x, y: v.maximum(x, y)))
 swiglu = elementwise.binary(native(lambda x, y: v.mul(functions.silu(x), y)))
+add_silu = elementwise.binary(native(lambda x, y: functions.silu(v.add(x, y))))
 eq = elementwise.comparison(native(lambda x, y: v.eq(x, y)))
 ne = elementwise.comparison(native(lambda x, y: v.ne(x, y)))
 lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
@@ -156,6 +157,8 @@ def _dispatcher(source: int) -> Any:
                 maximum(row, turn, scratch)
             elif op == Code.SWIGLU:
                 swiglu(row, turn, scratch)
+            elif op == Code.ADD_SILU:
+                add_silu(row, turn, scratch)
             elif op == Code.EQ:
                 eq(row, turn, scratch)
             elif op == Code.LT:

@@ -16,6 +16,7 @@ from graphwright.array.vm.elementwise import F, cell, number
 from graphwright.array.vm.gemm import gemm
 from graphwright.array.vm.math import native, sign
 from graphwright.array.vm.vector import (
+    absolute,
     add,
     div,
     first,
@@ -25,9 +26,11 @@ from graphwright.array.vm.vector import (
     load_f32,
     load_f64,
     load_first,
+    lt,
     maximum,
     mul,
     neg,
+    select,
     splat,
     sqrt,
     store,
@@ -56,6 +59,8 @@ def _powers(x: Any, y: Any, n: Any) -> Any:
     return a, b
 
 
+TINY = F(1.1754943508222875e-38)
+"""The smallest normal number."""
 MAXIMIZE, AMSGRAD, NESTEROV, CENTERED = 1, 2, 2, 2
 """Bits of cell 9; the second means what the optimizer has."""
 
@@ -78,6 +83,12 @@ def counted(one: Any) -> Any:
     steps = np.float64(load_f32(cell(one, 3))) + 1.0
     store_f32(cell(one, 3), F(steps))
     return steps
+
+
+@native
+def _moment(x: Any) -> Any:
+    """A moment, 0 below the normal numbers: one that fades would slow down every step to come."""
+    return select(lt(absolute(x), splat(TINY)), splat(F(0.0)), x)
 
 
 @native
@@ -122,8 +133,8 @@ def adam(row: Any, decoupled: Any) -> None:
             one_mean = fma1(d1, load_f32(m), e1 * slope)
             one_square = fma1(d2, load_f32(v), e2 * slope * slope)
             store_f32(p, load_f32(p) * left - pace * one_mean / fma1(np.sqrt(one_square), lift, tiny))
-            store_f32(m, one_mean)
-            store_f32(v, one_square)
+            store_f32(m, F(0.0) if abs(one_mean) < TINY else one_mean)
+            store_f32(v, F(0.0) if one_square < TINY else one_square)
             continue
         rate, unroot, i = splat(pace), splat(lift), 0
         while plain and i + 16 <= count:
@@ -131,8 +142,8 @@ def adam(row: Any, decoupled: Any) -> None:
             mean = fma(b1, load(m + 4 * i), mul(c1, grad))
             square = fma(b2, load(v + 4 * i), mul(mul(c2, grad), grad))
             new = mul(load(p + 4 * i), kept)
-            store(m + 4 * i, mean)
-            store(v + 4 * i, square)
+            store(m + 4 * i, _moment(mean))
+            store(v + 4 * i, _moment(square))
             store(p + 4 * i, sub(new, div(mul(rate, mean), fma(sqrt(square), unroot, small))))
             i += 16
         while i < count:
@@ -141,8 +152,8 @@ def adam(row: Any, decoupled: Any) -> None:
             grad = _slope(way, load_first(g + 4 * i, mask), blend, param, blends)
             mean = fma(b1, load_first(m + 4 * i, mask), mul(c1, grad))
             square = fma(b2, load_first(v + 4 * i, mask), mul(mul(c2, grad), grad))
-            store_first(m + 4 * i, mean, mask)
-            store_first(v + 4 * i, square, mask)
+            store_first(m + 4 * i, _moment(mean), mask)
+            store_first(v + 4 * i, _moment(square), mask)
             if top:
                 square = maximum(load_first(top + 4 * i, mask), square)
                 store_first(top + 4 * i, square, mask)
@@ -171,7 +182,7 @@ def sgd(row: Any) -> None:
             step = _slope(way, load_first(g + 4 * i, mask), blend, param, blends)
             if b:
                 held = step if new else fma(mu, load_first(b + 4 * i, mask), mul(taken, step))
-                store_first(b + 4 * i, held, mask)
+                store_first(b + 4 * i, _moment(held), mask)
                 step = fma(mu, held, step) if cell(row, 9) & NESTEROV else held
             store_first(p + 4 * i, sub(param, mul(rate, step)), mask)
 
@@ -202,16 +213,16 @@ def rmsprop(row: Any) -> None:
             param = load_first(p + 4 * i, mask)
             grad = _slope(way, load_first(g + 4 * i, mask), blend, param, blends)
             square = fma(old, load_first(v + 4 * i, mask), mul(mul(fresh, grad), grad))
-            store_first(v + 4 * i, square, mask)
+            store_first(v + 4 * i, _moment(square), mask)
             if a:
                 mean = load_first(a + 4 * i, mask)
                 mean = fma(fresh, sub(grad, mean), mean)
-                store_first(a + 4 * i, mean, mask)
+                store_first(a + 4 * i, _moment(mean), mask)
                 square = fma(neg(mean), mean, square)
             step = div(grad, add(sqrt(square), small))
             if b:
                 step = fma(mu, load_first(b + 4 * i, mask), step)
-                store_first(b + 4 * i, step, mask)
+                store_first(b + 4 * i, _moment(step), mask)
             store_first(p + 4 * i, sub(param, mul(rate, step)), mask)
 
 
@@ -242,7 +253,7 @@ def lion(row: Any) -> None:
             grad, mean = mul(way, load_first(g + 4 * i, mask)), load_first(m + 4 * i, mask)
             step = mul(rate, sign(_towards(mean, grad, early)))
             store_first(p + 4 * i, sub(mul(load_first(p + 4 * i, mask), kept), step), mask)
-            store_first(m + 4 * i, _towards(mean, grad, late), mask)
+            store_first(m + 4 * i, _moment(_towards(mean, grad, late)), mask)
 
 
 @native

@@ -22,7 +22,7 @@ from graphwright.array.vm.encode.operands import (
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
-_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu")}
+_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu", "add_silu")}
 _COMPARISONS = {op: Code[op.upper()] for op in ("eq", "ne", "lt", "le")}
 _TURNED = {"gt": Code.LT, "ge": Code.LE}
 """Comparisons that are another one of the operands turned around."""
@@ -45,9 +45,9 @@ ENCODERS.update({op: _compared(code, -1) for op, code in _TURNED.items()})
 
 @encoder("add")
 def _add(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of float32; and of int64, which counters and keys of generators are."""
+    """Of float32; and of a few int64, which counters and keys of generators are."""
     if all(view.dtype is int64 for view in (*outs, *ins)):
-        return elementwise(Code.ADD_I64, outs[0], ins)
+        return elementwise(Code.ADD_I64, outs[0], ins) if outs[0].size <= MOST_ROWS else None
     return _pointwise(Code.ADD)(outs, ins, attrs)
 
 
