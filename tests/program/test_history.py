@@ -150,7 +150,7 @@ def test_blame_tells_nodes_from_edges():
 def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
     """Written down as each edit is made, by the handles it has, through renames, deletions and undo."""
     p, books, now = random_program(seed), {}, []
-    do = atomic_module.Transaction.do
+    do = atomic_module.Atomic.do
 
     def noted(self, edit):
         at = getattr(edit, "node", getattr(edit, "dst", None))
@@ -158,7 +158,7 @@ def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
         do(self, edit)
         now.append(at)
 
-    atomic_module.Transaction.do = noted
+    atomic_module.Atomic.do = noted
     try:
         for verb, a, b in script:
             now.clear()
@@ -173,7 +173,7 @@ def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
             if len(p.journal) > count:
                 books[count] = {n for n in now if n is not None}
     finally:
-        atomic_module.Transaction.do = do
+        atomic_module.Atomic.do = do
     for node in {n for nodes in books.values() for n in nodes} | set(p.nodes()):
         assert [entry.seq for entry in p.blame(node)] == [seq for seq, nodes in books.items() if node in nodes]
 
