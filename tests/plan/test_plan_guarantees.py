@@ -8,7 +8,12 @@ import pytest
 import graphwright as gw
 from graphwright.array import Device, from_numpy, poison
 from graphwright.array.cpu import CpuBackend
-from graphwright.plan import CaptureWorkspace, Workspace
+from graphwright.autograd import Variable
+from graphwright.ops import compute
+from graphwright.plan import CaptureWorkspace, Workspace, folding
+from graphwright.plan.ledger import Ledger
+from graphwright.plan.store import Store
+from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 
 SIM = Device("sim")
@@ -78,6 +83,68 @@ def test_a_value_read_after_it_was_freed_is_no_number(monkeypatch: pytest.Monkey
     cut = next(i for i, instr in enumerate(plan.instrs) if instr.node == plan.program.node("middle"))
     monkeypatch.setattr(type(plan), "free_after", lambda self, i: (*freed(i), *((buffer,) if i == cut else ())))
     assert np.isnan(Workspace(plan, poison=True).run(fed)["y"].to_numpy()).all()
+
+
+def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes], list[bytes]]:
+    """Three steps of a small net, plain and under poison: losses and what the steps carry, as bytes.
+
+    Args:
+        monkeypatch: the planner is not told that the backward reads what tanh gave.
+    """
+    gw.manual_seed(0)
+    p = gw.trace(gw.nn.Sequential(gw.nn.Linear(4, 6), gw.nn.Tanh(), gw.nn.LayerNorm(6), gw.nn.Linear(6, 3)), X)
+    step = gw.compile_step(p, lambda out: (out * out).mean(), gw.optim.AdamW(p.parameters()), {"x": (2, 4)},
+                           executor="aten")  # fmt: skip
+    if monkeypatch is not None:
+        declared = Store.instruction
+
+        def hidden(self: Ledger, instr: Instr, *args: object, **options: object) -> int:
+            made = declared(self, instr, *args, **options)  # type: ignore[arg-type]
+            if self.program.path(instr.node).startswith("grad."):
+                of = [self.slots[s].value for s in instr.ins]
+                told = [v is None or self.program.op(v.node) != "tanh" for v in of]
+                self.reads._new[-1] = tuple(s for s, known in zip(instr.ins, told, strict=True) if known)
+            return made
+
+        monkeypatch.setattr(Store, "instruction", hidden)
+    plan, found = step.plan, []
+    for dead in (False, True):
+        own = {key: Variable(v.data.copy(), name=key) for key, v in plan.program.weights.items()}
+        space = Workspace(plan, own, poison=dead)
+        losses = [space.run({n: X for n in plan.inputs})["loss"].tobytes() for _ in range(3)]
+        found.append([*losses, *(v.data.tobytes() for v in own.values())])
+    return found[0], found[1]
+
+
+def test_a_poisoned_step_of_training_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, poisoned = trained()
+    assert poisoned == plain
+    assert np.isfinite(np.frombuffer(plain[2], np.float32)).all()
+    _, poisoned = trained(monkeypatch)
+    assert np.isnan(np.frombuffer(poisoned[2], np.float32)).all()
+
+
+def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder("turned")
+    w = b.param("w", np.arange(12, dtype=np.float16).reshape(3, 4))
+    turned = b.permute(b.permute(b.permute(w, axes=(1, 0)), axes=(1, 0)), axes=(1, 0))
+    b.output(b.linear(b.input("x", (2, 3)), b.cast(turned, dtype="float32"), name="product"), "y")
+    p, x, made = b.build(), np.ones((2, 3), np.float32), []
+    monkeypatch.setattr(folding, "compute", lambda *args: made.append(args[0].name) or compute(*args))
+    plan = p.compile(x=(2, 3), freeze=True)
+    assert [i.op for i in plan.instrs] == ["linear"]
+    spaces = [plan.workspace(), Workspace(plan)]
+    for k in range(3):
+        for space in spaces:
+            for _ in range(2):
+                assert space.run({"x": x})["y"].to_numpy()[0].tolist() == [
+                    12 + 3 * k,
+                    15 + 3 * k,
+                    18 + 3 * k,
+                    21 + 3 * k,
+                ]
+        assert made.count("cast") == 2 * (k + 1)  # one a workspace, none in a run
+        p.weights["w"].own().copy_from(from_numpy(np.arange(12, dtype=np.float16).reshape(3, 4) + np.float16(k + 1)))
 
 
 # -- what is memory, not plan ------------------------------------------------------------------------------------------

@@ -178,6 +178,37 @@ def test_when_a_plan_is_made_anew() -> None:
     assert fast.patched.kind == p.compile(x=(4, 4), rewrites="fast").patched.kind == "full"
 
 
+@pytest.mark.parametrize(("inserted", "kind"), [(6, "patched"), (7, "full")])
+def test_an_edit_of_a_quarter_of_the_rows_is_patched_and_one_of_more_is_not(inserted: int, kind: str) -> None:
+    p = chain(40)  # 42 rows; an insertion makes one and has one looked at again: 12 of 48, 14 of 49
+    p.compile(x=(4, 4))
+    with p.edit("insert") as e:
+        for k in range(inserted):
+            e.insert(p.in_edges(f"h{k}")[0], "relu")
+    assert p.compile(x=(4, 4)).patched[::2] == (kind, 2 * inserted)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "patched"), (4, "full")])
+def test_an_arena_of_five_quarters_of_the_bound_is_kept_and_a_larger_one_is_not(rows: int, kind: str) -> None:
+    """What is cut leaves a hole of `rows` times 64 bytes below twelve buffers of 64 that live at once."""
+    b = Builder("hole")
+    x = b.input("x", (16,))
+    hole = b.tanh(b.expand(x, shape=(rows, 16)), name="hole")
+    kept = [b.tanh(x, name="h0")]
+    for i in range(1, 12):
+        kept.append(b.tanh(kept[-1], name=f"h{i}"))
+    total = b.junction(*kept, b.sum(hole, axes=(0,), keepdims=False, name="flat"), name="total")
+    b.output(total, "y")
+    p, feed = b.build(), {"x": np.linspace(-1, 1, 16, dtype=np.float32)}
+    p.compile(x=(16,))
+    with p.edit("cut") as e:
+        e.cut("flat -> total")
+    plan = p.compile(x=(16,))
+    assert (plan.patched.kind, plan.lower_bound) == (kind, 12 * 64)
+    assert plan.compact().arena_bytes == plan.lower_bound
+    assert_bits(plan(feed)["y"], p.run(feed)["y"])
+
+
 def test_addresses_stay_while_plans_are_patched() -> None:
     p = chain(200)
     feed = {"x": np.ones((4, 4), np.float32)}

@@ -126,31 +126,36 @@ class Binding:
             self._busy.release()
             return False
         try:
-            self._take(plan)
-            self._seen, self._override = -1, None
-            if self._arena is None or not self._arena.holds(after.ends):
-                self._arena = None  # bound anew at the next run
-                return True
-            changed = after.moved_since(before)
-            ledger, run = after.ledger, loops(len(after.order))
-            lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            moved = run.moved(after.order, *lists, changed)
-            stays = np.zeros(len(ledger.instrs), np.bool_)
-            stays[after.order] = True
-            stays[moved] = False
-            for q in before.order[~stays[before.order]].tolist():
-                self._bound_calls.pop(q, None)
-            self._groups = {key: rows for key, rows in self._groups.items() if stays[list(key[0])].all()}
-            holders = np.frombuffer(ledger.holders, np.int32)
-            for slot in np.flatnonzero(changed[holders]).tolist():
-                for kept in (self._views, self._readers, self._writers):
-                    kept.pop(slot, None)
-            self._calls, self._singles = [], {}  # put together at the next run
+            self._go_over(plan)
             return True
         finally:
             if shared is not None:
                 shared.leave()
             self._busy.release()
+
+    def _go_over(self, plan: Plan) -> None:
+        """Keep the calls and views of what lies where it did."""
+        before, after = self.plan.arranged, plan.arranged
+        self._take(plan)
+        self._seen, self._override = -1, None
+        if self._arena is None or not self._arena.holds(after.ends):
+            self._arena = None  # bound anew at the next run
+            return
+        changed = after.moved_since(before)
+        ledger, run = after.ledger, loops(len(after.order))
+        lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
+        moved = run.moved(after.order, *lists, changed)
+        stays = np.zeros(len(ledger.instrs), np.bool_)
+        stays[after.order] = True
+        stays[moved] = False
+        for q in before.order[~stays[before.order]].tolist():
+            self._bound_calls.pop(q, None)
+        self._groups = {key: rows for key, rows in self._groups.items() if stays[list(key[0])].all()}
+        holders = np.frombuffer(ledger.holders, np.int32)
+        for slot in np.flatnonzero(changed[holders]).tolist():
+            for kept in (self._views, self._readers, self._writers):
+                kept.pop(slot, None)
+        self._calls, self._singles = [], {}  # put together at the next run
 
     @property
     def stale(self) -> bool:

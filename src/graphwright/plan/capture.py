@@ -101,16 +101,14 @@ class CaptureWorkspace(Workspace):
     def _capturable(self) -> bool:
         return any(region.kind == CAPTURED for region in self.regions)
 
-    def adopt(self, plan: Plan) -> bool:  # noqa: D102  # as of a Binding
+    def _go_over(self, plan: Plan) -> None:
         could, chunks = self._capturable, [] if self._arena is None else list(self._arena.chunks)
-        if not super().adopt(plan):
-            return False
+        super()._go_over(plan)
         if self._arena is None or len(self._arena.chunks) < len(chunks):
             self.release()  # while the memory that graphs pin is there
         self.regions = plan.regions()
         if not could and self._capturable:  # it had failed for that alone
             self.state = CaptureState(COLD)
-        return True
 
     def execute(self) -> None:
         """Run the regions on what lies in the inputs. Raises: ComputeError; CaptureRefused if capture is required."""

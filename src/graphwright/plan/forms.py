@@ -42,10 +42,20 @@ class Forms:
         self._choose, self._workspace = choose, workspace
         self._known: dict[Any, Form] = {}
         self._numbers: dict[tuple[Any, Layout], int] = {}
+        self._packed: dict[Spec, tuple[int, int, Layout, int]] = {}
 
     def number(self, dtype: Any, layout: Layout) -> int:
         """The number of a dtype and a layout."""
         return self._numbers.setdefault((dtype, layout), len(self._numbers))
+
+    def packed(self, spec: Spec) -> tuple[int, int, Layout, int]:
+        """Of a value of known sizes that lies row by row: bytes, those taken in an arena, layout, and its number."""
+        found = self._packed.get(spec)
+        if found is None:
+            layout = Layout(spec.sizes, row_major(spec.sizes))
+            found = spec.nbytes, aligned(spec.nbytes), layout, self.number(spec.dtype, layout)
+            self._packed[spec] = found
+        return found
 
     def of(self, instr: Instr, slots: Sequence[Slot], numbers: Sequence[int]) -> Form:
         """The form of an instruction; `numbers` are those of the slots."""
@@ -62,12 +72,6 @@ class Forms:
             alike = tuple([(out, place) for out, place in pairs if numbers[outs[out]] == numbers[ins[place]]])
             found = self._known[key] = Form(choice, native and may_join(instr), scratch, alike)
         return found
-
-
-@lru_cache(4096)
-def packed(spec: Spec) -> tuple[int, int, Layout]:
-    """Of a value of known sizes that lies row by row: its bytes, those that it takes in an arena, and its layout."""
-    return spec.nbytes, aligned(spec.nbytes), Layout(spec.sizes, row_major(spec.sizes))
 
 
 @lru_cache(4096)

@@ -133,18 +133,22 @@ class Ledger(Store):
         graph = self.program.graph
         flat = graph.csc()
         nodes = list(flat.nodes)
-        columns = [list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name")]
-        sources, starts = flat.indices.tolist(), flat.indptr.tolist()
-        src_ports, dst_ports = (np.asarray(graph.edges[n][flat.edges]).tolist() for n in ("src_port", "dst_port"))
+        ops, attrs, specs, names = (list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name"))
+        targets = np.repeat(np.arange(len(nodes)), np.diff(flat.indptr))
+        by_port = np.lexsort((np.asarray(graph.edges["dst_port"][flat.edges]), targets))
+        sources, starts = flat.indices[by_port].tolist(), flat.indptr.tolist()
+        ports = np.asarray(graph.edges["src_port"][flat.edges])[by_port].tolist()
+        results: list[tuple[int, ...]] = [()] * len(nodes)
         key = self.program.order_labels.key
         for i in sorted(range(len(nodes)), key=[key(n) for n in nodes].__getitem__):
-            edges: Sequence[int] = range(starts[i], starts[i + 1])
-            if len(edges) > 1:
-                edges = sorted(edges, key=dst_ports.__getitem__)
-            op, attrs, specs, name = (column[i] for column in columns)
-            row = Row(nodes[i], name, op, attrs, specs, [Value(nodes[sources[e]], src_ports[e]) for e in edges])
+            at = slice(starts[i], starts[i + 1])
+            read = list(zip(sources[at], ports[at], strict=True))
+            row = Row(nodes[i], names[i], ops[i], attrs[i], specs[i], [Value(nodes[s], port) for s, port in read])
+            row.reads = tuple([results[s][port] for s, port in read])
             self.rows[row.node] = self._looked_at(row, None)
-            self._recopied.update(row.copies)
+            results[i] = row.results
+            if row.copies:
+                self._recopied.update(row.copies)
             if row.folded:
                 self.folded.add(row.node)
             if row.instr >= 0:
@@ -227,18 +231,17 @@ class Ledger(Store):
     def _row(self, node: NodeId, old: Row | None) -> Row:
         p = self.program
         row = Row(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
+        row.reads = tuple([self.rows[v.node].results[v.port] for v in row.sources])
         return self._looked_at(row, old)
 
     def _looked_at(self, row: Row, old: Row | None) -> Row:
-        """Fill what follows from a row's place in the program."""
+        """Fill what follows from what a row reads."""
         node, kind, specs = row.node, row.op, row.specs
         if self.dims:
             for s in specs:
                 if s.symbolic:
                     row.specs = specs = tuple(map(self._bound, specs))
                     break
-        rows = self.rows
-        row.reads = tuple([rows[v.node].results[v.port] for v in row.sources])
         if kind in _KIND:
             key = row.path if kind == INPUT else row.attrs["key"]
             still = node not in self._written and (
@@ -271,17 +274,17 @@ class Ledger(Store):
             row.uses = (*row.uses, Use("fold", node, None))
             return
         slots = self.slots
-        narrow = any([slots[ins[place]].dtype is not row.specs[0].dtype for place in op.traits.narrow])
+        places = op.traits.narrow
+        narrow = bool(places) and any([slots[ins[place]].dtype is not row.specs[0].dtype for place in places])
         for place in range(len(ins)) if narrow else op.row_major(len(ins)):
             if not adjacent(slots[ins[place]].layout):
                 ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
         converted = row.reads if op.traits.convert else None
-        made = tuple(
-            [
-                self._fresh(old, port, Value(node, port), s, TEMP, "", frozen, converted)
-                for port, s in enumerate(row.specs)
-            ]
-        )
+        values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+        if old is None:
+            made = tuple([self.fresh(value, s, TEMP, "", frozen) for _, value, s in values])
+        else:
+            made = tuple([self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values])
         row.results = row.own = made
         if op.traits.nary and not ins:
             self._emit(row, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")

@@ -75,7 +75,7 @@ def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
 def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
     """The same op on the same operands was computed before; never one that carries state."""
     # repr: 0.0, -0.0, 0 and False differ
-    earlier = ledger.first_of(row, (row.op, repr(row.attrs), row.specs, row.reads))
+    earlier = ledger.first_of(row, (row.op, repr(row.attrs) if row.attrs else "", row.specs, row.reads))
     return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,21 +71,29 @@ class Row:
 
 
 class Lists:
-    """Lists of numbers, one per instruction, as arrays that native code walks."""
+    """Lists of numbers, one per instruction, as arrays that native code walks.
 
-    def __init__(self) -> None:
-        self.at, self.data = array("i", [0]), array("i")
+    Args:
+        names: what the numbers of a list stand for, if not for themselves.
+    """
 
-    def add(self, numbers: Sequence[int]) -> None:
-        """One more list."""
-        if numbers:
-            self.data.extend(numbers)
-        self.at.append(len(self.data))
+    def __init__(self, names: array[int] | None = None) -> None:
+        self._names = names
+        self._at, self._data = array("i", [0]), array("i")
+        self._new: list[Sequence[int]] = []
+        self.add = self._new.append  # one more list; a call less for every instruction
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where lists begin, and what is in them; to be dropped before the next list is added."""
-        return np.frombuffer(self.at, np.int32), (
-            np.frombuffer(self.data, np.int32) if self.data else np.zeros(0, np.int32)
+        """Where lists begin, and what is in them; to be dropped before more is asked for."""
+        if self._new:
+            flat = np.fromiter(chain.from_iterable(self._new), np.int32)
+            ends = len(self._data) + np.cumsum([len(one) for one in self._new])
+            found = flat if self._names is None else np.frombuffer(self._names, np.int32)[flat]
+            self._data.frombytes(found.tobytes())
+            self._at.frombytes(ends.astype(np.int32).tobytes())
+            self._new.clear()
+        return np.frombuffer(self._at, np.int32), (
+            np.frombuffer(self._data, np.int32) if self._data else np.zeros(0, np.int32)
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from graphwright.array import Layout, Spec
 from graphwright.plan.executor import VM, Choice
-from graphwright.plan.forms import Form, Forms, packed
+from graphwright.plan.forms import Form, Forms
 from graphwright.plan.row import Lists
 from graphwright.plan.table import HOST, INPUT, TEMP, Instr, Slot
 from graphwright.program import Value
@@ -52,24 +52,31 @@ class Store:
         self.choices: list[Choice] = []
         self.native, self.joins = array("b"), array("b")
         self.ranks: list[int] = []
-        self.reads, self.outs, self.works, self.pairs = Lists(), Lists(), Lists(), Lists()
+        self.reads, self.outs, self.works = Lists(self.holders), Lists(self.holders), Lists(self.holders)
+        self.pairs = Lists()
 
     def slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
-        """A slot in a buffer that is there; `base` -1 says that it shows its own value."""
+        """A slot that shows what another one, `base`, lies in."""
+        return self._enter(value, buffer, dtype, layout, base, frozen, self.forms.number(dtype, layout))
+
+    def _enter(
+        self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool, shape: int
+    ) -> int:
         index = len(self.slots)
         self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
-        self.shapes.append(self.forms.number(dtype, layout))
+        self.shapes.append(shape)
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
         """A slot with a buffer of its own."""
-        size, room, layout = packed(spec)
+        size, room, layout, shape = self.forms.packed(spec)
+        buffer = len(self.buffers)
         self.buffers.append((kind, size, key))
         self.sizes.append(room)
         self.codes.append(_CODES.get(kind, ELSEWHERE))
-        return self.slot(value, len(self.buffers) - 1, spec.dtype, layout, -1, frozen)
+        return self._enter(value, buffer, spec.dtype, layout, -1, frozen, shape)
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -91,14 +98,12 @@ class Store:
         self.choices.append(form.choice)
         self.native.append(form.choice.executor == VM)
         self.joins.append(form.joins)
-        holders, buffers = self.holders, self.buffers
-        outs, ins = [holders[s] for s in instr.outs], [holders[s] for s in instr.ins]
-        self.reads.add(ins)
-        self.outs.add(outs)
-        self.works.add([holders[s] for s in instr.work])
-        pairs: list[int] = []
+        self.reads.add(instr.ins)
+        self.outs.add(instr.outs)
+        self.works.add(instr.work)
+        holders, buffers, pairs = self.holders, self.buffers, []
         for out, place in form.inplace:
-            a, b = outs[out], ins[place]
+            a, b = holders[instr.outs[out]], holders[instr.ins[place]]
             if buffers[a][1] == buffers[b][1]:
                 pairs += (a, b)
         self.pairs.add(pairs)
