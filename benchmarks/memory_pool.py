@@ -53,10 +53,10 @@ def eager() -> Trace:
     h = gw.tensor(rng.standard_normal((NODES, WIDTH)).astype(np.float32))
     w = gw.tensor((rng.standard_normal((WIDTH, WIDTH)) / 64).astype(np.float32))
     zero = gw.tensor(np.zeros((NODES, WIDTH), np.float32))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        with gw.no_grad():
-            for _ in range(ROUNDS):
-                h = nn.functional.relu(zero.index_add(0, target, h[source]) @ w)
+    watched = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with watched as seen, gw.no_grad():
+        for _ in range(ROUNDS):
+            h = nn.functional.relu(zero.index_add(0, target, h[source]) @ w)
     found: list[tuple[int, int, int]] = []
     stack = list(seen.profiler.kineto_results.experimental_event_tree())
     while stack:
