@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import sys
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -238,6 +240,58 @@ def test_train_from_a_config(call, text, tmp_path):
     )
     assert facts["bits_per_byte"]["after"] > 0
     assert gw.open(out).program.weights["model.norm.weight"].dtype is gw.bfloat16
+
+
+def test_an_interruption_is_a_document_too(call, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("graphwright.models.compare.compare_models", lambda *_, **__: stop())
+    said = call("diff", "bundled", "bundled", "--json", code=130)
+    facts = json.loads(said[: said.rindex("}") + 1])
+    assert (facts["ok"], facts["error"]) == (False, "Interrupted")
+    assert "interrupted" in said[said.rindex("}") :]
+
+
+def test_warmup_builds_the_vm_beside_the_rest(call, monkeypatch):
+    started = []
+
+    class Process:
+        def __init__(self, command, **_):
+            started.append(command)
+
+        def wait(self):
+            started.append("waited for")
+
+    monkeypatch.setattr("subprocess.Popen", Process)
+    for there, calls in ((True, 0), (False, 2)):
+        monkeypatch.setattr("graphwright.array.vm.machine.built", cache(lambda there=there: there))
+        call("warmup")
+        assert len(started) == calls
+    (python, _, code), end = started
+    assert (python, end) == (sys.executable, "waited for")
+    exec(code, {})  # what it runs can be run
+
+
+def test_a_full_disk_behind_stdout_is_three_lines(capfd, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    with pytest.raises(SystemExit) as end:
+        app(["inspect", "bundled", "--json"])
+    assert end.value.code == 2
+    assert "No space left" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["prune", "compress", "orthogonalize", "search"])
+def test_texts_and_places_are_looked_at_before_the_work(call, tmp_path, monkeypatch, verb):
+    (tmp_path / "text").write_bytes(b"\xff\xfe")
+    monkeypatch.chdir(tmp_path)
+    assert "the text cannot be read" in call(verb, "bundled", "out", "--text", "text", code=2)
+    monkeypatch.setattr("graphwright.models.open", lambda *_: pytest.fail("the model was opened"))
+    assert "--overwrite" in call(verb, "bundled", ".", code=2)
 
 
 @pytest.mark.parametrize(

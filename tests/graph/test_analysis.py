@@ -7,6 +7,7 @@ import pytest
 
 from graphwright.errors import CycleError, UsageError
 from graphwright.graph import Graph, StaleHandle, analysis
+from seeds import seeds
 
 
 def random_graph(seed, acyclic=False, nodes=None, density=1.4):
@@ -41,7 +42,7 @@ def as_sets(components):
     return {frozenset(c) for c in components}
 
 
-@pytest.mark.parametrize("seed", range(250))
+@seeds(250)
 def test_components_reachability_and_walks_agree_with_networkx(seed):
     rng, g, oracle = random_graph(seed)
     strong = analysis.strongly_connected_components(g)
@@ -59,7 +60,7 @@ def test_components_reachability_and_walks_agree_with_networkx(seed):
     assert analysis.dfs_order(g, start) == list(nx.dfs_preorder_nodes(oracle, start))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@seeds(150)
 def test_orders_and_levels_agree_with_networkx(seed):
     rng, g, oracle = random_graph(seed, acyclic=True, density=2)
     created = {n: rng.random() for n in g.nodes()}
@@ -70,7 +71,7 @@ def test_orders_and_levels_agree_with_networkx(seed):
     assert analysis.levels(g) == {n: i for i, layer in enumerate(nx.topological_generations(oracle)) for n in layer}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_a_cycle_is_named_by_a_true_path(seed):
     _, g, oracle = random_graph(seed, density=2.5)
     if nx.is_directed_acyclic_graph(oracle):
@@ -83,7 +84,7 @@ def test_a_cycle_is_named_by_a_true_path(seed):
     assert all(g.has_edge(u, v) for u, v in zip(path, (*path[1:], path[0]), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_all_paths_agree_with_networkx(seed):
     rng, g, oracle = random_graph(seed, nodes=9, density=2)
     a, b = rng.choice(list(g.nodes())), rng.choice(list(g.nodes()))

@@ -10,6 +10,7 @@ import pytest
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import EdgeArray, Graph, NodeArray, NotUndoable, StaleHandle, buckets, bulk
 from graphwright.graph.handles import H
+from seeds import seeds
 
 from .model import new_graph, random_session
 
@@ -33,7 +34,7 @@ def picked(rng: random.Random, of: Sequence[H], most: int) -> list[H]:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("seed", range(40))
+@seeds(40)
 def test_each_bulk_edit_equals_the_loop_of_single_edits(seed):
     rng, many, loop = twins(seed, max_generation=rng_choice(seed))
     steps = ["add_nodes", "add_edges", "remove_edges", "rewire_edges", "remove_nodes"]
@@ -76,7 +77,7 @@ def rng_choice(seed):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("seed", range(12))
+@seeds(12)
 def test_bulk_edits_are_undone_and_redone_bit_for_bit(seed):
     rng, g, _ = twins(seed)
     nodes, edges = list(g.nodes()), list(g.edges())
@@ -152,7 +153,7 @@ def test_a_rewire_whose_in_places_are_gone_is_put_back_whole():
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
     """Later rewires keep the free lists as they were, so restores get far before a place does not fit."""
     rng = random.Random(seed)

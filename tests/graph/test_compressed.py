@@ -6,11 +6,12 @@ from scipy import sparse
 
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import Graph
+from seeds import seeds
 
 from .test_analysis import random_graph
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_csr_and_csc_agree_with_scipy_on_graphs_with_holes(seed):
     _, g, _ = random_graph(seed)
     nodes = list(g.nodes())
@@ -34,7 +35,7 @@ def as_scipy(made, n):
     return sparse.csr_matrix((made.values, made.indices, made.indptr), shape=(n, n)).toarray()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@seeds(100)
 def test_matrices_agree_with_scipy_on_graphs_with_holes(seed):
     rng, g, _ = random_graph(seed, density=2)
     g.edges.add_column("w", "f4", 1.0)
@@ -54,7 +55,7 @@ def test_matrices_agree_with_scipy_on_graphs_with_holes(seed):
         np.testing.assert_allclose(as_scipy(g.normalized_adjacency(column), n), scale @ looped @ scale, rtol=1e-13)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(30)
 def test_a_graph_from_numbered_nodes(seed):
     rng = np.random.default_rng(seed)
     n, m = int(rng.integers(1, 20)), int(rng.integers(0, 60))

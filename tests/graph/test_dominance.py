@@ -3,9 +3,9 @@
 import itertools
 
 import networkx as nx
-import pytest
 
 from graphwright.graph import Graph, analysis, dominance
+from seeds import seeds
 
 from .test_analysis import random_graph
 
@@ -15,7 +15,7 @@ def immediate(oracle, root):
     return nx.immediate_dominators(nx.DiGraph(oracle), root) | {root: None}
 
 
-@pytest.mark.parametrize("seed", range(200))
+@seeds(200)
 def test_dominators_both_ways_agree_with_networkx(seed):
     rng, g, oracle = random_graph(seed, density=2.2)
     n = rng.choice(list(g.nodes()))
@@ -23,7 +23,7 @@ def test_dominators_both_ways_agree_with_networkx(seed):
     assert dominance.post_dominators(g, n) == immediate(oracle.reverse(), n)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_several_roots_are_one_virtual_root(seed):
     rng, g, oracle = random_graph(seed, density=2.2)
     roots = rng.sample(list(g.nodes()), min(3, g.node_count))
@@ -32,7 +32,7 @@ def test_several_roots_are_one_virtual_root(seed):
     assert dominance.dominators(g, roots) == expected
 
 
-@pytest.mark.parametrize("seed", range(200))
+@seeds(200)
 def test_articulation_nodes_and_bridges_agree_with_networkx(seed):
     _, g, oracle = random_graph(seed, density=1.1)
     flat = nx.Graph(oracle)
@@ -47,7 +47,7 @@ def parallel(g, e):
     return len(g.edges_between(u, v)) + len(g.edges_between(v, u)) > 1
 
 
-@pytest.mark.parametrize("seed", range(140))
+@seeds(140)
 def test_the_critical_path_is_the_longest(seed):
     rng, g, oracle = random_graph(seed, acyclic=True, density=2)
     cost = {n: rng.randint(-2, 9) for n in g.nodes()}

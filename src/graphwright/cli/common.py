@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,31 +56,34 @@ def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
             log.addHandler(notes)
         try:
             code = fn(*args, **kwargs)
-        except GraphwrightError as error:
-            if debug:
-                raise
-            if kwargs.get("as_json"):
-                emit_json({"ok": False, **error.to_json()})
-            fail(str(error))
-            raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
         except KeyboardInterrupt as stop:
-            print(f"\ninterrupted  {str(stop) or 'nothing half-written is left'}", file=sys.stderr)
+            kept = str(stop) or "nothing half-written is left"
+            if kwargs.get("as_json"):
+                emit_json({"ok": False, "error": "Interrupted", "what": kept})
+            print(f"\ninterrupted  {kept}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             os._exit(DONE)
-        except OSError as error:
+        except (GraphwrightError, OSError) as error:
             if debug:
                 raise
             if kwargs.get("as_json"):
-                emit_json({"ok": False, "error": type(error).__name__, "what": str(error)})
+                with suppress(OSError):  # stdout itself may be what failed
+                    emit_json({"ok": False, **_facts(error)})
             fail(str(error))
-            raise typer.Exit(USAGE) from None
+            raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
         finally:
             log.removeHandler(notes)
         if code:
             raise typer.Exit(code)
 
     return run
+
+
+def _facts(error: GraphwrightError | OSError) -> dict[str, Any]:
+    if isinstance(error, GraphwrightError):
+        return dict(error.to_json())
+    return {"error": type(error).__name__, "what": str(error)}
 
 
 def fail(text: str) -> None:

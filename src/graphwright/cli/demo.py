@@ -30,7 +30,6 @@ from graphwright.cli.common import (
 )
 
 PROMPT = "The following"
-PRUNED_QUICKLY = ', recipe="units", timed=False'
 BRANCH, SKIP = ("layers.1.mlp.down", "layers.1.out"), ("layers.0.out", "layers.2.out")
 
 
@@ -54,9 +53,7 @@ class Chapter:
 @verb
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")] = Path("graphwright-demo"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A tenth of the text, no modules pruned, 4 training steps.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
     overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
@@ -122,7 +119,7 @@ class _Story:
                 self.cut,
             ),
             ("undo", "p.undo()", self.undo),
-            ("prune", f"report = model.prune(surgery.Ratio(0.3){PRUNED_QUICKLY if self.quick else ''})", self.prune),
+            ("prune", "report = model.prune(surgery.Ratio(0.3))", self.prune),
             (
                 "export the pruned model",
                 'model.export("pruned"); model.export("pruned-true-size", prefer="size")',
@@ -265,8 +262,7 @@ class _Story:
 
         data = Calibration.of(self.model, max_tokens=1024 if self.quick else 8192, context=256)
         with bar(self.silent) as report:
-            given = {"recipe": "units", "timed": False} if self.quick else {}  # as the chapter's line says
-            found = self.model.prune(Ratio(0.3), data, report=report, **given)
+            found = self.model.prune(Ratio(0.3), data, report=report)
         after = self._score()
         facts = found.to_json()
         c.facts = {
