@@ -1,4 +1,4 @@
-"""Where the VM stops to gain: the same plan on ATen and on the VM, by op and size; the limits of `plan/executor.py`."""
+"""Where the VM stops to gain: the same plan on ATen and on the VM, by op and size; limits of `planning/executor.py`."""
 
 from __future__ import annotations
 

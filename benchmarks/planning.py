@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.harness import Figure, interval
 from graphwright.array import Spec, float32
-from graphwright.plan import make_plan, native
+from graphwright.plan import make_plan
+from graphwright.plan.planning import native
 from graphwright.program import Builder, Program
 
 

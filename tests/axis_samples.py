@@ -10,7 +10,7 @@ import graphwright as gw
 import graphwright.plan  # registers the planner behind Program.compile
 from graphwright.array import from_numpy
 from graphwright.program import Builder, Program
-from graphwright.program.units import Units
+from graphwright.program.axes.units import Units
 
 
 def perceptron(dtype: str = "f4", hidden: int = 5) -> Program:

@@ -10,7 +10,7 @@ from pathlib import Path
 import graphwright
 
 SOURCE = Path(graphwright.__file__).parent
-PRINTS = {("program/selection.py", "show"), ("program/units.py", "show")}
+PRINTS = {("program/selection.py", "show"), ("program/axes/units.py", "show")}
 """Functions whose job it is to print."""
 
 

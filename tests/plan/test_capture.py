@@ -24,9 +24,9 @@ from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import CaptureRefused, CaptureState, CaptureWorkspace, Plan, Workspace
-from graphwright.plan.capture import _block
-from graphwright.plan.hazards import DATA, Edge, edges
-from graphwright.plan.regions import CAPTURED, GAP, PLAIN, POST, PRE, SHORTEST, hoisted, runs
+from graphwright.plan.planning.hazards import DATA, Edge, edges
+from graphwright.plan.planning.regions import CAPTURED, GAP, PLAIN, POST, PRE, SHORTEST, hoisted, runs
+from graphwright.plan.running.capture import _block
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 

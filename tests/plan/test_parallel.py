@@ -34,7 +34,7 @@ from graphwright.plan import (
     Workspace,
     parallel,
 )
-from graphwright.plan.hazards import DATA, STATE, STORAGE, Edge, edges
+from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Edge, edges
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 

@@ -10,9 +10,10 @@ from graphwright.array import Device, from_numpy, poison
 from graphwright.array.cpu import CpuBackend
 from graphwright.autograd import Variable
 from graphwright.ops import compute
-from graphwright.plan import CaptureWorkspace, Workspace, folding
-from graphwright.plan.ledger import Ledger
-from graphwright.plan.store import Store
+from graphwright.plan import CaptureWorkspace, Workspace
+from graphwright.plan.planning import folding
+from graphwright.plan.planning.ledger import Ledger
+from graphwright.plan.planning.store import Store
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 

@@ -11,7 +11,7 @@ from graphwright.array import DTYPES, Spec, bfloat16, dtype, float16, float32, f
 from graphwright.autograd import tensor
 from graphwright.ops import OPS, compute
 from graphwright.plan import StalePlan, Workspace, make_plan
-from graphwright.plan.rewrites import widens
+from graphwright.plan.planning.rewrites import widens
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 

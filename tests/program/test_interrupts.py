@@ -14,7 +14,7 @@ from program_samples import counters, fingerprint, tiny
 
 import graphwright as gw
 from graphwright.program import Program
-from graphwright.program.interrupts import held_back
+from graphwright.program.editing.interrupts import held_back
 
 PACKAGE = str(Path(gw.__file__).parent)
 STRIDE = 101  # lines between two runs; 1 tries every line and takes minutes

@@ -12,7 +12,7 @@ import pytest
 from program_samples import edited, tiny
 
 from graphwright.program import InvalidProgram, ProgramFileError, load
-from graphwright.program.save import MIDDLE, PREFIX, SUFFIX
+from graphwright.program.files.save import MIDDLE, PREFIX, SUFFIX
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from axis_samples import perceptron
 from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
-from graphwright.program.edits import PRIMITIVES, AddNode, SetWeight
-from graphwright.program.packing import FIELDS
-from graphwright.program.replay import _Arrays, from_json
+from graphwright.program.editing.edits import PRIMITIVES, AddNode, SetWeight
+from graphwright.program.editing.packing import FIELDS
+from graphwright.program.editing.replay import _Arrays, from_json
 from graphwright.program.weights import array_digest
 
 

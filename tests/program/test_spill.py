@@ -9,10 +9,10 @@ import pytest
 from program_samples import fingerprint, weight_bytes
 
 import graphwright as gw
-import graphwright.program.spill as spill_module
+import graphwright.program.editing.spill as spill_module
 from graphwright.array import bfloat16
 from graphwright.program import Builder, NotUndoable, Program, load, replay
-from graphwright.program.edits import payloads
+from graphwright.program.editing.edits import payloads
 
 LIMIT = 1 << 20
 SIZE = 400  # 640 kB in float32

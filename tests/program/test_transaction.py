@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from program_samples import COLS, ROWS, counters, fingerprint, outputs, random_program, tiny
 from test_edit_machine import SCRIPT, Boom, set_weight, train
 
-import graphwright.program.transaction as transaction_module
+import graphwright.program.editing.transaction as transaction_module
 from graphwright.array import bfloat16, empty
 from graphwright.errors import CycleError, GraphwrightError, ShapeError, UsageError
 from graphwright.graph import StaleHandle

@@ -9,7 +9,7 @@ from program_samples import fingerprint, weight_bytes
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
 from graphwright.program import Builder, Program
-from graphwright.program.edits import RemoveEdge
+from graphwright.program.editing.edits import RemoveEdge
 
 HEADS, KV, D, WIDTH, T = 4, 2, 3, 12, 5
 

@@ -21,7 +21,7 @@ from graphwright.program import (
     load,
     replay,
 )
-from graphwright.program.units import parsed, runs
+from graphwright.program.axes.units import parsed, runs
 
 X = {"x": np.random.default_rng(5).normal(size=(4, 3)).astype("f4")}
 

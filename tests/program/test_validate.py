@@ -11,9 +11,9 @@ from program_samples import fingerprint, random_program, tiny
 from graphwright.array import Spec, float32
 from graphwright.errors import CycleError, UsageError
 from graphwright.program import Builder, InvalidProgram, SpecMismatch, load
-from graphwright.program.edits import RemoveEdge
+from graphwright.program.derived.rewrite import rewrite
+from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.kinds import SOURCES
-from graphwright.program.rewrite import rewrite
 
 
 @given(st.integers(0, 300))

@@ -12,7 +12,7 @@ import graphwright as gw
 from axis_samples import masked
 from graphwright import surgery as sg
 from graphwright.models.inspect import flops
-from graphwright.program.units import Units
+from graphwright.program.axes.units import Units
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
 from graphwright.surgery.pruning.footprint import Footprint

@@ -47,7 +47,7 @@ def diff(
 
 def folded(lines: list[str]) -> list[str]:
     """Lines that say the same of several layers as one, at the first of them: `layers.{0-3}.attn.q: ...`."""
-    from graphwright.program.units import runs
+    from graphwright.program.axes.units import runs
 
     found: dict[str, list[int]] = {}
     for line in lines:

@@ -28,7 +28,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
-    from graphwright.plan import native as planning
+    from graphwright.plan.planning import native as planning
 
     beside = None  # the VM takes as long as all others together: a process of its own
     if not built():

@@ -20,7 +20,7 @@ from graphwright.program.errors import UnknownNode
 from graphwright.program.program import Program
 
 if TYPE_CHECKING:
-    from graphwright.program.transaction import Transaction
+    from graphwright.program.editing.transaction import Transaction
 
 _DIRECT = ("sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign")
 _LINK = re.compile(r"^n(\d+)\.l(\d+)$")

@@ -33,7 +33,7 @@ from graphwright.verbs import verb
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
-    from graphwright.program.journal import Entry
+    from graphwright.program.editing.journal import Entry
     from graphwright.progress import Report
     from graphwright.surgery import Findings
 

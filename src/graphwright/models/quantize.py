@@ -14,10 +14,10 @@ from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
-from graphwright.program.journal import Entry
+from graphwright.program.editing.journal import Entry
+from graphwright.program.editing.replace import remove_unread, take_over
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
-from graphwright.program.replace import remove_unread, take_over
-from graphwright.program.transaction import Transaction
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

@@ -12,7 +12,7 @@ from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError
 from graphwright.models.export.write import companion_files
 from graphwright.models.tokenizer import byte_tokenizer_json, find_tokenizer
-from graphwright.program.load import load
+from graphwright.program.files.load import load
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

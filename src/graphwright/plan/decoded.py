@@ -12,11 +12,11 @@ import numpy as np
 from graphwright.array import CPU, Device, NDArray, Spec
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.plan.arranged import Arranged, Patched
-from graphwright.plan.executor import ATEN, VM, Choice
-from graphwright.plan.fusion import Rows, cuts
-from graphwright.plan.layout import aligned
-from graphwright.plan.row import Row
+from graphwright.plan.planning.arranged import Arranged, Patched
+from graphwright.plan.planning.executor import ATEN, VM, Choice
+from graphwright.plan.planning.fusion import Rows, cuts
+from graphwright.plan.planning.layout import aligned
+from graphwright.plan.planning.row import Row
 from graphwright.plan.table import (
     ARENA,
     CONST,

@@ -12,8 +12,8 @@ from graphwright.array import CPU, NDArray
 from graphwright.errors import ComputeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.decoded import Decoded
-from graphwright.plan.describe import explain, nodes, tables
-from graphwright.plan.executor import CAPTURE, VM
+from graphwright.plan.looking.describe import explain, nodes, tables
+from graphwright.plan.planning.executor import CAPTURE, VM
 from graphwright.plan.table import (
     Schedule,
 )
@@ -21,10 +21,10 @@ from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
     from graphwright.autograd import Variable
-    from graphwright.plan.compare import PlanDiff
-    from graphwright.plan.override import Kernel, Override
-    from graphwright.plan.profile import Profile
-    from graphwright.plan.regions import Region
+    from graphwright.plan.looking.compare import PlanDiff
+    from graphwright.plan.looking.profile import Profile
+    from graphwright.plan.planning.regions import Region
+    from graphwright.plan.running.override import Kernel, Override
 
 
 class StalePlan(ComputeError):
@@ -73,8 +73,8 @@ class Plan(Decoded):
 
     def new_workspace(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
         """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
-        from graphwright.plan.capture import CaptureWorkspace
-        from graphwright.plan.workspace import Workspace
+        from graphwright.plan.running.capture import CaptureWorkspace
+        from graphwright.plan.running.workspace import Workspace
 
         if self._captures:
             return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
@@ -98,8 +98,8 @@ class Plan(Decoded):
         return self._lazy.setdefault("overrides", [])
 
     def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.override`."""
-        from graphwright.plan.override import override
+        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`."""
+        from graphwright.plan.running.override import override
 
         return override(self, fn, segment)
 
@@ -108,14 +108,14 @@ class Plan(Decoded):
 
         Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Workspace.run`.
         """
-        from graphwright.plan.override import check
+        from graphwright.plan.running.override import check
 
         check(self, feeds, rtol, atol)
 
     def regions(self) -> tuple[Region, ...]:
-        """What graphs of the device would hold, and per other instruction why not; see `graphwright.plan.regions`."""
+        """What graphs of the device would hold, and per other instruction why not; see `plan.planning.regions`."""
         if "regions" not in self._lazy:
-            from graphwright.plan.regions import regions
+            from graphwright.plan.planning.regions import regions
 
             self._lazy["regions"] = regions(self)
         return self._lazy["regions"]
@@ -173,7 +173,7 @@ class Plan(Decoded):
 
     def compact(self) -> Plan:
         """A plan of the program as it is now, of the same inputs and options, made from nothing."""
-        from graphwright.plan.planner import make_plan
+        from graphwright.plan.planning.planner import make_plan
 
         o = self.options
         wanted = tuple(name for name in self.outputs if name in self.program.output_names())
@@ -202,14 +202,14 @@ class Plan(Decoded):
         return explain(self, ref)
 
     def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-        """Seconds, operations and bytes per instruction and per path; see `graphwright.plan.profile`."""
-        from graphwright.plan.profile import profile
+        """Seconds, operations and bytes per instruction and per path; see `graphwright.plan.looking.profile`."""
+        from graphwright.plan.looking.profile import profile
 
         return profile(self, feeds, n)
 
     def diff(self, old: Plan) -> PlanDiff:
-        """What changed from another plan to this one; see `graphwright.plan.compare`."""
-        from graphwright.plan.compare import compare
+        """What changed from another plan to this one; see `graphwright.plan.looking.compare`."""
+        from graphwright.plan.looking.compare import compare
 
         return compare(old, self)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from graphwright.program.axes import Axes, AxisGroup
+from graphwright.program.axes.axes import Axes, AxisGroup
+from graphwright.program.axes.units import Units
 from graphwright.program.builder import Builder
 from graphwright.program.carried import State
 from graphwright.program.constraints import Constraints
+from graphwright.program.derived.taped import tape
 from graphwright.program.diff import ProgramDiff, diff
+from graphwright.program.editing.journal import Entry, Journal
+from graphwright.program.editing.recipe import apply_recipe
+from graphwright.program.editing.replay import Replayed, replay
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.errors import (
     BadName,
     BoundaryMismatch,
@@ -39,21 +45,15 @@ from graphwright.program.errors import (
     UnknownNode,
 )
 from graphwright.program.feeds import check_feeds
-from graphwright.program.gates import Gate, Gates
+from graphwright.program.files.load import load
+from graphwright.program.files.parameters import ParameterMismatch
+from graphwright.program.files.save import save
+from graphwright.program.gates.gates import Gate, Gates
 from graphwright.program.interpret import evaluate
-from graphwright.program.journal import Entry, Journal
-from graphwright.program.load import load
-from graphwright.program.parameters import ParameterMismatch
 from graphwright.program.program import Program, Value
-from graphwright.program.recipe import apply_recipe
-from graphwright.program.replay import Replayed, replay
 from graphwright.program.running import Run, run
-from graphwright.program.save import save
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
-from graphwright.program.taped import tape
 from graphwright.program.trace import TraceRecorder, record, trace
-from graphwright.program.transaction import Transaction
-from graphwright.program.units import Units
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
 

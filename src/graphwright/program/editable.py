@@ -13,11 +13,11 @@ from graphwright.array import Spec
 from graphwright.errors import CycleError
 from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import get
+from graphwright.program.editing.graveyard import Graveyard
+from graphwright.program.editing.loose import Forward, backward
 from graphwright.program.errors import BadName, NameTaken
 from graphwright.program.following import Changed, Followers
-from graphwright.program.graveyard import Graveyard
 from graphwright.program.kinds import SOURCES, WRITE
-from graphwright.program.loose import Forward, backward
 from graphwright.program.structure import Structure, Value, is_name
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
 from graphwright.graph import Chain
-from graphwright.program.edits import AddNode, Edit
+from graphwright.program.editing.edits import AddNode, Edit
+from graphwright.program.editing.journal import Entry, Journal
 from graphwright.program.errors import NotUndoable
 from graphwright.program.hollow import hollow_array
-from graphwright.program.journal import Entry, Journal
 from graphwright.program.program import Program
 from graphwright.program.weights import VariableTwins
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from graphwright.files import StrPath
-    from graphwright.program.axes import Axes
+    from graphwright.program.axes.axes import Axes
+    from graphwright.program.axes.units import Units
     from graphwright.program.diff import ProgramDiff
-    from graphwright.program.gates import Gates
-    from graphwright.program.journal import Entry, Journal
+    from graphwright.program.editing.journal import Entry, Journal
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.gates.gates import Gates
     from graphwright.program.running import Run
     from graphwright.program.selection import Selection
-    from graphwright.program.transaction import Transaction
-    from graphwright.program.units import Units
     from graphwright.program.validate import AssemblyReport
 
 
@@ -54,8 +54,8 @@ class Program(Editable):
     """
 
     def __init__(self, name: str = "program") -> None:
-        from graphwright.program.history import History
-        from graphwright.program.journal import Journal
+        from graphwright.program.editing.history import History
+        from graphwright.program.editing.journal import Journal
 
         super().__init__()
         self.name = name
@@ -104,13 +104,13 @@ class Program(Editable):
 
     def axes(self) -> Axes:
         """Dimensions that are resized together, by name; see `program.axes`."""
-        from graphwright.program.axes import axes
+        from graphwright.program.axes.axes import axes
 
         return axes(self)
 
     def gates(self) -> Gates:
         """Its gates by handle; see `program.gates`."""
-        from graphwright.program.gates import gates
+        from graphwright.program.gates.gates import gates
 
         return gates(self)
 
@@ -151,7 +151,7 @@ class Program(Editable):
 
     def extract(self, selection: Selection | Sequence[NodeId]) -> Program:
         """A selection as a program that shares weights; see `program.replace`."""
-        from graphwright.program.replace import extract
+        from graphwright.program.editing.replace import extract
 
         return extract(self, self.nodes_of(selection))
 
@@ -164,7 +164,7 @@ class Program(Editable):
         companions: Mapping[str, bytes] | None = None,
     ) -> Path:
         """Save into a directory that appears whole or not at all; see `program.save`."""
-        from graphwright.program.save import save
+        from graphwright.program.files.save import save
 
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
@@ -174,13 +174,13 @@ class Program(Editable):
 
     def save_parameters(self, path: StrPath) -> None:
         """Write the params to a safetensors file; see `program.parameters`."""
-        from graphwright.program.parameters import save_parameters
+        from graphwright.program.files.parameters import save_parameters
 
         save_parameters(self, path)
 
     def load_parameters(self, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
         """Take the values of params from a safetensors file, all or none; see `program.parameters`."""
-        from graphwright.program.parameters import load_parameters
+        from graphwright.program.files.parameters import load_parameters
 
         return load_parameters(self, path, strict)
 
@@ -253,8 +253,8 @@ class Program(Editable):
         mode: Literal["full", "one_step"] = "full",
         steps: int = 1,
     ) -> Program:
-        """The program of d Σ outputs / d wrt; see `graphwright.program.differentiate`."""
-        from graphwright.program.differentiate import differentiate
+        """The program of d Σ outputs / d wrt; see `graphwright.program.derived.differentiate`."""
+        from graphwright.program.derived.differentiate import differentiate
 
         return differentiate(self, outputs, wrt, sizes or {}, seeded=seeded, mode=mode, steps=steps)
 
@@ -283,7 +283,7 @@ class Program(Editable):
         changes.rise()
 
     def compile(self, *args: Any, **options: Any) -> Any:
-        """A plan for given input shapes; see `graphwright.plan.compile`."""
+        """A plan for given input shapes; see `graphwright.plan.planning.compile`."""
         return verb("compile_program")(self, *args, **options)
 
     # -- editing -----------------------------------------------------------------------------------------------------
@@ -300,13 +300,13 @@ class Program(Editable):
             keep_undo: False keeps nothing to undo it with: `undo` stops there.
         Raises: on exit PortEmpty, SpecMismatch or CycleError; with any error the program is as before, bit for bit.
         """
-        from graphwright.program.transaction import Transaction
+        from graphwright.program.editing.transaction import Transaction
 
         return Transaction(self, why, author, tool, check, keep_undo)
 
     def expand(self, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
-        """Replace fused ops by primitives that compute the same, in one edit; see `graphwright.program.expand`."""
-        from graphwright.program.expand import expand
+        """Replace fused ops by primitives that compute the same, in one edit; see `program.editing.expand`."""
+        from graphwright.program.editing.expand import expand
 
         return expand(self, nodes, why)
 

@@ -9,8 +9,8 @@ from graphwright.program.program import Value
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
+    from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
-    from graphwright.program.transaction import Transaction
 
 
 def dependent(p: Program, nodes: Iterable[NodeId]) -> set[NodeId]:

@@ -14,11 +14,11 @@ from graphwright.array import NDArray
 from graphwright.autograd import Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.program.derived.patching import Place, feed_name, place
 from graphwright.program.errors import FeedError, Released, StaleRun
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import step
 from graphwright.program.kinds import CONST, INPUT, STORED, WRITE
-from graphwright.program.patching import Place, feed_name, place
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
 

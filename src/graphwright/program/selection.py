@@ -15,9 +15,9 @@ from graphwright.program.kinds import KINDS
 from graphwright.program.paths import BadPattern, matches
 
 if TYPE_CHECKING:
+    from graphwright.program.axes.units import Units
+    from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
-    from graphwright.program.transaction import Transaction
-    from graphwright.program.units import Units
 
 
 class EmptySelection(UsageError):
@@ -183,8 +183,8 @@ class Selection:
     # -- units -------------------------------------------------------------------------------------------------------
     def units(self, kind: str) -> Units:
         """Units of one kind (`heads`, `neurons`, ...) whose axes the selection makes; see `Units.within`."""
-        from graphwright.program.axes import KINDS
-        from graphwright.program.units import Units
+        from graphwright.program.axes.axes import KINDS
+        from graphwright.program.axes.units import Units
 
         if kind not in (*KINDS, "units"):
             raise UsageError("no such kind of units", expected=", ".join((*KINDS, "units")), got=kind)
@@ -218,8 +218,8 @@ class Selection:
     @property
     def layers(self) -> Units:
         """Numbered modules that the selection lies in, `layers.3`; see `program.layers`."""
-        from graphwright.program.layers import layers
-        from graphwright.program.units import Units
+        from graphwright.program.axes.layers import layers
+        from graphwright.program.axes.units import Units
 
         self.names()  # raises StaleSelection
         here, whole = layers(self.program, self.nodes), layers(self.program)

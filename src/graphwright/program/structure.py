@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from graphwright.array import Spec
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder
 from graphwright.ops import OPS
+from graphwright.program.editing.loose import Forward
 from graphwright.program.errors import ForeignNode, UnknownEdge, UnknownNode
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import INPUT, PARAM, STATE, STORED, WRITE
-from graphwright.program.loose import Forward
 
 
 class Value(NamedTuple):

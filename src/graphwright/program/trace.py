@@ -11,9 +11,9 @@ from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
 from graphwright.autograd.recorder import differentiating
 from graphwright.ops import Op
+from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.program import Program, Value
-from graphwright.program.recompute import Recomputed
 
 
 class TraceRecorder:

@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops.gate import KINDS, STATES
 from graphwright.program import Program
-from graphwright.program.gates import (
+from graphwright.program.gates.gates import (
     CLOSED,
     COST,
     ELEMENT,

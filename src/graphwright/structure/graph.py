@@ -15,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.ops.gate import MODES
 from graphwright.program import Program
 from graphwright.program.feeds import check_feeds
-from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
+from graphwright.program.gates.gates import LOGITS, NODE, RUN, TEMPERATURE
 from graphwright.program.interpret import tensors
 from graphwright.program.program import Value
 from graphwright.structure import harden

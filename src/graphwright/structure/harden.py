@@ -14,17 +14,17 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program import Program, Value
-from graphwright.program.gates import Gate, axis_of, of_site
-from graphwright.program.gating import release
+from graphwright.program.axes.reshaping import by_place
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.axes.units import Units
+from graphwright.program.gates.gates import Gate, axis_of, of_site
+from graphwright.program.gates.gating import release
 from graphwright.program.kinds import INPUT, KINDS
 from graphwright.program.readers import lead
-from graphwright.program.reshaping import by_place
-from graphwright.program.solve_axes import origin
-from graphwright.program.units import Units
 from graphwright.structure.elements import Element, sites_of
 
 if TYPE_CHECKING:
-    from graphwright.program.transaction import Transaction
+    from graphwright.program.editing.transaction import Transaction
     from graphwright.structure.policy import Proposal
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")

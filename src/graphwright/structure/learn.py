@@ -14,7 +14,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models import Model
-from graphwright.program.axes import AxisGroup
+from graphwright.program.axes.axes import AxisGroup
 from graphwright.progress import Progress
 from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph

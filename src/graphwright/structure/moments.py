@@ -15,7 +15,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.program.gates import LOGITS
+from graphwright.program.gates.gates import LOGITS
 from graphwright.structure.elements import Key, elements
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8

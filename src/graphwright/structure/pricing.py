@@ -12,13 +12,13 @@ from graphwright.graph import NodeId
 from graphwright.ops.terms import atoms
 from graphwright.program import Program, Value
 from graphwright.program.cost import ones, op_flops
-from graphwright.program.gates import RESERVED, axis_of, carrier
-from graphwright.program.gating import behind, unit_prices
+from graphwright.program.gates.gates import RESERVED, axis_of, carrier
+from graphwright.program.gates.gating import behind, unit_prices
 from graphwright.program.kinds import KINDS
 from graphwright.structure.elements import Element, sites_of
 
 if TYPE_CHECKING:
-    from graphwright.program.axes import AxisGroup
+    from graphwright.program.axes.axes import AxisGroup
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]

@@ -8,7 +8,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.program.gates import LOGITS, TEMPERATURE
+from graphwright.program.gates.gates import LOGITS, TEMPERATURE
 from graphwright.structure.elements import Element
 from graphwright.structure.relaxation import BY_TEMPERATURE, LN11, softmax
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphwright.program import Entry, Program
 from graphwright.program.cost import Size, size
-from graphwright.program.gates import RESERVED
+from graphwright.program.gates.gates import RESERVED
 from graphwright.program.kinds import PARAM
 from graphwright.structure.elements import Element
 from graphwright.structure.protection import Kept

@@ -49,7 +49,7 @@ from graphwright.models.model import Model, need_tokenizer
 from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
-from graphwright.program.gates import refuse_soft
+from graphwright.program.gates.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, Report
 

@@ -21,7 +21,7 @@ from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.program.journal import Entry
+    from graphwright.program.editing.journal import Entry
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 

@@ -16,8 +16,8 @@ from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
+from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
-from graphwright.program.rewrite import rewrite
 from graphwright.program.validate import refuse_broken
 
 LENGTH = "cache.length"

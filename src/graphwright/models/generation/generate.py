@@ -19,7 +19,7 @@ from graphwright.models.generation.steps import EXECUTOR
 from graphwright.models.generation.text_stream import TextStream
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
-from graphwright.plan.executor import on_vm
+from graphwright.plan.planning.executor import on_vm
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from graphwright.array import Spec, bool_
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
+from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT
-from graphwright.program.rewrite import rewrite
 
 
 def with_padding(p: Program) -> Program:

@@ -18,7 +18,7 @@ from graphwright.program import Program, Value
 from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
-    from graphwright.program.transaction import Transaction
+    from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
 """Where the logits of candidates begin: open by 0.73, so that all of them carry a gradient."""

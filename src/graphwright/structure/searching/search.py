@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.errors import UsageError
 from graphwright.program import Program
 from graphwright.program.cost import parameters
-from graphwright.program.journal import Journal
+from graphwright.program.editing.journal import Journal
 from graphwright.structure.errors import NotScalar
 from graphwright.structure.graph import Task
 from graphwright.structure.searching.candidates import Candidates

@@ -10,9 +10,9 @@ import numpy as np
 from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import reachable
 from graphwright.program import Program, Value
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
-from graphwright.program.solve_axes import origin
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.constraints.constraint import Constraint
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.mend import sweep

@@ -9,7 +9,7 @@ from graphwright.graph import NodeId
 from graphwright.graph.dominance import critical_path
 from graphwright.ops import OPS
 from graphwright.program import Program
-from graphwright.program.axes import AxisGroup
+from graphwright.program.axes.axes import AxisGroup
 from graphwright.program.cost import size
 from graphwright.program.kinds import KINDS
 from graphwright.program.paths import matches

@@ -11,8 +11,8 @@ from math import prod
 
 from graphwright.graph import NodeId
 from graphwright.program import Program, Transaction, Value
+from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
-from graphwright.program.replace import remove_unread, take_over
 from graphwright.surgery.factorise.contraction import Step, contraction_order
 from graphwright.surgery.factorise.factors import Core, Factors
 from graphwright.surgery.matrices import Matrix, Use, stored

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
+from graphwright.program.editing.replace import take_over
 from graphwright.program.kinds import PARAM
-from graphwright.program.replace import take_over
 from graphwright.surgery.factorise.chain import cores_of
 from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing, reconstruct
 from graphwright.surgery.matrices import stored, values

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import strongly_connected_components
 from graphwright.program import Program
-from graphwright.program.transaction import Transaction
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Mismatch, Program
-from graphwright.program.transaction import Transaction
+from graphwright.program.editing.transaction import Transaction
 
 
 class Severity(IntEnum):

@@ -10,9 +10,9 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program import Program, Value
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import KINDS
-from graphwright.program.solve_axes import origin
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

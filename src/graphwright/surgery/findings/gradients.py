@@ -10,9 +10,9 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program import Program, Value
-from graphwright.program.gates import Gates
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.gates.gates import Gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

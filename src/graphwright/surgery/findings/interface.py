@@ -11,8 +11,8 @@ import numpy as np
 from graphwright.array import Spec
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Mismatch, Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import KINDS, STORED, WRITE
-from graphwright.program.transaction import Transaction
 from graphwright.program.validate import first_axis
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity

@@ -7,7 +7,7 @@ from math import prod
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import AxisGroup, Program, Value
-from graphwright.program.transaction import Transaction
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.findings.finding import Fix
 from graphwright.surgery.findings.wiring import Wiring
 

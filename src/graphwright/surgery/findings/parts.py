@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import connected_components
 from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import INPUT, STORED, WRITE
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

@@ -8,8 +8,8 @@ import numpy as np
 
 from graphwright.graph import EdgeId
 from graphwright.program import Program, Run, Value
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
-from graphwright.program.transaction import Transaction
 from graphwright.program.weights import as_array
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity

@@ -5,8 +5,8 @@ from __future__ import annotations
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program import Program, Value
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import CONST, KINDS, PARAM
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.finding import Fix
 
 GATE = "gate"

@@ -11,8 +11,8 @@ from graphwright.models.assembly import validate as validate_model
 from graphwright.models.health import non_finite
 from graphwright.models.open import EMBEDDING, TIED_HEAD
 from graphwright.program import Program
+from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM, STORED
-from graphwright.program.solve_axes import origin
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from graphwright.graph import NodeId
 from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import INPUT, SOURCES, STORED, WRITE
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import finding

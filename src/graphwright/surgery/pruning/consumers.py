@@ -16,9 +16,9 @@ from graphwright.array import NDArray
 from graphwright.graph import NodeId
 from graphwright.ops.terms import Atom, Term, spread
 from graphwright.program import Program, Value
-from graphwright.program.axes import AxisGroup
+from graphwright.program.axes.axes import AxisGroup
+from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM
-from graphwright.program.solve_axes import origin
 from graphwright.surgery.calibration import host
 
 _FORMS = {"linear", "matmul", "conv"}

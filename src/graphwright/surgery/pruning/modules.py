@@ -13,8 +13,8 @@ import numpy as np
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Program, Value
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import INPUT, PARAM
-from graphwright.program.transaction import Transaction
 from graphwright.surgery.calibration import Stream, moving
 from graphwright.surgery.measure import loss
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.program import Program
-from graphwright.program.transaction import Transaction
-from graphwright.program.units import Units, runs
+from graphwright.program.axes.units import Units, runs
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.pruning.errors import StaleStep
 from graphwright.surgery.pruning.modules import modules, remove_module
 

@@ -11,9 +11,9 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
-from graphwright.program.axes import KINDS, AxisGroup
+from graphwright.program.axes.axes import KINDS, AxisGroup
+from graphwright.program.axes.layers import layers
 from graphwright.program.kinds import PARAM
-from graphwright.program.layers import layers
 from graphwright.program.selection import Selection
 from graphwright.surgery.calibration import moving
 from graphwright.surgery.matrices import NonFiniteWeight

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.program import Program
-from graphwright.program.transaction import Transaction
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.pruning.consumers import Consumer
 from graphwright.surgery.pruning.gram import Gram, regularised
 

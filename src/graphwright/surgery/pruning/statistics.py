@@ -9,7 +9,7 @@ import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.program import Program
-from graphwright.program.axes import AxisGroup
+from graphwright.program.axes.axes import AxisGroup
 from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
 from graphwright.surgery.measure import loss_gradients, speaks
 from graphwright.surgery.pruning.consumers import Consumer

@@ -14,9 +14,9 @@ import numpy as np
 from graphwright.ops import get
 from graphwright.ops.terms import atoms
 from graphwright.program import Program, Value
-from graphwright.program.axes import KINDS
+from graphwright.program.axes.axes import KINDS
+from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
-from graphwright.program.solve_axes import origin
 from graphwright.surgery.pruning.consumers import unit_places
 from graphwright.surgery.pruning.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL

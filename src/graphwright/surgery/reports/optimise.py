@@ -10,10 +10,10 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.program import Program
-from graphwright.program.edits import RemoveEdge, RemoveNode, SetWeight
+from graphwright.program.axes.resize import ResizeAxis
+from graphwright.program.editing.edits import RemoveEdge, RemoveNode, SetWeight
+from graphwright.program.editing.journal import Entry
 from graphwright.program.errors import NotUndoable
-from graphwright.program.journal import Entry
-from graphwright.program.resize import ResizeAxis
 from graphwright.surgery.calibration import Calibration, Stream
 from graphwright.surgery.measure import facts, loss, speaks
 from graphwright.surgery.pruning.plan import TOOL, Step

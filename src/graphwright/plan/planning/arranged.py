@@ -1,0 +1,118 @@
+"""What native loops make of a ledger: the numbers of one plan, and how it came about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from graphwright.graph import NodeId
+from graphwright.plan.planning.fusion import Fusion
+from graphwright.plan.planning.ledger import Ledger
+from graphwright.plan.planning.row import Row
+from graphwright.plan.table import INPUT
+
+
+class Patched(NamedTuple):
+    """How a plan came about: `kind` "full" or "patched", why, rows looked at, buffers placed."""
+
+    kind: str
+    why: str
+    rows: int = 0
+    buffers: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why} ({self.rows} rows looked at)"
+
+
+class Arranged:
+    """What native loops made of a ledger: numbers of instructions and buffers, see `graphwright.plan.planning.passes`.
+
+    Attributes:
+        ledger: rows, slots and instructions; it only grows, so that what is said here stays true.
+        rows, slots, turn: rows of the ledger, number of slots and turn when the plan was made.
+        roots: nodes that outputs, watches and writes need.
+        order: instructions as they run.
+        home, first, last, offsets: of each buffer, whose memory it lies in, its times, its place in the arena (or -1).
+        used: of each buffer, whether the plan touches it.
+        total, bound: bytes of the arena, and at the fullest time.
+        ends: of the arena's chunks, with room behind what is used; each buffer lies in one chunk.
+        sources: slots of inputs, params, consts and states that the plan uses, in order.
+        variables: by key, those behind params, consts and states.
+        folds: node -> slots of values computed once from frozen weights, of those that other rows read.
+        written: keys of the states that the plan writes.
+        groups, tiles: times of the instructions of each fusion group; buffer that lives inside one -> its tile.
+    """
+
+    __slots__ = (
+        "bound",
+        "ends",
+        "first",
+        "folds",
+        "groups",
+        "home",
+        "last",
+        "ledger",
+        "offsets",
+        "order",
+        "roots",
+        "rows",
+        "slots",
+        "sources",
+        "tiles",
+        "total",
+        "turn",
+        "used",
+        "variables",
+        "written",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        order: np.ndarray,
+        home: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        offsets: np.ndarray,
+        used: np.ndarray,
+        total: int,
+        bound: int,
+        ends: tuple[int, ...],
+        roots: tuple[NodeId, ...],
+        fusion: Fusion,
+    ) -> None:
+        self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
+        self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
+        self.ends = ends
+        self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
+        self.rows: dict[NodeId, Row] = dict(ledger.rows)
+        self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
+        slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
+        rows = ledger.sources()
+        self.sources = tuple([row.own[0] for row in rows if used[slots[row.own[0]].buffer]])
+        self.variables = {row.attrs["key"]: weights[row.attrs["key"]] for row in rows if row.op != INPUT}
+        folded = [self.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
+        self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
+        self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
+
+    def moved_since(self, before: Arranged) -> np.ndarray:
+        """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
+        moved = np.ones(len(self.home), np.bool_)
+        old, new = before._places(), self._places()
+        count = len(old[0])
+        moved[:count] = (old[0] != new[0][:count]) | (old[1] != new[1][:count])
+        return moved
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        home = self.home
+        while (further := home[home]).tobytes() != home.tobytes():
+            home = further
+        return home, self.offsets[home]
+
+    def place(self, buffer: int) -> int:
+        """The buffer in whose memory a buffer lies."""
+        home = self.home
+        while home[buffer] != buffer:
+            buffer = int(home[buffer])
+        return buffer

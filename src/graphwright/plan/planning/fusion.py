@@ -1,0 +1,261 @@
+"""Fusion groups: runs of elementwise instructions on the VM that become one loop over tiles.
+
+Invariant: within a group, whatever is written is read and written again at the same index only, so that tile by tile
+gives what instruction by instruction gives. Buffers that live inside one group need no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import Layout, bool_, float32
+from graphwright.array.layout import is_row_major
+from graphwright.array.vm.encode import ENCODERS, View
+from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
+from graphwright.ops import OPS
+from graphwright.plan.planning.executor import VM, Choice, may_join
+from graphwright.plan.planning.ledger import Ledger
+from graphwright.plan.planning.passes import root
+from graphwright.plan.planning.store import TEMPORARY
+from graphwright.plan.table import Instr
+
+_DTYPES = (float32, bool_)
+
+
+class Fusion(NamedTuple):
+    """What was found.
+
+    Attributes:
+        groups: times of the instructions of each group, in order.
+        tiles: buffer that lives inside one group -> the tile it is held in.
+        ends: buffer -> the time until which its bytes are needed now.
+        cuts: time -> why an instruction does not continue the group before it: not_elementwise, no_form, shape, dtype,
+            layout, stateful, alias_hazard (a value would be read at another index than it is written), registers (more
+            inner values than tiles) or large (left to ATen).
+    """
+
+    groups: list[tuple[int, ...]]
+    tiles: dict[int, int]
+    ends: dict[int, int]
+    cuts: dict[int, str]
+
+
+class Rows:
+    """Instructions of a plan as fusion looks at them."""
+
+    def __init__(
+        self, ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+    ) -> None:
+        self.ledger, self.order, self.home, self.first, self.last, self.own = ledger, order, home, first, last, own
+        self.slots = ledger.slots
+
+    def instr(self, i: int) -> Instr:
+        """The instruction of a time."""
+        return self.ledger.instrs[self.order[i]]
+
+    def buffer(self, slot: int) -> int:
+        """The buffer that a slot lies in."""
+        return int(root(self.home, self.slots[slot].buffer))
+
+    def inner(self, b: int, start: int, stop: int) -> bool:
+        """True for a buffer of the arena that is needed between two times only."""
+        temporary = self.own[b] and self.ledger.codes[b] == TEMPORARY
+        return bool(temporary and start <= self.first[b] and self.last[b] <= stop)
+
+
+def fuse(rows: Rows) -> Fusion:
+    """Find the groups. What is found of a run of instructions is kept with the ledger for the next plan."""
+    found = Fusion([], {}, {}, {})
+    joins = np.frombuffer(rows.ledger.joins, np.int8)[rows.order]
+    if not joins.any():
+        return found
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], joins, [0]))))
+    kept: dict[Any, Fusion] = {}
+    for start, stop in edges.reshape(-1, 2).tolist():
+        if stop - start < 2:
+            continue
+        key, buffers = _key(rows, start, stop)
+        known = rows.ledger.fusions.get(key)
+        if known is None:
+            known = _numbered(_found_in(rows, start, stop), -start, {b: n for n, b in enumerate(buffers)})
+        kept[key] = known
+        here = _numbered(known, start, dict(enumerate(buffers)))
+        found.groups.extend(here.groups)
+        found.tiles.update(here.tiles)
+        found.ends.update(here.ends)
+    rows.ledger.fusions = kept
+    return found
+
+
+def _key(rows: Rows, start: int, stop: int) -> tuple[Any, list[int]]:
+    """What the groups of a run follow from, and its buffers as they come up."""
+    number: dict[int, int] = {}
+    facts: list[Any] = [tuple(rows.order[start:stop].tolist())]
+    for i in range(start, stop):
+        instr = rows.instr(i)
+        facts.append(tuple([number.setdefault(rows.buffer(s), len(number)) for s in (*instr.outs, *instr.ins)]))
+    for b in number:
+        code = rows.ledger.codes[b] if rows.own[b] else -1
+        facts.append((code, max(int(rows.first[b]) - start, -1), min(int(rows.last[b]), stop) - start))
+    return tuple(facts), list(number)
+
+
+def _numbered(found: Fusion, shift: int, buffers: dict[int, int]) -> Fusion:
+    """The same with times moved and buffers renamed."""
+    return Fusion(
+        [tuple([i + shift for i in group]) for group in found.groups],
+        {buffers[b]: tile for b, tile in found.tiles.items()},
+        {buffers[b]: end + shift for b, end in found.ends.items()},
+        {i + shift: why for i, why in found.cuts.items()},
+    )
+
+
+def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
+    """Groups of instructions `start..stop - 1`, one after the other."""
+    found = Fusion([], {}, {}, {})
+    run = _Run(rows, found)
+    for i in range(start, stop):
+        instr, choice = rows.instr(i), rows.ledger.choices[rows.order[i]]
+        native = choice.executor == VM
+        why = "" if native else _unsuited(rows, instr, choice)
+        why = why or run.refuses(instr)
+        if why:
+            run.close()
+            if run.members or native or OPS[instr.op].traits.elementwise:
+                found.cuts[i] = why
+            run = _Run(rows, found)
+            if not native or run.refuses(instr):
+                continue
+        run.add(i, instr)
+    run.close()
+    return found
+
+
+def cuts(rows: Rows) -> dict[int, str]:
+    """Why instructions that could be in a group do not continue the one before."""
+    if not np.frombuffer(rows.ledger.native, np.int8)[rows.order].any():
+        return {}
+    return _found_in(rows, 0, len(rows.order)).cuts
+
+
+def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:
+    op = OPS[instr.op].traits
+    if not (op.elementwise or op.nary):
+        return "not_elementwise"
+    if choice.why.startswith("large"):
+        return "large"
+    if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
+        return "dtype"
+    return "layout" if instr.op in ENCODERS else "no_form"
+
+
+class _Run:
+    """Instructions that may be one group so far."""
+
+    def __init__(self, rows: Rows, found: Fusion) -> None:
+        self.rows, self.found = rows, found
+        self.members: list[int] = []
+        self.shape: tuple[int, ...] | None = None
+        self.by_row = False
+        self.strides: set[Layout] = set()
+        self.seen: dict[int, Layout | None] = {}  # buffer -> the one layout it is looked at in; None: several
+        self.written: set[int] = set()
+
+    def refuses(self, instr: Instr) -> str:
+        """Why an instruction cannot be the next member, or nothing."""
+        rows = self.rows
+        if not may_join(instr):
+            return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
+        if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
+            return "dtype"
+        out = rows.slots[instr.outs[0]].layout
+        if self.shape is not None and out.shape != self.shape:
+            return "shape"
+        target = rows.buffer(instr.outs[0])
+        looks = [(rows.buffer(s), rows.slots[s].layout) for s in instr.ins]
+        for buffer, layout in (*looks, (target, out)):
+            write = buffer in self.written or buffer == target
+            if write and self.seen.get(buffer, layout) != layout:
+                return "alias_hazard"
+        if any(buffer == target and layout != out for buffer, layout in looks):
+            return "alias_hazard"
+        fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
+        by_row = instr.op in BY_ROW
+        again = by_row and not self.by_row  # so far a turn could be less or more than a row
+        views = [*self._views(fresh), *self._views({out})]
+        if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
+            return "layout"
+        return ""
+
+    def _views(self, fresh: set[Layout]) -> list[View]:
+        dtype = float32
+        return [View(dtype, at.shape, at.strides) for at in self.strides | fresh]
+
+    def add(self, i: int, instr: Instr) -> None:
+        """Take an instruction that was not refused."""
+        rows = self.rows
+        out = rows.slots[instr.outs[0]].layout
+        self.members.append(i)
+        self.shape, self.by_row = out.shape, self.by_row or instr.op in BY_ROW
+        self.written.add(rows.buffer(instr.outs[0]))
+        for s in (*instr.ins, *instr.outs):
+            buffer, layout = rows.buffer(s), rows.slots[s].layout
+            self.seen[buffer] = layout if self.seen.get(buffer, layout) == layout else None
+            if not _plain(layout, out.shape):
+                self.strides.add(layout)
+
+    def close(self) -> None:
+        """Make a group of the members, or several where one would hold too many tiles."""
+        members = self.members
+        while len(members) > 1:
+            count = self._held(members)
+            if count < len(members):
+                self.found.cuts[members[count]] = "registers"
+            if count > 1:
+                self.found.groups.append(tuple(members[:count]))
+                self._settle(members[:count])
+            members = members[count:]
+
+    def _held(self, members: Sequence[int]) -> int:
+        """How many members may be one group before more inner values are alive than there are tiles."""
+        rows, held, most = self.rows, set(), self._tiles()
+        for n, i in enumerate(members):
+            b = rows.buffer(rows.instr(i).outs[0])
+            if rows.inner(b, members[0], members[-1]):
+                held.add(b)
+            if len(held) > most:
+                return n
+            held -= {x for x in held if rows.last[x] == i}
+        return len(members)
+
+    def _settle(self, members: Sequence[int]) -> None:
+        """Give inner buffers a tile in place of bytes; let what is read live to the end of the group."""
+        rows, tiles = self.rows, self.found.tiles
+        start, stop = members[0], members[-1]
+        free = list(range(self._tiles() - 1, -1, -1))
+        dying: dict[int, list[int]] = {}
+        for i in members:
+            for b in self._touched(i):
+                if b not in tiles and rows.inner(b, start, stop):
+                    tiles[b] = free.pop()
+                    dying.setdefault(int(rows.last[b]), []).append(tiles[b])
+            free += dying.pop(i, ())
+        for i in members:
+            for b in self._touched(i):
+                if b not in tiles and rows.own[b] and start <= rows.last[b] < stop:  # no later result takes its place
+                    self.found.ends[b] = stop
+
+    def _tiles(self) -> int:
+        return tiles_for(self.shape or (), self.by_row)
+
+    def _touched(self, i: int) -> Iterator[int]:
+        instr = self.rows.instr(i)
+        return (self.rows.buffer(s) for s in (*instr.outs, *instr.ins))
+
+
+def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """True for one value for all elements, and for elements that lie as those of the space do."""
+    return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

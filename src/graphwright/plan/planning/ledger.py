@@ -1,0 +1,512 @@
+"""Ledger: what planning knows of each node, kept from plan to plan, so that an edit costs what it touched.
+
+A row per node says what it reads once rewrites were used, which slots hold its results and which instruction makes
+them. Slots, buffers and instructions are numbered as they come and never change or go away, so that the plans made
+before stay what they are. Works from specs alone: no op runs, no weight byte is read, no state moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import Device, Layout, NDArray, Spec, backend
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, Op, get
+from graphwright.plan.planning.executor import chooser
+from graphwright.plan.planning.forms import Forms, adjacent
+from graphwright.plan.planning.row import Copy, Row, Use
+from graphwright.plan.planning.store import Store
+from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
+from graphwright.program import Program, Value, kinds
+
+_KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
+FOLD_BYTES = 65536
+"""A folded constant may take this much memory even if it outgrows what it is made of."""
+
+
+class Rule(NamedTuple):
+    """A rewrite.
+
+    Attributes:
+        use: looks at a row whose `reads` are known; slots that stand for its results, or None. It may bring `reads`
+            nearer.
+        wants: which ops it looks at.
+    """
+
+    use: Callable[[Ledger, Row, Op], tuple[int, ...] | None]
+    wants: Callable[[Op], bool]
+
+
+class Ledger(Store):
+    """Rows of a program for given sizes and options.
+
+    Args:
+        dims: numbers for named sizes.
+        rules: the rewrites, in order.
+        freeze: conversions of weights are made once per weight version.
+        executor: see `Options`.
+        device: where the plans run.
+
+    Attributes:
+        rows: node -> row.
+        held: values that outputs and watches give out.
+        turn: rises with every plan made of the ledger.
+        fusions: groups found in the last plan, by what they follow from.
+        folded: nodes that are computed once from frozen weights.
+        order: instructions of all rows, as they run.
+        sent: write node -> slot of its new value on the device, where that was made on the host.
+        guards: constants whose values a rewrite relied on, with their versions.
+        settled: rows that were looked at since the start, for tests of locality.
+    """
+
+    def __init__(
+        self,
+        p: Program,
+        dims: Mapping[str, int],
+        rules: Sequence[Rule],
+        *,
+        freeze: bool,
+        executor: str,
+        device: Device,
+    ) -> None:
+        super().__init__(Forms(chooser(executor, device), backend(device).workspace))
+        self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
+        self.held: frozenset[Value] = frozenset()
+        self.sent: dict[NodeId, int] = {}
+        self.rows: dict[NodeId, Row] = {}
+        self.fusions: dict[Any, Any] = {}
+        self.folded: set[NodeId] = set()
+        self.order = np.zeros(0, np.int32)
+        self.guards: dict[str, tuple[NDArray, int]] = {}
+        self.settled = self.turn = 0
+        self._groups: dict[Any, set[NodeId]] = {}
+        self._copies: dict[Any, Copy] = {}
+        self._written: set[NodeId] = set()
+        self._heap: list[tuple[tuple[int, int], NodeId]] = []
+        self._waiting: set[NodeId] = set()
+        self._gone: set[int] = set()
+        self._came: list[int] = []
+        self._recopied: set[Any] = set()
+        self._kept: dict[Any, Any] = {}
+        self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
+        self._bound = cache(lambda spec: spec.bind(self.dims))
+        self._changed = p.follow()
+        self._changed.update(p.nodes())
+
+    # -- keeping up --------------------------------------------------------------------------------------------------
+    def sync(self) -> None:
+        """Bring the rows up to the program's present state, for a new plan."""
+        self.turn += 1
+        p, graph = self.program, self.program.graph
+        written = {p.operands(n)[0].node for n in p.writes()}
+        changed = {*self._changed, *(written ^ self._written)}
+        self._changed.clear()
+        self._written = written
+        self.sent.clear()
+        if not self.rows:
+            self._settle_all()
+            changed.clear()
+        for node in changed:
+            if node in graph:
+                self._mark(node)
+            elif (row := self.rows.pop(node, None)) is not None:
+                self._leave(row)
+                self._retire(row)
+        while self._heap:
+            _, node = heappop(self._heap)
+            self._waiting.discard(node)
+            if node in graph:
+                self._settle(node, moved=node in changed)
+                changed.discard(node)
+        for key in self._recopied:
+            self._make_copy(key)
+        self._recopied.clear()
+        self._sort()
+
+    def _settle_all(self) -> None:
+        """Look at every node once, in order, with the columns of the graph read in bulk."""
+        graph = self.program.graph
+        flat = graph.csc()
+        nodes = list(flat.nodes)
+        ops, attrs, specs, names = (list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name"))
+        targets = np.repeat(np.arange(len(nodes)), np.diff(flat.indptr))
+        by_port = np.lexsort((np.asarray(graph.edges["dst_port"][flat.edges]), targets))
+        sources, starts = flat.indices[by_port].tolist(), flat.indptr.tolist()
+        ports = np.asarray(graph.edges["src_port"][flat.edges])[by_port].tolist()
+        results: list[tuple[int, ...]] = [()] * len(nodes)
+        key = self.program.order_labels.key
+        for i in sorted(range(len(nodes)), key=[key(n) for n in nodes].__getitem__):
+            at = slice(starts[i], starts[i + 1])
+            read = list(zip(sources[at], ports[at], strict=True))
+            row = Row(nodes[i], names[i], ops[i], attrs[i], specs[i], [Value(nodes[s], port) for s, port in read])
+            row.reads = tuple([results[s][port] for s, port in read])
+            self.rows[row.node] = self._looked_at(row, None)
+            results[i] = row.results
+            if row.copies:
+                self._recopied.update(row.copies)
+            if row.folded:
+                self.folded.add(row.node)
+            if row.instr >= 0:
+                self._came.append(row.instr)
+        self.settled += len(nodes)
+        self.order, self._came = np.array(self._came, np.int32), []
+        self._heap.clear()  # in order, nothing has to be looked at twice
+        self._waiting.clear()
+
+    def _mark(self, node: NodeId) -> None:
+        if node not in self._waiting and node in self.program.graph:
+            self._waiting.add(node)
+            heappush(self._heap, (self.program.order_labels.key(node), node))
+
+    def _settle(self, node: NodeId, moved: bool) -> None:
+        """Look at a node again, and have those looked at that depend on what is new about it."""
+        self.settled += 1
+        old = self.rows.get(node)
+        row = self._row(node, old)
+        self.rows[node] = row
+        (self.folded.add if row.folded else self.folded.discard)(node)
+        self._recopied.update(row.copies)
+        if old is not None:
+            if old.group != row.group:
+                self._leave(old)
+            for key in set(old.copies) - set(row.copies):
+                self._copies[key].wanted.pop(node)
+                self._recopied.add(key)
+            if old.instr != row.instr or moved:
+                self._gone.add(old.instr)
+        if row.instr >= 0 and (old is None or old.instr != row.instr or moved):
+            self._came.append(row.instr)
+        if old is None or old.results != row.results:
+            graph = self.program.graph
+            for edge in graph.out_edges(node):
+                self._mark(graph.target(edge))
+        if row.group is not None and old is not None and (moved or old.results != row.results):
+            self._alert(row)
+
+    def _retire(self, row: Row) -> None:
+        self.folded.discard(row.node)
+        self._gone.add(row.instr)
+        for key in set(row.copies):
+            self._copies[key].wanted.pop(row.node)
+            self._recopied.add(key)
+
+    def _sort(self) -> None:
+        """Take out of the order what went and put in what came."""
+        gone, came = self._gone - {-1}, self._came
+        order = self.order
+        if gone:
+            out = np.zeros(len(self.instrs), np.bool_)
+            out[list(gone)] = True
+            order = order[~out[order]]
+        if came:
+            key = self.program.order_labels.key
+            ranks, instrs = self.ranks, self.instrs
+
+            def at(q: int) -> tuple[int, int, int]:
+                return (*key(instrs[q].node), ranks[q])
+
+            if len(came) * 8 > len(order):
+                order = np.array(sorted([*order.tolist(), *came], key=at), np.int32)
+            else:
+                came.sort(key=at)
+                places = []
+                for q in came:
+                    wanted, low, high = at(q), 0, len(order)
+                    while low < high:
+                        middle = (low + high) // 2
+                        if at(int(order[middle])) < wanted:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    places.append(low)
+                order = np.insert(order, places, came)
+        self.order, self._gone, self._came = order.astype(np.int32, copy=False), set(), []
+
+    # -- one row -----------------------------------------------------------------------------------------------------
+    def _row(self, node: NodeId, old: Row | None) -> Row:
+        p = self.program
+        row = Row(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
+        row.reads = tuple([self.rows[v.node].results[v.port] for v in row.sources])
+        return self._looked_at(row, old)
+
+    def _looked_at(self, row: Row, old: Row | None) -> Row:
+        """Fill what follows from what a row reads."""
+        node, kind, specs = row.node, row.op, row.specs
+        if self.dims:
+            for s in specs:
+                if s.symbolic:
+                    row.specs = specs = tuple(map(self._bound, specs))
+                    break
+        if kind in _KIND:
+            key = row.path if kind == INPUT else row.attrs["key"]
+            still = node not in self._written and (
+                (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
+            )
+            row.results = row.own = (self._fresh(old, 0, Value(node), specs[0], _KIND[kind], key, still),)
+        elif kind != kinds.WRITE:
+            self._op(row, get(kind), old)
+        return row
+
+    def _op(self, row: Row, op: Op, old: Row | None) -> None:
+        for use in self._rules_for(row.op):
+            stands = use(self, row, op)
+            if stands is not None:
+                row.results = stands
+                return
+        if row.op != op.name:  # a rule has put another op there
+            op = get(row.op)
+        if op.view is not None or (op.traits.nary and len(row.reads) == 1):
+            self._view(row, op, old)
+            return
+        node, ins, frozen = row.node, list(row.reads), self.still(row, op)
+        if frozen and self._worth_folding(row, op):
+            row.folded = True
+            same = old is not None and (old.op, old.reads) == (row.op, row.reads) and old.attrs is row.attrs
+            row.results = row.own = tuple(
+                self._fresh(old if same else None, port, Value(node, port), s, FOLDED, row.path, True)
+                for port, s in enumerate(row.specs)
+            )
+            row.uses = (*row.uses, Use("fold", node, None))
+            return
+        slots = self.slots
+        places = op.traits.narrow
+        narrow = bool(places) and any([slots[ins[place]].dtype is not row.specs[0].dtype for place in places])
+        for place in range(len(ins)) if narrow else op.row_major(len(ins)):
+            if not adjacent(slots[ins[place]].layout):
+                ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
+        converted = row.reads if op.traits.convert else None
+        values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+        if old is None:
+            made = tuple([self.fresh(value, s, TEMP, "", frozen) for _, value, s in values])
+        else:
+            made = tuple([self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values])
+        row.results = row.own = made
+        if op.traits.nary and not ins:
+            self._emit(row, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
+        else:
+            self._emit(row, old, row.op, tuple(ins), row.attrs)
+
+    def still(self, row: Row, op: Op) -> bool:
+        """True if a row depends on frozen weights alone."""
+        return bool(row.reads) and not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
+
+    def _worth_folding(self, row: Row, op: Op) -> bool:
+        """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
+        size = sum(s.nbytes for s in row.specs)
+        source = sum(self.buffers[self.slots[s].buffer][1] for s in row.reads)  # bytes, not what views show
+        return size <= max(source, FOLD_BYTES) or op.traits.convert
+
+    def _view(self, row: Row, op: Op, old: Row | None) -> None:
+        source, layout = self.shown(row, op)
+        base = self.slots[source]
+        kept = self.slots[old.own[0]] if old is not None and old.own else None
+        if (
+            kept is not None
+            and (kept.base, kept.layout, kept.dtype) == (base.base, layout, row.specs[0].dtype)
+            and self.frozen[kept.index] == self.frozen[source]
+        ):
+            row.results = row.own = (kept.index,)
+            return
+        made = self.slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
+        row.results = row.own = (made,)
+
+    def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
+        """What a view is taken of, a copy where it must be one, and the layout."""
+        source = row.reads[0]
+        layout = self.slots[source].layout if op.view is None else op.view(self.slots[source].layout, row.attrs)
+        if layout is None:
+            assert op.view is not None
+            source = self.contiguous(row, source, 0, f"{row.op} of strides that no view can give")
+            layout = op.view(self.slots[source].layout, row.attrs)
+            assert layout is not None
+        return source, layout
+
+    # -- for rules ---------------------------------------------------------------------------------------------------
+    def stand(
+        self, rule: str, row: Row, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
+    ) -> tuple[int, ...]:
+        """Note that other slots stand for a row's results; `into` is the node that made them, if it is not plain."""
+        maker = self.slots[by[0]].value
+        row.uses = (*row.uses, Use(rule, row.node, maker.node if into is None and maker is not None else into, bound))
+        return by
+
+    def node_of(self, slot: int) -> NodeId:
+        """The node that a slot stands for; of a copy, the first that wants it."""
+        value = self.slots[slot].value
+        if value is not None:
+            return value.node
+        return next(self.instrs[copy.instr].node for copy in self._copies.values() if copy.target == slot)
+
+    def maker(self, slot: int) -> Row | None:
+        """The row that a slot was made for; None for a copy."""
+        value = self.slots[slot].value
+        return None if value is None else self.rows.get(value.node)
+
+    def number(self, slot: int) -> float | None:
+        """The value of a constant of one element that nobody writes, else None; reads no mapped page."""
+        row = self.maker(slot)
+        if row is None or row.op != kinds.CONST or row.node in self._written or self.slots[slot].spec.size != 1:
+            return None
+        key = row.attrs["key"]
+        array = self.program.weights.array(key)
+        if array.storage.readonly and not array.storage.touched:
+            return None
+        self.guards[key] = (array, array.storage.version)
+        return array.item()
+
+    def read_once(self, value: Value) -> bool:
+        """True if a value is read by one edge and given out nowhere."""
+        return value not in self.held and len(self.program.graph.out_edges(value.node)) == 1
+
+    # -- rows that do the same ---------------------------------------------------------------------------------------
+    def first_of(self, row: Row, key: Any) -> Row | None:
+        """Enter a row into the group of rows with this key; the first of them if that is another one."""
+        row.group, node = key, row.node
+        members = self._groups.get(key)
+        if members is None:
+            self._groups[key] = {node}
+            return None
+        joined = node not in members
+        members.add(node)
+        if len(members) == 1:
+            return None
+        first = min(members, key=self.program.order_labels.key)
+        if first != node:
+            return self.rows[first]
+        if joined:
+            self._alert(row)
+        return None
+
+    def _alert(self, row: Row) -> None:
+        """Have the others of a row's group looked at: another one may be the first now, or its results new."""
+        for other in self._groups[row.group]:
+            if other != row.node:
+                self._mark(other)
+
+    def _leave(self, row: Row) -> None:
+        if row.group is not None:
+            self._alert(row)
+            members = self._groups[row.group]
+            members.discard(row.node)
+            if not members:
+                del self._groups[row.group]
+
+    # -- slots, copies, instructions ---------------------------------------------------------------------------------
+    def _fresh(
+        self,
+        old: Row | None,
+        place: int,
+        value: Value | None,
+        spec: Spec,
+        kind: str,
+        key: str,
+        frozen: bool,
+        converted: tuple[int, ...] | None = None,
+    ) -> int:
+        """The slot that the row had for this, if it still fits, else a new one.
+
+        Args:
+            converted: what a conversion reads; chains of them look through it, so other operands are another value.
+        """
+        if old is not None and place < len(old.own) and (converted is None or converted == old.reads):
+            slot = self.slots[old.own[place]]
+            if slot.base == slot.index and slot.value == value and self.frozen[slot.index] == frozen:
+                had, _, name = self.buffers[slot.buffer]
+                if (had, name) == (kind, key) and slot.spec == spec:
+                    return slot.index
+        return self.fresh(value, spec, kind, key, frozen)
+
+    def _emit(
+        self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
+    ) -> None:
+        """The row's instruction, with the scratch its kernel wants."""
+        made = row.results
+        if old is not None and old.instr >= 0:
+            had = self.instrs[old.instr]
+            if (had.op, had.ins, had.outs, had.why) == (op, ins, made, why) and had.attrs is attrs:
+                row.instr, row.own = old.instr, old.own
+                return
+        instr = Instr(op, ins, made, (), attrs, row.node, why)
+        form, row.own = self.forms.of(instr, self.slots, self.shapes), made
+        if form.scratch:
+            work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(form.scratch)]
+            instr = instr._replace(work=tuple(work))
+            row.own = (*made, *work)
+        row.instr = self.instruction(instr, form=form)
+
+    def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
+        """The slot, or a copy of it that lies row by row; rows that want the same one share it."""
+        layout = self.slots[slot].layout
+        if adjacent(layout):
+            return slot
+        key = (self.slots[slot].base, layout)
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = Copy(slot, self.fresh(None, self.slots[slot].spec))
+        if key not in row.copies:
+            copy.wanted[row.node] = (place, why)
+            row.copies = (*row.copies, key)
+        return copy.target
+
+    def _make_copy(self, key: Any) -> None:
+        """Let a copy be made just before the first row that wants it."""
+        copy = self._copies[key]
+        self._gone.add(copy.instr)
+        if not copy.wanted:
+            del self._copies[key]
+            return
+        node = min(copy.wanted, key=self.program.order_labels.key)
+        place, why = copy.wanted[node]
+        had = self.instrs[copy.instr] if copy.instr >= 0 else None
+        if had is None or (had.node, had.why) != (node, why):
+            copy.instr = self.instruction(Instr("copy", (copy.source,), (copy.target,), (), {}, node, why), place)
+        self._came.append(copy.instr)
+
+    # -- sources -----------------------------------------------------------------------------------------------------
+    def sources(self) -> list[Row]:
+        """Rows of inputs, params, consts and states, in order."""
+        p = self.program
+        nodes = [n for kind in kinds.SOURCES for n in p.of_kind(kind)]
+        return [self.rows[n] for n in p.order_labels.sorted(nodes)]
+
+    # -- carried state -----------------------------------------------------------------------------------------------
+    def writes(self) -> dict[NodeId, tuple[int, int]]:
+        """Write node, in order -> (slot of the state, slot of its new value)."""
+        p = self.program
+        found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
+        return {row.node: (row.reads[0], self.sent.get(row.node, row.reads[1])) for row in found}
+
+    def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
+        """A slot that holds a copy of another one's value, and the instruction that copies."""
+
+        def make() -> tuple[int, int]:
+            at = self.slots[slot]
+            target = self.fresh(at.value, at.spec)
+            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
+
+        return self._once((slot, node, why), make)
+
+    def committed(self, node: NodeId, new: int, target: int) -> int:
+        """The instruction that copies a new value to its state."""
+        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
+        return self._once((node, new, target), lambda: self.instruction(copy))
+
+    # -- values on the host and on a device --------------------------------------------------------------------------
+    def shown_as(self, slot: int, base: int) -> int:
+        """A slot that shows of another one's buffer what `slot` shows of its own."""
+        return self._once(("alias", slot, base), lambda: self.alias(slot, base))
+
+    def reading(self, q: int, ins: tuple[int, ...]) -> int:
+        """The instruction that does the same with other operands."""
+        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for an earlier plan, so that it is the same number in the next."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]

@@ -1,0 +1,83 @@
+"""The planner's loops in compiled form: built once per install by `graphwright warmup`, kept on disk by numba.
+
+Until they are built, and for the first small plans of a process that has not loaded numba, they run as Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from graphwright.plan.planning import passes
+
+SMALL = 300
+"""Instructions up to which running the loops as Python costs less than loading numba."""
+
+
+def loops(size: int) -> Any:
+    """The functions of `passes` for a plan of so many instructions."""
+    if ("numba" in sys.modules or size > SMALL) and built():
+        return _compiled()
+    return passes
+
+
+@cache
+def built() -> bool:
+    """True if the compiled loops lie on disk."""
+    return _stamp().exists()
+
+
+def build() -> None:
+    """Compile the loops, if that was not done for these sources: a few seconds, once per install."""
+    run = _compiled()
+    i4, i8, flags = np.zeros(2, np.int32), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    none = np.zeros(0, np.int32)
+    lists = (i4, none)
+    run.needed(none, *lists, *lists, flags)
+    run.sinking(none, *lists, *lists, flags, flags)
+    run.touches(none, *lists, *lists, i8, i8)
+    run.lifetimes(none, *lists, *lists, *lists, i8, i8.copy(), i8.copy())
+    run.in_place(none, *lists, *lists, flags, i8, i8.copy(), i8.copy())
+    run.fullest(i8, i8, i8, 0)
+    run.place(i8, i8, i8, i8.copy(), 0)
+    run.keep_places(i8, i8, i8, i8.copy(), 0, i8)
+    run.moved(none, *lists, *lists, *lists, flags)
+    stamp = _stamp()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+    built.cache_clear()
+
+
+@cache
+def _compiled() -> Any:
+    from numba import njit
+
+    space: dict[str, Any] = dict(vars(passes))
+    for name, function in vars(passes).items():
+        if isinstance(function, FunctionType):  # what they call by name has to be the compiled form too
+            twin = FunctionType(function.__code__, space, name, function.__defaults__)
+            space[name] = njit(cache=True, error_model="numpy")(twin)
+    return SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
+
+
+@cache
+def _stamp() -> Path:
+    """A file in numba's cache that says that the loops were built for this source and this numba."""
+    from importlib.metadata import version
+
+    source = Path(passes.__file__)
+    key = blake2b(source.read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
+    return _cache_folder(source) / f"passes-{key}.built"
+
+
+def _cache_folder(source: Path) -> Path:
+    """Where numba keeps what it compiles of a file."""
+    from numba.core.caching import FunctionCache
+
+    return Path(FunctionCache(passes.place).cache_path)

@@ -1,0 +1,238 @@
+"""Program -> Plan: check what is asked, bring the ledger up to date, then loops over all instructions and the layout.
+
+After an edit the ledger of the plan before is taken on: rows of what the edit did not touch stay, and so do the places
+of their buffers in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import CPU, Device, Spec, backend
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.plan.decoded import Options
+from graphwright.plan.plan import Plan
+from graphwright.plan.planning.arranged import Arranged, Patched
+from graphwright.plan.planning.collector import uncollected
+from graphwright.plan.planning.executor import on_vm
+from graphwright.plan.planning.fusion import Rows, fuse
+from graphwright.plan.planning.layout import place_naive
+from graphwright.plan.planning.ledger import Ledger
+from graphwright.plan.planning.native import loops
+from graphwright.plan.planning.passes import ALIGN, root
+from graphwright.plan.planning.remat import within
+from graphwright.plan.planning.residency import OtherSide, keep_on_host
+from graphwright.plan.planning.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
+from graphwright.plan.planning.store import ELSEWHERE, FED, TEMPORARY
+from graphwright.plan.running.commit import Commit
+from graphwright.program import FeedError, Program
+from graphwright.program.validate import refuse_broken
+
+LAYOUTS = ("reuse", "naive")
+CONE, WASTE = 0.25, 1.25
+"""A plan is made anew if an edit touched more than this share of its buffers, or its arena is this much too large."""
+_GARBAGE = (
+    4096  # buffers that nothing uses any more, beyond as many again as are used, from which on a ledger is dropped
+)
+
+
+def make_plan(
+    p: Program,
+    inputs: Mapping[str, Spec],
+    outputs: Sequence[str] | None = None,
+    *,
+    freeze: bool = False,
+    rewrites: str = "exact",
+    layout: str = "reuse",
+    watch: Sequence[str] = (),
+    executor: str = "aten",
+    device: Device = CPU,
+    remat: int | None = None,
+    before: Plan | None = None,
+) -> Plan:
+    """Plan a program for input specs.
+
+    Args:
+        inputs: a spec per declared input, all sizes numbers.
+        outputs: names of the outputs wanted; all by default.
+        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
+        before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
+        DeviceUnavailable.
+    """
+    backend(device)  # loads kernels at the first plan of a process: no part of planning
+    started = perf_counter()
+    if rewrites not in MODES or layout not in LAYOUTS:
+        raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
+    refuse_broken(p)
+    options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+    options |= {"executor": executor, "device": device}
+    if remat is not None:
+        plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
+        return replace(plan, ms=(perf_counter() - started) * 1e3)
+    dims = _dims(p, inputs)
+    wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
+    watched = {name: p.value(name) for name in watch}
+    if not wanted and not p.writes():
+        raise UsageError("the program has no output and writes nothing", where=p.name)
+    why = _full(before, rewrites)
+    with uncollected():
+        if before is None or why:
+            rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
+            if rules and freeze and on_vm(executor, device):
+                rules = (*rules, NARROW_WEIGHT)
+            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
+            ledger.held = frozenset((*wanted.values(), *watched.values()))
+        else:
+            ledger = before.arranged.ledger
+        looked_at = ledger.settled
+        ledger.sync()
+        given, seen = (
+            {name: ledger.rows[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
+        )
+        nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *p.writes())
+        rows = ledger.settled - looked_at
+        try:
+            commit, arranged, patched = _arrange(ledger, given, seen, layout, before, why, rows, nodes)
+        except OtherSide:
+            plan = make_plan(p, inputs, outputs, **options)
+            patched = plan.patched._replace(why="other values than before lie on the host")
+            return replace(plan, patched=patched, ms=(perf_counter() - started) * 1e3)
+    return Plan(
+        program=p,
+        version=p.version,
+        inputs=dict(inputs),
+        outputs=commit.outputs,
+        watched=commit.watched,
+        commits={ledger.rows[n].path: reason for n, reason in commit.why.items()},
+        commit_start=commit.start,
+        early=commit.early,
+        guards=dict(ledger.guards),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
+        arranged=arranged,
+        patched=patched,
+        ms=(perf_counter() - started) * 1e3,
+    )
+
+
+def _full(before: Plan | None, rewrites: str) -> str:
+    """Why nothing of the plan before can be taken on, if so."""
+    if before is None:
+        return "the first plan"
+    if rewrites == "fast":
+        return "fast rewrites look at all readers of a value"
+    if not before.latest:
+        return "the plan was patched already"
+    if not before.guarded_fresh:
+        return "a constant that a rewrite relied on changed"
+    ledger = before.arranged.ledger
+    if len(ledger.buffers) > 2 * int(np.count_nonzero(before.arranged.used)) + _GARBAGE:
+        return "most rows of the ledger are of nodes that are gone"
+    return ""
+
+
+def _arrange(
+    ledger: Ledger,
+    outputs: Mapping[str, int],
+    watched: Mapping[str, int],
+    layout: str,
+    before: Plan | None,
+    why: str,
+    rows: int,
+    nodes: tuple[NodeId, ...],
+) -> tuple[Commit, Arranged, Patched]:
+    """Instructions in order, buffers with times and places."""
+    run = loops(len(ledger.order))
+    slots = ledger.slots
+    roots = [slots[s].buffer for s in (*outputs.values(), *watched.values())]
+    written = ledger.writes().values()
+    roots += [slots[s].buffer for pair in written for s in pair]
+    need = np.zeros(len(ledger.buffers), np.bool_)
+    need[roots] = True
+    order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
+    if ledger.device != CPU:
+        order = keep_on_host(ledger, order, 0 if before is None or why else len(before.arranged.home))
+    commit = Commit(ledger, order, outputs, watched, run)
+    order, count = commit.order, len(ledger.buffers)
+    reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()
+    home, first, last = np.arange(count), np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    codes = np.frombuffer(ledger.codes, np.int8)
+    fixed = codes != TEMPORARY
+    for buffer, state in commit.moved.items():
+        home[buffer] = state
+        fixed[buffer] = True
+    run.lifetimes(order, *reads, *outs, *works, home, first, last)
+    held = [slots[s].buffer for s in (*commit.outputs.values(), *commit.watched.values())]
+    for b in held:
+        last[root(home, b)] = len(order)
+    first[(codes == FED) & (last >= 0)] = 0
+    run.in_place(order, *reads, *ledger.pairs.arrays(), fixed, home, first, last)
+    used = last >= 0
+    used[: len(need)] |= need
+    own = (codes != ELSEWHERE) & (home == np.arange(count))
+    fusion = fuse(Rows(ledger, order, home, first, last, own))
+    for b, end in fusion.ends.items():
+        last[b] = end
+    own[list(fusion.tiles)] = False
+    sizes = np.frombuffer(ledger.sizes, np.int64).copy()
+    times = np.where(own, last, -1)
+    offsets = np.full(count, -1, np.int64)
+    steps = len(order)
+    bound = int(run.fullest(sizes, first, times, steps))
+    if layout == "naive":
+        total, patched = place_naive(sizes, times, offsets), Patched("full", "naive layout", rows)
+    else:
+        total, patched = -1, Patched("full", why, rows)
+        if not why and before is not None:
+            known = before.arranged.offsets
+            offsets[: len(known)] = known
+            offsets[times < 0] = -1
+            chunks = np.array(before.arranged.ends, np.int64)
+            placed, total = run.keep_places(sizes, first, times, offsets, steps, chunks)
+            patched = Patched("patched", f"{placed} buffers placed", rows, int(placed))
+            if rows > CONE * len(ledger.rows):
+                total, patched = -1, Patched("full", f"the edit touched {rows} of {len(ledger.rows)} rows", rows)
+            elif total > WASTE * bound:
+                patched = Patched("full", f"the arena would be {total / max(bound, 1):.2f} of the lower bound", rows)
+                total = -1
+        if total < 0:
+            offsets[:] = -1
+            total = int(run.place(sizes, first, times, offsets, steps))
+    ends = _ends(int(total), before.arranged.ends if before is not None else (), patched.kind, ledger.device)
+    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
+    return commit, arranged, patched
+
+
+def _ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
+    """Ends of the chunks of an arena: those of the plan before where they hold it, so that memory stays where it is.
+
+    A new one has room to grow into on the host, where memory that nobody touched costs nothing.
+    """
+    if kind == "full":
+        known = known[:1] if known and total <= known[0] else ()
+    if known and total <= known[-1]:
+        return known
+    room = 0 if device != CPU else total // 4 if known else total // 8
+    return (*known, -(-(total + room) // ALIGN) * ALIGN)
+
+
+def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
+    """Numbers for named sizes. Raises: FeedError."""
+    dims: dict[str, int] = {}
+    known = {p.path(n): p.spec(n) for n in p.inputs()}
+    wrong = [f"{name}: not an input" for name in inputs if name not in known]
+    for name, spec in known.items():
+        given = inputs.get(name)
+        if given is None:
+            wrong.append(f"{name}: missing, expected {spec}")
+        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.sizes, dims):
+            wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
+    if wrong:
+        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)
+    return dims

@@ -1,0 +1,113 @@
+"""Where values lie in a plan on another device: what only the host asks for stays there, the rest is placed once.
+
+A kernel may need a number on the host to be launched (a learning rate), and a generator's key belongs to the host, as
+eager code reads it too. Reading such a value back from the device would stop the queue in every step, so it stays on
+the host and is sent where the device needs it. Dtypes and storage formats stay as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphwright.array import backend
+from graphwright.autograd import HostVariable
+from graphwright.plan.planning.ledger import Ledger
+from graphwright.plan.table import CONST, INPUT, PARAM, STATE, Instr
+
+_SOURCES = frozenset({INPUT, PARAM, CONST, STATE})
+
+
+class OtherSide(Exception):  # no error: the plan is made anew
+    """A buffer of the plan before would have to lie on the other side now."""
+
+
+def keep_on_host(ledger: Ledger, order: np.ndarray, known: int) -> np.ndarray:
+    """Mark the buffers that lie on the host, and put in copies of what the device reads of them.
+
+    Args:
+        order: instructions that are needed.
+        known: how many buffers the plan before had; where they lie is settled.
+    Returns: the order with the copies, and with instructions that read them.
+    Raises: OtherSide, with nothing marked.
+    """
+    instrs = [(q, ledger.instrs[q]) for q in order.tolist()]
+    kept = _kept(ledger)
+    work = _compute_there(ledger, [instr for _, instr in instrs], kept)
+    written = {_base(ledger, target) for target, _ in ledger.writes().values()}
+    for _, instr in instrs:
+        for i in _host_reads(ledger, instr):
+            base = _base(ledger, instr.ins[i])
+            if _kind(ledger, base) in _SOURCES and base not in written:
+                kept.add(base)
+    here = {ledger.slots[s].buffer for s in kept | work}
+    used = {ledger.slots[s].buffer for _, i in instrs for s in (*i.ins, *i.outs, *i.work)}
+    if any((b in here) != (b in ledger.on_host) for b in used | here if b < known):
+        raise OtherSide
+    for buffer in here:
+        ledger.keep(buffer)
+    return _send(ledger, instrs, kept)
+
+
+def _base(ledger: Ledger, slot: int) -> int:
+    return ledger.slots[slot].base
+
+
+def _kind(ledger: Ledger, slot: int) -> str:
+    return ledger.buffers[ledger.slots[slot].buffer][0]
+
+
+def _host_reads(ledger: Ledger, instr: Instr) -> tuple[int, ...]:
+    """Places of the operands whose values the host must know to launch an instruction."""
+    outs, ins = ([ledger.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
+    return backend(ledger.device).needs(instr.op, outs, ins, instr.attrs).reads
+
+
+def _kept(ledger: Ledger) -> set[int]:
+    """Slots of states that the host shares with others."""
+    weights = ledger.program.weights
+    found = [row for row in ledger.sources() if _kind(ledger, row.own[0]) == STATE]
+    return {row.own[0] for row in found if isinstance(weights[row.attrs["key"]], HostVariable)}
+
+
+def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> set[int]:
+    """What is made of values on the host alone, and carried by it, is computed there: the next key of a generator.
+
+    Returns: slots that this works in.
+    """
+    work: set[int] = set()
+    writes = ledger.writes().values()
+    carried = {_base(ledger, new) for target, new in writes if _base(ledger, target) in kept}
+    for instr in instrs:
+        bases, outs = {_base(ledger, s) for s in instr.ins}, {*instr.outs}
+        constants = {b for b in bases if _kind(ledger, b) in (CONST, INPUT)}
+        if bases & kept and bases <= kept | constants and outs <= carried:
+            kept |= constants | outs
+            work.update(instr.work)
+    return work
+
+
+def _send(ledger: Ledger, instrs: list[tuple[int, Instr]], kept: set[int]) -> np.ndarray:
+    """In front of the first instruction on the device that reads a value of the host, a copy of it; one per value."""
+    twins: dict[int, int] = {}
+    order: list[int] = []
+
+    def sent(slot: int) -> int:
+        base = _base(ledger, slot)
+        if base not in kept:
+            return slot
+        if base not in twins:
+            twins[base], copy = ledger.saved(base, ledger.node_of(base), "the device reads it too")
+            order.append(copy)
+        return twins[base] if slot == base else ledger.shown_as(slot, twins[base])
+
+    for q, instr in instrs:
+        if not {*instr.outs} & kept:
+            places = _host_reads(ledger, instr)
+            ins = tuple(s if k in places else sent(s) for k, s in enumerate(instr.ins))
+            if ins != instr.ins:
+                q = ledger.reading(q, ins)
+        order.append(q)
+    for node, (to, new) in ledger.writes().items():
+        if _base(ledger, to) not in kept:
+            ledger.sent[node] = sent(new)
+    return np.array(order, np.int32)

@@ -1,0 +1,407 @@
+"""Axes: dimensions that must be resized together, in groups whose units are heads, neurons, channels or experts.
+
+`program.axes()` maps names to groups. A group holds for one state of the program; units of it are a value that names
+its group, so that an edit finds it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import get
+from graphwright.ops.terms import Atom, Product, Term, atoms, resolve, spread, text
+from graphwright.program.axes.solve_axes import Said, Solution, origin, solve
+from graphwright.program.errors import BadName, NameTaken, UnknownAxis
+from graphwright.program.gates.gates import RESERVED as GATE_KEYS
+from graphwright.program.infer import infer
+from graphwright.program.kinds import KINDS as KINDS_OF_NODES
+from graphwright.program.kinds import PARAM, STORED
+from graphwright.program.program import Program, Value
+from graphwright.program.structure import is_name
+from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.program.axes.units import Units
+
+KINDS = (
+    *("heads", "kv_groups", "queries", "experts", "head_dim"),
+    *("vocabulary", "channels", "neurons", "channel_groups"),
+)
+"""Kinds of units; where an axis has several, the first one names it."""
+TOGETHER = frozenset({"heads", "channels"})
+"""Kinds whose units are combinations where the axis is several: (key head, its query), (group, its channel)."""
+
+
+class Member(NamedTuple):
+    """One dimension of a group.
+
+    Attributes:
+        value, dim: whose, and which.
+        path: of the node, with the result behind it if it is not the first.
+        key: of the weight, if it is one.
+    """
+
+    value: Value
+    dim: int
+    path: str
+    key: str | None
+
+    def __str__(self) -> str:
+        return f"{self.path}[{self.dim}]"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AxisGroup:
+    """Dimensions that are resized together, and what one unit of them is called.
+
+    Attributes:
+        axes: the groups that it is one of.
+        name: `layers.1.attn.heads`; else first weight and dimension, `0.weight:0`.
+        kind: one of `KINDS`, or `units`.
+        kinds: all kinds that it has: heads without grouped queries are their own kv groups.
+        atoms: what it is made of: one, or for heads with grouped queries two, kv groups and the queries of each; for
+            channels of a grouped convolution groups and the channels of each.
+        size: number of units.
+        frozen: reasons why it can't be resized; none if it can.
+        ends: those of them that are inputs and outputs of the program, which `allow_io=True` resizes too.
+        mixed: reasons why removing a unit is not setting it to zero.
+        corrected: whether the reasons in `mixed` are norms for which there is a correction.
+    """
+
+    axes: Axes
+    name: str
+    kind: str
+    kinds: tuple[str, ...]
+    atoms: tuple[Atom, ...]
+    size: int
+    frozen: tuple[str, ...]
+    ends: tuple[str, ...]
+    mixed: tuple[str, ...]
+    corrected: bool
+
+    @property
+    def exact(self) -> bool:
+        """True where removing a unit is the same as setting it to zero."""
+        return not self.mixed
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All dimensions, weights and results of ops, in topological order."""
+        found = dict.fromkeys(m for atom in self.atoms for m in self.axes.members_of(atom))
+        return tuple(sorted(found, key=lambda m: (self.axes.rank[m.value.node], m.value.port, m.dim)))
+
+    def units(self, ids: Any = None) -> Units:
+        """Units by number: an int, several, a slice or a mask; all by default. Raises: UnitRange."""
+        from graphwright.program.axes.units import Units
+
+        whole = Units.of(self.axes.program, [self])
+        return whole if ids is None else whole[ids]
+
+    def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
+        """Weight -> dimension -> places of a unit along it. Raises: UnitRange."""
+        from graphwright.program.axes.units import numbers
+
+        shape = [int(a.size) for a in self.atoms]
+        coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
+        chosen = dict(zip(self.atoms, coordinates, strict=True))
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for key, dims in self.axes.weights.items():
+            for dim, term in enumerate(dims):
+                inside = [a for a in chosen if any(a is b for b in atoms(term))]
+                if inside:
+                    marks = {a: np.where(np.arange(int(a.size)) == chosen[a], 0, -1) for a in inside}
+                    found.setdefault(key, {})[dim] = np.flatnonzero(spread(term, marks) >= 0)
+        return found
+
+    def details(self) -> str:
+        """Why its weights belong together: each by the ops between it and the first one."""
+        names = self.axes.names
+        weights = [m for m in self.members if m.key is not None]
+        lines = [f"{self.name}: {self.size} {self.kind}"]
+        lines += [f"  can't be resized: {reason}" for reason in self.frozen]
+        lines += [f"  not exact: {reason}" for reason in self.mixed]
+        for member in weights:
+            term = text(self.axes.solution.dims[member.value][member.dim], names)
+            lines.append(f"  {member} = {term}" + self._because(weights[0], member))
+        return "\n".join(lines)
+
+    def _because(self, first: Member, last: Member) -> str:
+        if last is first:
+            return ""
+        p = self.axes.program
+        here: dict[NodeId, list[Member]] = {}
+        for m in self.members:
+            for node in (m.value.node, *p.consumers(m.value)):
+                here.setdefault(node, []).append(m)
+        came: dict[Member, tuple[Member, NodeId] | None] = {first: None}
+        queue = [first]
+        for member in queue:
+            for node in (member.value.node, *p.consumers(member.value)):
+                for other in here[node]:
+                    if other not in came:
+                        came[other] = (member, node)
+                        queue.append(other)
+        steps: list[str] = []
+        step = came.get(last)
+        while step is not None:
+            steps.append(p.op(step[1]))
+            step = came[step[0]]
+        path = [op for i, op in enumerate(steps[::-1]) if i == 0 or op != steps[-i]]
+        return f", as {first} because {', '.join(path)}" if path else ""
+
+    def __repr__(self) -> str:
+        state = "frozen" if self.frozen else "exact" if self.exact else "corrected" if self.corrected else "not exact"
+        return f"AxisGroup({self.name!r}, {self.size} {self.kind}, {state})"
+
+
+@dataclass(eq=False, repr=False)
+class Axes(Mapping[str, AxisGroup]):
+    """The groups of a program by name; `print` lists them.
+
+    Attributes:
+        program, version: which state of which program.
+        solution: terms of all dimensions.
+        weights: key -> terms of its dimensions.
+        rank: place of each node in topological order.
+        names: of the atoms that are groups.
+        summed: (weight's node, dimension, atom) where a sum over the atom reads the weight, a consumer of its units ->
+            whether nothing else reads it.
+    """
+
+    program: Program
+    version: int
+    solution: Solution
+    weights: dict[str, tuple[Term, ...]]
+    rank: dict[NodeId, int]
+    names: dict[Atom, str] = field(default_factory=dict)
+    summed: dict[tuple[NodeId, int, Atom], bool] = field(default_factory=dict)
+    _members: dict[Atom, list[Member]] = field(default_factory=dict)
+    _groups: dict[str, AxisGroup] = field(default_factory=dict)
+
+    def members_of(self, atom: Atom) -> list[Member]:
+        """Dimensions that an atom is in."""
+        return self._members.get(atom, [])
+
+    def readers(self, weight: NodeId) -> int:
+        """How many ports read a weight, behind casts of it."""
+        return _readers(self.program, weight)
+
+    def name(self, old: str, new: str) -> AxisGroup:
+        """Give an axis a name, as an edit of the program: it is saved, undone and replayed; returns the axis.
+
+        The name goes with the first weight along the axis. Raises: UnknownAxis; BadName for what is no dotted path,
+        NameTaken for that of another axis.
+        """
+        p = self.program
+        group = p.axes()[old]
+        if not is_name(new):
+            raise BadName("an axis is named by a dotted path", where=old, got=repr(new)[:80])
+        if new in p.axes() and new != old:
+            raise NameTaken("an axis has this name", where=old, got=new)
+        node, place = _place(group)
+        names = {**dict(p.attrs(node).get("axes", ())), place: new}
+        with p.edit(f"name the axis {old} {new}") as e:
+            e.set_attr(node, axes=tuple(sorted(names.items())))
+        return p.axes()[new]
+
+    def __getitem__(self, name: str) -> AxisGroup:
+        try:
+            return self._groups[name]
+        except (KeyError, TypeError):
+            near = get_close_matches(str(name), self._groups, 3, 0.4)
+            fix = f"did you mean {', '.join(near)}?" if near else "print(program.axes()) lists them"
+            raise UnknownAxis("no axis of this name", where=name, fix=fix) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def of(self, weight: str, dim: int) -> tuple[AxisGroup, ...]:
+        """Groups that a dimension of a weight is made of, major first.
+
+        Args:
+            weight: path of its node, or its checkpoint key.
+            dim: negative counts from the end.
+        Raises: UnknownNode, UsageError for a dimension that it does not have.
+        """
+        p = self.program
+        terms = self.weights.get(weight) or self.weights[p.key(p.node(weight))]
+        if not -len(terms) <= dim < len(terms):
+            raise UsageError("no such dimension", where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
+        found = dict.fromkeys(atoms(terms[dim]))
+        return tuple(self._groups[self.names[a]] for a in found if a in self.names)
+
+    def __str__(self) -> str:
+        width = max(map(len, self._groups), default=0)
+        lines = []
+        for name, group in self._groups.items():
+            keys = [m for m in group.members if m.key is not None]
+            state = group.frozen[0] if group.frozen else ""
+            lines.append(f"{name:<{width}}  {group.size:>6} {group.kind:<10} {len(keys):>4} weights  {state}".rstrip())
+        return "\n".join(lines) or "(no axes)"
+
+    def __repr__(self) -> str:
+        return f"Axes({len(self)} of {self.program.name!r})"
+
+
+def axes(p: Program) -> Axes:
+    """The groups of a program's present state, changes of an open edit included.
+
+    Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
+    """
+    if (e := p.history.open) is None:
+        refuse_broken(p)
+    changed = e is not None and (bool(e.done) or not p.valid)  # an edit that did nothing yet left all as it was
+    if e is not None and changed:
+        infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
+        if not p.valid:  # it was left broken, and may be mended by now
+            p.validate().check(p.name)
+    known: Axes | None = p.derived.get("axes")
+    if not changed and known is not None and known.version == p.version and known.program is p:
+        return known
+    found = _grouped(p, solve(p))
+    if not changed:
+        p.derived["axes"] = found
+    return found
+
+
+def _grouped(p: Program, solution: Solution) -> Axes:
+    rank = {node: i for i, node in enumerate(p.order())}
+    made = Axes(p, p.version, solution, {}, rank)
+    found: dict[Atom, None] = {}
+    for value, dims in solution.dims.items():
+        key = p.key(value.node) if p.op(value.node) in STORED else None
+        if key is not None:
+            made.weights[key] = dims
+        path = p.path(value) + (f".{value.port}" if value.port else "")
+        for dim, term in enumerate(dims):
+            for atom in dict.fromkeys(atoms(term)):
+                made._members.setdefault(atom, []).append(Member(value, dim, path, key))
+                if key is not None and key not in GATE_KEYS and atom.size not in (0, 1):
+                    found[atom] = None
+    reads: Counter[tuple[NodeId, int, Atom]] = Counter()
+    for atom, said in solution.said.items():
+        for node, ends in said.summed:
+            operands = p.operands(node)
+            weights = [(origin(p, operands[port]), dim) for port, dim in ends]
+            reads.update((weight, dim, atom) for weight, dim in weights if weight is not None)
+    made.summed |= {use: count == _readers(p, use[0]) for use, count in reads.items()}
+    plain = {atom: _group(made, (atom,)) for atom in found}
+    together: dict[tuple[Atom, ...], str] = {}
+    for _, kind, term in solution.composites:
+        if kind in TOGETHER and isinstance(term, Product) and all(f in plain for f in term.factors):
+            together[term.factors] = kind  # pyright: ignore[reportArgumentType]  # each is an atom of `plain`
+    groups = [*(_group(made, a, kind) for a, kind in together.items()), *plain.values()]
+    given = [_given(group) for group in groups]
+    wanted = [name or _wanted(group) for group, name in zip(groups, given, strict=True)]
+    taken = Counter(wanted)
+    ranked = sorted(zip(groups, given, wanted, strict=True), key=lambda row: (row[1] is None, _rank(row[0])))
+    for group, named, name in ranked:
+        name = name if taken[name] == 1 or named else _fallback(group)
+        while name in made._groups:
+            name += "'"
+        object.__setattr__(group, "name", name)
+        made._groups[name] = group
+        if len(group.atoms) == 1:
+            made.names[group.atoms[0]] = name
+    return made
+
+
+def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> AxisGroup:
+    p, solution = made.program, made.solution
+    said = [solution.said.get(a, Said()) for a in parts]
+    kinds = (kind,) if kind else tuple(k for k in KINDS if any(k in s.kinds for s in said))[:1] or ("units",)
+    if kinds == ("heads",) and any("kv_groups" in s.kinds for s in said) and kind is None:
+        kinds = ("heads", "kv_groups")
+    exact_after = {node for node, c in solution.corrections if any(a in parts for a in atoms(resolve(c.term)))}
+    mixed = [(node, why) for s in said for node, why in s.mixed]
+    size = int(np.prod([int(a.size) for a in parts])) if all(isinstance(a.size, int) for a in parts) else 0
+    return AxisGroup(
+        made,
+        "",
+        kinds[0],
+        kinds,
+        parts,
+        size,
+        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in (*s.frozen, *s.ends))),
+        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in s.ends)),
+        tuple(dict.fromkeys(_reason(p, node, why) for node, why in mixed)),
+        bool(mixed) and all(node in exact_after for node, _ in mixed),
+    )
+
+
+def _reason(p: Program, node: NodeId, why: str) -> str:
+    return f"{p.path(node)} ({p.op(node)}) {why}"
+
+
+def _readers(p: Program, node: NodeId) -> int:
+    """How many ports read a weight, behind casts of it."""
+    targets = [p.graph.target(e) for e in p.out_edges(node)]
+    return sum(_readers(p, t) if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert else 1 for t in targets)
+
+
+def _made(group: AxisGroup) -> list[Member]:
+    """Weights that make the axis, oldest first: those that not only sums over it read."""
+    consumers = group.axes.summed
+    weights = _weights(group)
+    return [m for m in weights if not any(consumers.get((m.value.node, m.dim, a)) for a in group.atoms)]
+
+
+def _weights(group: AxisGroup) -> list[Member]:
+    """Its weights, oldest first: those along all of it, and trained ones, if there are."""
+    p, dims = group.axes.program, group.axes.solution.dims
+    weights = [m for m in group.members if m.key is not None]
+    weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # an axis keeps its name when it is gated
+    weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
+    trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
+    return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))
+
+
+def _place(group: AxisGroup) -> tuple[NodeId, str]:
+    """The weight that keeps a name given to the axis, and where the axis stands in it."""
+    first = _weights(group)[0]
+    inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
+    return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
+
+
+def _given(group: AxisGroup) -> str | None:
+    """The name that an edit gave the axis."""
+    node, place = _place(group)
+    return dict(group.axes.program.attrs(node).get("axes", ())).get(place)
+
+
+def _rank(group: AxisGroup) -> tuple[int, int, int]:
+    first = (_made(group) or _weights(group))[0]
+    return group.axes.program.seq(first.value.node), first.dim, -len(group.atoms)
+
+
+def _wanted(group: AxisGroup) -> str:
+    """Where its weights lie, or the first one if they have nothing in common, and what its units are.
+
+    Units that no weight makes, those of an input, are named after the weight that reads them.
+    """
+    made = _made(group)
+    modules = [m.path.split(".")[:-1] for m in _weights(group)]
+    shared = (_shared(modules) or made[0].path.split(".")[:-1]) if made else []
+    return ".".join([*shared, group.kind]) if shared else _fallback(group)
+
+
+def _fallback(group: AxisGroup) -> str:
+    first = (_made(group) or _weights(group))[0]
+    return f"{first.path}:{first.dim}"
+
+
+def _shared(modules: list[list[str]]) -> list[str]:
+    """The segments that all paths begin with."""
+    differ = next((i for i, column in enumerate(zip(*modules, strict=False)) if len(set(column)) > 1), None)
+    return min(modules, key=len)[:differ]

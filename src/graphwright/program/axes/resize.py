@@ -1,0 +1,314 @@
+"""ResizeAxis: the primitive edit that gives every weight of some axes other places, and ops between them the sizes.
+
+Cutting, growing and permuting units are all this one edit: each axis says, for each new place, the place it had or -1.
+Weights that keep all their bytes in places are sliced, never computed; the inverse holds the arrays from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import CPU, NDArray, Spec, from_numpy
+from graphwright.autograd.lineage import inverse, moved
+from graphwright.errors import ShapeError, UsageError
+from graphwright.graph import NodeId
+from graphwright.ops.terms import Atom, atoms, known, resized, resolve, spread
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.axes.units import runs
+from graphwright.program.errors import EmptyAxis, FrozenAxis
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.hollow import hollow_array, is_hollow
+from graphwright.program.kinds import STORED
+from graphwright.program.structure import Value
+from graphwright.program.threads import LARGE, side_by_side
+from graphwright.program.weights import as_array, payload_json
+
+if TYPE_CHECKING:
+    from graphwright.program.axes.axes import Axes
+    from graphwright.program.program import Program
+
+Numbers = tuple[int, ...]
+New = Callable[[str, NDArray, Mapping[int, np.ndarray]], np.ndarray]
+"""(key, old array, axis -> places) -> an array of the new shape whose entries at new places are taken."""
+
+
+class Resized(NamedTuple):
+    """One axis: its name, its size before, and for each new place the old one or -1."""
+
+    axis: str
+    of: int
+    places: Numbers
+
+
+class Sliced(NamedTuple):
+    """One weight: its key, its value after, and for each dimension that changes the old place of each new one or -1."""
+
+    key: str
+    array: NDArray
+    places: tuple[tuple[int, Numbers], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAxis:
+    """Resize axes: new values for all weights along them, and attributes that are their sizes.
+
+    Attributes:
+        axes: what was resized, by name.
+        weights: the values after.
+        attrs: nodes and all their attributes after.
+        correct: whether norms over a resized axis were corrected.
+        inputs: of the program that have another size after, with their spec.
+    """
+
+    axes: tuple[Resized, ...]
+    weights: tuple[Sliced, ...]
+    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
+    correct: bool = True
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()
+
+    def check(self, p: Program) -> None:
+        """Raises: ShapeError for places and values that do not fit the weights."""
+        for key, array, places in self.weights:
+            before = p.weights[key].shape
+            after = list(before)
+            for dim, old in places:
+                after[dim] = len(old)
+                if any(not -1 <= i < before[dim] for i in old):
+                    raise ShapeError(
+                        "a place outside the weight", where=f"{key}, dimension {dim}", expected=before[dim]
+                    )
+            if tuple(after) != array.shape:
+                raise ShapeError("places and value differ", where=key, expected=tuple(after), got=array.spec)
+        for node, attrs in self.attrs:
+            p.node(node)
+            encode_attrs(attrs)
+        for node, _ in self.inputs:
+            p.node(node)
+
+    def invert(self, p: Program) -> ResizeAxis:
+        """The values and sizes that are there now."""
+        weights = []
+        for key, _, places in self.weights:
+            present = p.weights.array(key)
+            back = tuple((dim, _back(old, present.shape[dim])) for dim, old in places)
+            weights.append(Sliced(key, present, back))
+        axes = tuple(Resized(a.axis, len(a.places), _back(a.places, a.of)) for a in self.axes)
+        inputs = tuple((n, p.specs(n)) for n, _ in self.inputs)
+        return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct, inputs)
+
+    def apply(self, p: Program) -> None:
+        """Give weights and nodes their values; what follows them by shape is told by the variables' lineage."""
+        back = p.graveyard.mode in ("undo", "roll back")
+        for key, array, places in self.weights:
+            maps = {dim: np.asarray(old, np.int64) for dim, old in places}
+            p.weights[key].reshape_to(array, maps, back=back)
+            for node in p.readers(key):
+                p.update_node(node, specs=(array.spec,))
+        for node, attrs in self.attrs:
+            p.update_node(node, attrs=dict(attrs))
+        for node, specs in self.inputs:
+            p.update_node(node, specs=specs)
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        """Nodes of the weights, and those with other attributes."""
+        readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
+        for kind in sorted(STORED):
+            for node in p.of_kind(kind):
+                readers.get(p.key(node), []).append(node)
+        own = (n for n, _ in (*self.attrs, *self.inputs))
+        return (*(n for found in readers.values() for n in found), *own)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        """Axes by name and places; values only where some are new: the others are the places of what is there."""
+        nodes = self.touches(p)
+        fresh = [w for w in self.weights if any(-1 in old for _, old in w.places)]
+        return {
+            "edit": "ResizeAxis",
+            "axes": [{"axis": a.axis, "of": a.of, "places": runs(a.places)} for a in self.axes],
+            "keys": [w.key for w in self.weights],
+            "paths": [p.path(n) for n in nodes],
+            "handles": [[n.index, n.generation] for n in nodes],
+            "payloads": {w.key: payload_json(p.weights, w.array) for w in fresh},
+            "correct": self.correct,
+        }
+
+
+def resize(
+    found: Axes, places: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
+) -> ResizeAxis:
+    """The edit that gives axes other places.
+
+    Args:
+        found: axes of the program as it is now.
+        places: axis, of one atom -> for each new place the old one, or -1.
+        correct: keep norms over a resized axis exact where the units that go are zero: scale · √(D/d), eps · D/d.
+        new: gives the values at new places; zeros by default.
+    Raises: FrozenAxis where a norm's scale is no weight, or one that others read too.
+    """
+    p, solution = found.program, found.solution
+    maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in places.items()}
+    renumbered = _renumbered(found, maps)
+    factors = _corrections(found, maps) if correct else {}
+    changes = {
+        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
+        for key, dims in found.weights.items()
+    }
+
+    def sliced(key: str) -> Sliced:
+        if key in renumbered:
+            return Sliced(key, from_numpy(renumbered[key]), _numbers(changes[key]))
+        return _sliced(p, key, changes[key], factors.get(key), new)
+
+    keys = [key for key, changed in changes.items() if changed or key in renumbered]
+    weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
+    attrs: dict[NodeId, dict[str, Any]] = {}
+    for node, attr, term in solution.sizes:
+        terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]
+        if any(a in maps for t in terms for a in atoms(t)):
+            sizes = tuple(resized(t, maps) for t in terms)
+            attrs.setdefault(node, dict(p.attrs(node)))[attr] = sizes if isinstance(term, tuple) else sizes[0]
+    for node, c in solution.corrections if correct else ():
+        ratio = _ratio(resolve(c.term), maps)
+        if ratio != 1:
+            attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
+    axes = tuple(Resized(n, found[n].size, tuple(map(int, old))) for n, old in places.items())
+    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
+
+
+def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[NodeId, tuple[Spec, ...]]]:
+    """Inputs of the program along a resized axis, with their spec after."""
+    p = found.program
+    for node in p.inputs():
+        terms = found.solution.dims[Value(node)]
+        if any(a in maps for t in terms for a in atoms(t)):
+            yield node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),)
+
+
+def _large(p: Program, keys: Sequence[str]) -> bool:
+    """Whether slicing these is worth threads; then files are mapped before threads read them."""
+    arrays = [a for a in map(p.weights.array, keys) if not is_hollow(a)]
+    if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
+        return False
+    return all(a.storage.memory is not None for a in arrays)
+
+
+def _sliced(
+    p: Program, key: str, changed: Mapping[int, np.ndarray], factor: tuple[float, float] | None, new: New | None
+) -> Sliced:
+    array = p.weights.array(key)
+    fresh = any((old < 0).any() for old in changed.values())
+    if is_hollow(array):
+        if fresh and new is not None:
+            new(key, array, changed)  # for what it refuses
+        made = hollow_array(tuple(len(changed.get(d, range(n))) for d, n in enumerate(array.shape)), array.dtype)
+        p.weights.refer(made)
+        return Sliced(key, made, _numbers(changed))
+    host = moved(array.to_numpy(bits=True), changed)
+    made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
+    if fresh and new is not None:
+        wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
+        at_new = ~kept(host.shape, changed)
+        made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
+        exact = moved(array.to_numpy(bits=True), changed)  # what stays keeps its bits
+        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
+    if factor is not None:
+        scale, offset = factor
+        made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
+    if made.device != array.device:
+        made = made.to(array.device)
+    return Sliced(key, made, _numbers(changed))
+
+
+def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
+    return tuple((dim, tuple(old.tolist())) for dim, old in changed.items())
+
+
+def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tables that name places of a resized axis, with the new numbers; entries go with the places that they name.
+
+    Their own axes are added to `maps`. Raises: FrozenAxis, EmptyAxis where entries can't go.
+    """
+    tables: dict[str, np.ndarray] = {}
+    for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
+        if not isinstance(axis, Atom) or not isinstance(entries, Atom) or (axis not in maps and entries not in maps):
+            continue
+        table = found.program.weights.array(key).to_numpy()
+        number = inverse(maps[axis], known(axis)) if axis in maps else np.arange(known(axis))
+        stays = maps.get(entries, np.arange(known(entries)))
+        stays = stays[(stays >= 0) & (number[table[stays]] >= 0)]
+        group = found[found.names[entries]] if entries in found.names else None
+        if len(stays) < known(entries) and (group is None or group.frozen):
+            why = group.frozen[0] if group is not None else "it is no axis"
+            raise FrozenAxis("what names the units that go can't go with them", where=key, got=why)
+        if not len(stays):
+            raise EmptyAxis("nothing would be left of what names the units", where=key)
+        maps[entries] = stays
+        tables[key] = number[table[stays]]
+    return tables
+
+
+def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Which entries of a new shape come from old ones."""
+    stays = np.ones(tuple(shape), bool)
+    for dim, old in changed.items():
+        stays[(slice(None),) * dim + (old < 0,)] = False
+    return stays
+
+
+def _ratio(term: Any, maps: Mapping[Atom, np.ndarray]) -> float:
+    return known(term) / max(int(resized(term, maps)), 1) if any(a in maps for a in atoms(term)) else 1
+
+
+def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Weight -> (factor, what is added to it where it is used) of norms over a resized axis."""
+    p, factors = found.program, {}
+    readers: dict[NodeId, int] = {}
+    for node, c in found.solution.corrections:
+        ratio = _ratio(resolve(c.term), maps)
+        if ratio == 1:
+            continue
+        scale = origin(p, p.operands(node)[c.port])
+        where = f"{p.path(node)} ({p.op(node)})"
+        if scale is None:
+            raise FrozenAxis(
+                "the norm's scale is computed, so that it can't be corrected",
+                where=where,
+                fix="cut_units(correct=False)",
+            )
+        if factors.setdefault(p.key(scale), (ratio**0.5, c.offset)) != (ratio**0.5, c.offset):
+            raise FrozenAxis("two norms of other sizes share their scale", where=where, fix="cut_units(correct=False)")
+        readers[scale] = readers.get(scale, 0) + 1
+    for scale, count in readers.items():
+        if count != found.readers(scale):
+            raise FrozenAxis(
+                "the scale of a norm is read by others too, so that it can't be corrected",
+                where=p.path(scale),
+                fix="cut_units(correct=False)",
+            )
+    return factors
+
+
+def _back(old: Numbers, size: int) -> Numbers:
+    return tuple(inverse(np.asarray(old, np.int64), size).tolist())
+
+
+def by_name(found: Axes, form: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[int]]:
+    """Axis -> places of a journal record, on a program that may not be the one it was made on.
+
+    Raises: UnknownAxis, FrozenAxis; UsageError for an axis of another size.
+    """
+    from graphwright.program.axes.units import parsed
+
+    places: dict[str, Sequence[int]] = {}
+    for row in form:
+        group = found[row["axis"]]
+        if group.size != row["of"] or len(group.atoms) != 1:
+            raise UsageError("the axis has another size here", where=group.name, expected=row["of"], got=group.size)
+        places[group.name] = parsed(row["places"])
+        if any(not -1 <= i < group.size for i in places[group.name]):
+            raise UsageError("a place outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
+    return places

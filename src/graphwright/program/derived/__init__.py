@@ -1,0 +1,1 @@
+"""Programs made from a program and kept beside it: gradients, training steps, tapes, patched activations."""

@@ -1,0 +1,168 @@
+"""The journal: every committed edit, undo and redo, as a hash chain that can be read, verified and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import Spec
+from graphwright.graph import NodeId, Relabelled
+from graphwright.graph.chain import Chain
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.edits import Edit
+
+
+AUTHORS = ("human", "gate", "evolution", "pass")
+"""Who may edit; which program of that kind it was is said by `tool`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What takes an entry back and forth again; lives in memory, and in `history.safetensors` of a saved program.
+
+    Attributes:
+        forward, inverse: primitive edits in the order to apply them.
+        specs: specs that inference changed: node -> (before, after).
+        valid: whether the program was, and is, whole.
+        labels: changes of the topological order, in the order to restore them for the next step; each step leaves here
+            what the step in the other direction restores.
+    """
+
+    forward: tuple[Edit, ...]
+    inverse: tuple[Edit, ...]
+    specs: dict[NodeId, tuple[tuple[Spec, ...], tuple[Spec, ...]]]
+    valid: tuple[bool, bool] = (True, True)
+    labels: list[Relabelled[NodeId]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal.
+
+    Attributes:
+        seq: place in the journal, from 0.
+        time: UTC, ISO 8601.
+        why, author, tool, line: given by the caller; line is file:line of the user's code.
+        base_version: version that the edit was made on.
+        edits: JSON forms of the primitives.
+        before, after: hashes of the program, untouched weights of an opened file counted by reference.
+        undoes, redoes: seq of the entry that this one takes back or makes again.
+        warnings: what was allowed but probably not meant.
+        prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
+        undo: what takes it back; None if that was not kept.
+        cone: nodes that inference looked at; in memory only.
+    """
+
+    seq: int
+    time: str
+    why: str
+    author: str
+    tool: str | None
+    line: str | None
+    base_version: int
+    edits: tuple[dict[str, Any], ...]
+    before: str
+    after: str
+    undoes: int | None
+    redoes: int | None
+    warnings: tuple[str, ...]
+    prev: str
+    hash: str
+    undo: Undo | None = field(default=None, repr=False, compare=False)
+    cone: tuple[NodeId, ...] = field(default=(), repr=False, compare=False)
+
+    def remarks(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What the edit says of its reasons: {name, and facts}; with a name what it says of that alone."""
+        said = [record for record in self.edits if record["edit"] == "Remark"]
+        return [{"name": r["name"], **r["facts"]} for r in said if name in (None, r["name"])]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as it stands in `journal.jsonl`."""
+        return {name: _plain(getattr(self, name)) for name in _FIELDS}
+
+    @staticmethod
+    def from_json(data: dict[str, Any], undo: Undo | None = None) -> Entry:
+        """Inverse of `to_json`."""
+        values = {name: data[name] for name in _FIELDS}
+        return Entry(**{**values, "edits": tuple(values["edits"]), "warnings": tuple(values["warnings"])}, undo=undo)
+
+    def __str__(self) -> str:
+        kind = f" (undoes {self.undoes})" if self.undoes is not None else ""
+        kind += f" (redoes {self.redoes})" if self.redoes is not None else ""
+        edits = "edit " if len(self.edits) == 1 else "edits"
+        return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} {edits}  {self.why}{kind}"
+
+
+_FIELDS = (
+    "seq",
+    "time",
+    "why",
+    "author",
+    "tool",
+    "line",
+    "base_version",
+    "edits",
+    "before",
+    "after",
+    "undoes",
+    "redoes",
+    "warnings",
+    "prev",
+    "hash",
+)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Journal(Sequence[Entry]):
+    """Entries in order, and their hash chain; `hash` is that of the last one and stands for the whole history."""
+
+    def __init__(self, chain: Chain | None = None) -> None:
+        self.chain = Chain() if chain is None else chain
+        self._entries = [
+            Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}) for link in self.chain.links
+        ]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the last entry; of an empty journal what it goes on from, or 64 zeros."""
+        return self.chain.head
+
+    def put(self, entry: Entry) -> None:
+        """Replace an entry by the same entry with another undo."""
+        self._entries[entry.seq] = entry
+
+    def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
+        """Add an entry made of facts; seq, time, prev and hash are filled in here."""
+        body = {
+            "undoes": None,
+            "redoes": None,
+            **facts,
+            "seq": len(self._entries),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
+        entry = replace(Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo), cone=cone)
+        self._entries.append(entry)
+        return entry
+
+    def verify(self) -> None:
+        """Raises: JournalCorrupt naming the first line whose hash does not follow from the line before."""
+        self.chain.verify()
+
+    def __repr__(self) -> str:
+        return "\n".join(["Journal:", *(str(e) for e in self._entries)]) if self._entries else "Journal (empty)"

@@ -1,0 +1,214 @@
+"""Replacing part of a program by another, and taking a part out as a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphwright.autograd import Parameter, Variable
+from graphwright.graph import NodeId
+from graphwright.program.errors import BoundaryMismatch, NotConvex
+from graphwright.program.kinds import INPUT, PARAM, SOURCES, STORED, WRITE
+from graphwright.program.program import Program, Value
+from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
+
+
+def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Value]]:
+    """Values that enter a selection from outside and values that leave it, each once, in topological order.
+
+    Raises: NotConvex naming a path that leaves the selection and comes back.
+    """
+    inside = set(nodes)
+    order = sorted(inside, key=p.order_labels.key)
+    outputs = set(p.outputs())
+    enters = dict.fromkeys(v for n in order for v in p.operands(n) if v.node not in inside)
+    leaves = dict.fromkeys(
+        value
+        for n in order
+        for port in range(len(p.specs(n)))
+        for value in [Value(n, port)]
+        if value in outputs or any(m not in inside for m in p.consumers(value))
+    )
+    # a tied weight may be read anywhere: nothing flows back into it
+    after = {m for n in order if p.op(n) not in SOURCES for m in p.graph.successors(n)} - inside
+    stack, seen = list(after), set(after)
+    while stack:
+        here = stack.pop()
+        for m in p.graph.successors(here):
+            if m in inside:
+                raise NotConvex(
+                    "a path leaves the selection and comes back",
+                    where=p.path(here),
+                    got=p.path(m),
+                    fix="selection.between(selection) closes it",
+                )
+            if m not in seen:
+                seen.add(m)
+                stack.append(m)
+    return list(enters), list(leaves)
+
+
+def _pairs(
+    inner: Mapping[str, Any], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str, spec: Any
+) -> dict[str, Value]:
+    """Name of the subprogram's input or output -> value of the host, by `match` or in order; specs must agree."""
+    if match is not None and set(inner) <= set(match):
+        pairs = {name: p.value(match[name]) for name in inner}
+    elif len(inner) == len(outer):
+        pairs = dict(zip(inner, outer, strict=True))
+    else:
+        raise BoundaryMismatch(
+            f"the {side} do not fit",
+            expected=[f"{p.path(v)} {p.spec(v)}" for v in outer],
+            got=[f"{n} {s}" for n, s in inner.items()],
+            fix="match={name: node, ...}",
+        )
+    wrong = [f"{n}: {inner[n]} against {p.path(v)} {spec(v)}" for n, v in pairs.items() if inner[n] != spec(v)]
+    if wrong:
+        raise BoundaryMismatch(f"the {side} differ in spec", got="; ".join(wrong))
+    return pairs
+
+
+def replace(
+    e: Transaction, nodes: Sequence[NodeId], sub: Program, match: Mapping[str, Any] | None
+) -> dict[str, NodeId]:
+    """Put `sub` where `nodes` are, inside an open edit.
+
+    Inputs of `sub` take the values that entered the selection, its outputs go where the selection's went: by `match`
+    (name -> node or value of the host), else in order. Weights of `sub` come along as new params, unless it was taken
+    out of this program by `extract`: then the params are the same.
+    Returns: name in `sub` -> new node. Raises: NotConvex, BoundaryMismatch with both sides.
+    """
+    p = e.program
+    if not isinstance(sub, Program):
+        raise BoundaryMismatch("only a program can stand in a selection's place", got=repr(sub)[:80])
+    enters, leaves = boundary(p, nodes)
+    inputs = {sub.path(n): sub.spec(n) for n in sub.inputs()}
+    outputs = dict(zip(sub.output_names(), (sub.spec(v) for v in sub.outputs()), strict=True))
+    if len(inputs) != len(enters):  # what `extract` gave has the params inside
+        enters = [v for v in enters if p.op(v.node) not in STORED]
+    feed = _pairs(inputs, enters, match, p, "inputs", p.spec)
+    result = _pairs(outputs, leaves, match, p, "outputs", p.spec)
+    old_names = {p.path(n): n for n in nodes}
+    for name, node in old_names.items():  # make room for nodes of the same names
+        if name in {sub.path(n) for n in sub.nodes()}:
+            e.rename(node, p.free_name(f"{name}.replaced"))
+    values: dict[Value, Value] = {Value(sub.node(name)): value for name, value in feed.items()}
+    made: dict[str, NodeId] = {}
+    for node in sub.order():
+        if sub.op(node) == INPUT:
+            continue
+        if (same := _same_weight(p, sub, node, old_names.values())) is not None:
+            values[Value(node)] = Value(same)
+            continue
+        made[sub.path(node)] = fresh = _copy(e, sub, node, values)
+        for port in range(len(sub.specs(node))):
+            values[Value(node, port)] = Value(fresh, port)
+    stand_in(e, {old: values[sub.output(name)] for name, old in result.items()}, old_names.values())
+    e.remove([n for n in sorted(old_names.values(), key=p.order_labels.key, reverse=True)])
+    return made
+
+
+def stand_in(e: Transaction, moved: Mapping[Value, Value], going: Collection[NodeId] = ()) -> None:
+    """Let what reads a value read another, outputs too; nodes that go read on."""
+    p = e.program
+    for old, new in moved.items():
+        for edge in p.out_edges(old.node):
+            if p.edge_value(edge) == old and p.graph.target(edge) not in going:
+                e.rewire(edge, new)
+    if any(v in moved for v in p.outputs()):
+        e.set_outputs(**{n: moved.get(v, v) for n, v in zip(p.output_names(), p.outputs(), strict=True)})
+
+
+def _same_weight(p: Program, sub: Program, node: NodeId, going: Collection[NodeId]) -> NodeId | None:
+    """The host's node for the very weight that a node of `sub` stands for, if it stays."""
+    if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
+        return None
+    if p.weights.array(key) is not sub.weights.array(key):
+        return None
+    return next((n for n in p.of_kind(sub.op(node)) if p.key(n) == key and n not in going), None)
+
+
+def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Value]) -> NodeId:
+    """One node of another program, with its edges, into the open edit."""
+    p, op, attrs = e.program, sub.op(node), dict(sub.attrs(node))
+    name = p.free_name(sub.path(node))
+    if op in STORED:
+        key, variable = attrs["key"], sub.weights[attrs["key"]]
+        if key in p.weights and p.weights.array(key) is variable.data:
+            return e._node(op, attrs, name, sub.specs(node))
+        variable.shared = True  # both programs hold the array until one of them writes
+        kind = Parameter if op == PARAM else Variable
+        attrs["key"] = key if key not in p.weights else name
+        twin = kind(sub.weights.array(key), variable.requires_grad, attrs["key"])
+        twin.shared = True
+        return e._node(op, attrs, name, sub.specs(node), twin)
+    fresh = e._node(op, attrs, name, sub.specs(node))
+    for port, operand in zip([sub.edge_port(x) for x in sub.in_edges(node)], sub.operands(node), strict=True):
+        e._edge(values[operand], fresh, port)
+    return fresh
+
+
+def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
+    """Let a new node have the readers, the outputs and the name of an old one, which goes."""
+    p, path = e.program, e.program.path(old)
+    for edge in p.out_edges(old):
+        e.rewire(edge, new)
+    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if Value(old) in outputs.values():
+        e.set_outputs(**{name: new if v.node == old else v for name, v in outputs.items()})
+    e.remove(old)
+    e.rename(new, path)
+
+
+def remove_unread(e: Transaction, value: Value) -> None:
+    """Remove a value that nothing reads, and what it alone was made of along first operands: a cast, then a matrix."""
+    p = e.program
+    while not p.out_edges(value.node) and value not in p.outputs():
+        before = p.operands(value.node)
+        e.remove(value.node)
+        if not before:
+            return
+        value = before[0]
+
+
+def extract(p: Program, nodes: Sequence[NodeId]) -> Program:
+    """A selection as a program: what entered it are inputs, what left it outputs, named by the nodes' paths.
+
+    Params that only the selection reads may be in it or not; those it reads come along. Arrays are shared.
+    Raises: NotConvex; InvalidProgram if `p` was left broken.
+    """
+    refuse_broken(p)
+    enters, leaves = boundary(p, nodes)
+    enters = [v for v in enters if p.op(v.node) not in STORED]
+    inside = set(nodes) | {v.node for n in nodes for v in p.operands(n) if p.op(v.node) in STORED}
+    sub = Program(f"{p.name} (part)")
+    values: dict[Value, Value] = {}
+    for value in enters:
+        values[value] = Value(sub.add_source(INPUT, sub.free_name(p.path(value)), p.spec(value), {}))
+    for node in sorted(inside, key=p.order_labels.key):
+        op, name = p.op(node), sub.free_name(p.path(node))
+        if op in SOURCES:
+            if op in STORED:
+                variable = p.weights[p.key(node)]
+                variable.shared = True
+                twin = (Parameter if op == PARAM else Variable)(
+                    p.weights.array(p.key(node)), variable.requires_grad, p.key(node)
+                )
+                twin.shared = True
+                sub.weights.add(p.key(node), twin)
+            values[Value(node)] = Value(sub.add_source(op, name, p.spec(node), p.attrs(node)))
+        elif op == WRITE:
+            target, value = (values[v] for v in p.operands(node))
+            sub.add_write(target, value, name)
+        else:
+            fresh = sub.insert_node(op, p.attrs(node), name, p.specs(node))
+            for edge, operand in zip(p.in_edges(node), p.operands(node), strict=True):
+                sub.insert_edge(values[operand], fresh, p.edge_port(edge))
+            for port in range(len(p.specs(node))):
+                values[Value(node, port)] = Value(fresh, port)
+    sub.set_outputs({sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
+    return sub

@@ -1,0 +1,279 @@
+"""Loading a saved program: same handles, same journal, weights mapped and checked when they are first touched.
+
+Nothing in the files is believed: the text is under a checksum, every value is read strictly, and the program is handed
+out only when all of it stands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from graphwright.array import NDArray
+from graphwright.autograd import Parameter, Variable
+from graphwright.errors import CycleError, GraphwrightError
+from graphwright.files import StrPath, parse_json
+from graphwright.graph import ColumnSpec, Graph, chain
+from graphwright.program.editing.journal import Entry, Journal
+from graphwright.program.editing.packing import Unpacker
+from graphwright.program.errors import InvalidProgram, ProgramFileError
+from graphwright.program.files import forms
+from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFIX
+from graphwright.program.files.tensor_files import TensorFiles
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.kinds import KINDS, STORED
+from graphwright.program.program import Program
+from graphwright.program.structure import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
+from graphwright.program.validate import validate
+
+MAX_BYTES = 256 << 20  # of program.json: about a million nodes
+MAX_NESTING = 80
+_BODY = {
+    "format",
+    "schema",
+    "graphwright",
+    "name",
+    "version",
+    "valid",
+    "graph",
+    "next_seq",
+    "labels",
+    "outputs",
+    "weights",
+    "journal",
+    "stacks",
+    "history",
+    "files",
+}
+_OPTIONAL = {"constraints"}
+_HEX = set(b"0123456789abcdef")
+
+
+def load(directory: StrPath, check: bool = True, verify: bool = False) -> Program:
+    """The program that `save` wrote; old handles are as alive or stale as they were.
+
+    Args:
+        directory: what was saved.
+        check: validate the whole; False opens a program that was saved broken (`valid` is False then), for repair.
+        verify: check the bytes of all tensors now; else each is checked when it is first touched.
+    Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
+    """
+    if not isinstance(directory, str | os.PathLike) or "\0" in os.fspath(directory):
+        raise ProgramFileError("no path to a saved program", expected="a directory", got=repr(directory))
+    folder = Path(directory)
+    if not (folder / "program.json").is_file():
+        raise ProgramFileError(
+            "this is no saved program: there is no program.json",
+            where=folder,
+            fix="graphwright.open opens Hugging Face directories and saved models",
+        )
+    try:
+        return _load(folder, check, verify)
+    except InvalidProgram:
+        raise
+    except ProgramFileError as error:
+        error.where = folder if error.where is None else error.where
+        raise
+    except (
+        GraphwrightError,
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, GraphwrightError):
+            what = error.what if error.where is None else f"{error.what} ({error.where})"
+        raise ProgramFileError(f"this is no saved program, or a damaged one: {what}"[:400], where=folder) from error
+
+
+def _load(folder: Path, check: bool, verify: bool) -> Program:
+    body = _read_body(folder)
+    p = Program(forms.text(body["name"]))
+    _load_graph(p, body)
+    files = TensorFiles(folder, forms.table(body["files"]), p)
+    _load_weights(p, forms.table(body["weights"]), files)
+    _check_nodes(p)
+    p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
+    _load_journal(p, folder, body, files)
+    p.constraints.load(forms.array(body.get("constraints", [])))
+    report = validate(p)
+    if check:
+        report.check(p.name)
+    p.valid = report.ok
+    if verify:
+        files.verify()
+    return p
+
+
+def _read_body(folder: Path) -> dict[str, Any]:
+    path = folder / "program.json"
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ProgramFileError("the file is too long", where=path, expected=f"at most {MAX_BYTES} bytes")
+    start = len(PREFIX) + 64
+    text = data[start + len(MIDDLE) : -len(SUFFIX)]
+    checksum = data[len(PREFIX) : start]
+    framed = data == PREFIX + checksum + MIDDLE + text + SUFFIX and len(checksum) == 64 and _HEX.issuperset(checksum)
+    if not framed or sha256(text).hexdigest().encode() != checksum:
+        raise ProgramFileError("the file is damaged: it does not have the checksum it claims", where=path)
+    body = parse_json(text, nesting=MAX_NESTING, where=path)
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise ProgramFileError("this is no saved program", where=path, expected=FORMAT)
+    schema = forms.integer(body.get("schema"), 1)
+    if schema > SCHEMA:
+        raise ProgramFileError(
+            "this program was saved by a newer graphwright",
+            where=path,
+            expected=f"schema {SCHEMA}",
+            got=f"schema {schema}",
+            fix="pip install -U graphwright",
+        )
+    return forms.table(body, _BODY | (body.keys() & _OPTIONAL))
+
+
+# -- structure --------------------------------------------------------------------------------------
+def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
+    data = forms.table(body["graph"])
+    limits = (p.graph.block, p.graph.max_generation)
+    if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
+        raise forms.wrong(f"block and max_generation {limits}", (data["block"], data["max_generation"]))
+    for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
+        forms.table(forms.table(data[side])["columns"], declared)
+    strict = {
+        "attrs": ColumnSpec(object, encode=encode_attrs, decode=forms.attrs),
+        "specs": ColumnSpec(object, encode=lambda specs: [s.to_json() for s in specs], decode=forms.specs),
+        "op": ColumnSpec(object, decode=forms.text),
+        "name": ColumnSpec(object, decode=forms.text),
+    }
+    graph = Graph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
+    graph.describe = p.history.describe
+    nodes = tuple(graph.nodes())
+    keys = [
+        (forms.integer(label, -(1 << 62)), forms.integer(created))
+        for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
+    ]
+    p.set_order(graph, dict(zip(nodes, keys, strict=True)))
+    loose = set(p.loose)
+    with suppress(CycleError):
+        p.straighten()
+    if p.loose != loose:
+        raise ProgramFileError("the order contradicts edges that close no cycle", got=f"{len(loose - p.loose)} edges")
+    for node in nodes:
+        p._touch(node)
+        if p.path(node) in p._names or not is_name(p.path(node)):
+            raise ProgramFileError("a name is taken twice, or is no dotted path", got=repr(p.path(node))[:120])
+        p._names[p.path(node)] = node
+    p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0))
+    for node in sorted(nodes, key=p.seq):
+        p._kinds.setdefault(p.op(node), {})[node] = None
+    outputs = [
+        (forms.text(o[0]), forms.value(o[1:])) for o in (forms.array(o, 4) for o in forms.array(body["outputs"]))
+    ]
+    if len(dict(outputs)) != len(outputs):
+        raise ProgramFileError("two outputs have one name")
+    p.set_outputs(dict(outputs))
+
+
+def _check_nodes(p: Program) -> None:
+    """What holds even in a program that is open for repair."""
+    for node in p.nodes():
+        ports = [p.edge_port(e) for e in p.in_edges(node)]
+        next_port = p.graph.node(node, "next_port")
+        if len(set(ports)) != len(ports) or any(not 0 <= port < next_port for port in ports):
+            raise ProgramFileError(
+                "edges share a port, or enter one that was never given out", where=p.path(node), got=ports
+            )
+        for v in p.operands(node):
+            forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+        if p.op(node) in STORED:
+            p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
+        if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "write"):
+            raise ProgramFileError("a source has one result, a write none", where=p.path(node))
+    for v in p.outputs():
+        forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+
+
+# -- tensors ----------------------------------------------------------------------------------------
+def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> None:
+    stored = {key: row for key, row in data.items() if forms.table(row).keys() != {"tied"}}
+    forms.table(stored, files.weights.keys())
+    made: dict[str, Variable] = {}
+    for key, row in stored.items():
+        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "source"))
+        array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.flag(row["source"]))
+        if not is_key(key) or array.spec != forms.spec(row["spec"]):
+            raise ProgramFileError(
+                "a tensor has another spec than it had", where=key, expected=row["spec"], got=array.spec
+            )
+        kind = Parameter if forms.flag(row["trained"]) else Variable
+        made[key] = kind(array, forms.flag(row["trainable"]), forms.text(row["name"]))
+    for key, row in data.items():
+        p.weights.add(key, made[key] if key in made else made[forms.text(row["tied"])])
+
+
+# -- journal and history ----------------------------------------------------------------------------
+def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: TensorFiles) -> None:
+    facts = forms.table(body["journal"], ("entries", "base", "head"))
+    if body["stacks"] is None:
+        p.journal = Journal(chain.Chain(base=forms.text(facts["head"])))
+        return
+    read = chain.read(
+        os.fspath(folder / "journal.jsonl"), head=forms.text(facts["head"]), base=forms.text(facts["base"])
+    )
+    p.journal = Journal(read)
+    for i, entry in enumerate(p.journal):
+        _check_entry(entry, i)
+    if len(p.journal) != forms.integer(facts["entries"]):
+        raise forms.wrong(f"{len(p.journal)} entries", facts["entries"])
+    if body["history"] is not None:
+        _load_history(p, forms.table(body["history"]), files)
+    stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"))
+    h, last = p.history, len(p.journal) - 1
+    h.undoable = [p.journal[forms.integer(seq, 0, last)] for seq in forms.array(stacks["undoable"])]
+    h.redoable = [p.journal[forms.integer(seq, 0, last)] for seq in forms.array(stacks["redoable"])]
+    h.marks = {name: forms.integer(seq, -1, last) for name, seq in forms.table(stacks["marks"]).items()}
+
+
+def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
+    live = {(promise.digest, promise.source): a for a, promise in p.weights.promises.items()}
+    keys = {
+        promise.digest: (files.weights, key)
+        for key, v in p.weights.items()
+        if (promise := p.weights.promises.get(v.data)) is not None
+    }
+    for digest in forms.array(data.pop("arrays")):
+        if files.history is not None:
+            keys.setdefault(forms.text(digest), (files.history, digest))
+
+    def fetch(digest: str, source: bool) -> NDArray:
+        if (digest, source) not in live:
+            checkpoint, key = keys[digest]
+            live[digest, source] = files.array(checkpoint, key, digest, source)
+        return live[digest, source]
+
+    forms.table(data, ("undos", "removed", "back", "forth", "variables"))
+    for seq, undo in Unpacker(p, data, fetch).undos.items():
+        entry = p.journal[forms.integer(seq, 0, len(p.journal) - 1)]
+        p.journal.put(Entry(**{name: getattr(entry, name) for name in Entry.__slots__ if name != "undo"}, undo=undo))
+
+
+def _check_entry(entry: Entry, seq: int) -> None:
+    """A journal from strangers: the types that undo, blame and replay rely on."""
+    forms.integer(entry.seq, seq, seq)
+    forms.integer(entry.base_version)
+    for field in (entry.time, entry.why, entry.author, entry.before, entry.after):
+        forms.text(field)
+    for record in entry.edits:
+        forms.text(forms.table(record)["edit"])
+    for other in (entry.undoes, entry.redoes):
+        if other is not None:
+            forms.integer(other, 0, seq)

@@ -1,0 +1,1 @@
+"""Gates: the view of them, and putting them in and taking them out."""
