@@ -9,7 +9,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "progress", "verbs"},
+    {"errors", "native", "progress", "verbs"},
     {"files"},
     {"safetensors"},
     {"graph"},
@@ -28,7 +28,7 @@ LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 ONLY_IN = {
     "torch": {"array"},
     "triton": {"array"},
-    "numba": {"graph", "array", "plan"},
+    "numba": {"native", "array", "plan"},
     "transformers": {"models"},
     "tokenizers": {"models"},
     "onnx": {"models"},

@@ -33,7 +33,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     beside = None  # the VM takes as long as all others together: a process of its own
     if not built():
         if not (quiet or as_json):
-            say("building the VM, once per install: some 20 s")
+            say("building the VM, once per install: about a minute")
         beside = subprocess.Popen([sys.executable, "-c", _VM], stderr=subprocess.DEVNULL)
     planning.build()
     bulk_edits()

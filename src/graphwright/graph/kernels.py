@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
+
+from graphwright.native import njit
 
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])

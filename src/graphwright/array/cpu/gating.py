@@ -10,7 +10,8 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from graphwright.native import njit
 
 _njit: Any = njit(cache=True, nogil=True, error_model="numpy")
 

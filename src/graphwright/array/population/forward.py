@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from graphwright.array.population.activations import activate
 from graphwright.array.population.table import Table
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.machine import source
+from graphwright.native import njit
 
 LANES = 16
 

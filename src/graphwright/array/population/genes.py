@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from graphwright.array.vm.machine import source
+from graphwright.native import njit
 
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
 native: Any = njit(error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]  # not in its stubs

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from graphwright.array.population.activations import activate, slope
 from graphwright.array.population.genes import Genes
@@ -18,6 +17,7 @@ from graphwright.array.population.table import Table
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.machine import source
 from graphwright.array.vm.math import exp, log, sigmoid
+from graphwright.native import njit
 
 LANES = 16
 MSE, BCE, CROSS_ENTROPY = range(3)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import cfunc
 
 from graphwright.array.vm import attend, decode, elementwise, gemv, move, noise, optimize, rows, scalars, update
 from graphwright.array.vm import context as at
@@ -27,6 +26,7 @@ from graphwright.array.vm.math import native
 from graphwright.array.vm.sharing import settle, share, take, wait
 from graphwright.array.vm.sync import asked, fetch_add, read
 from graphwright.array.vm.vector import load_i64, store_i64
+from graphwright.native import cfunc
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -287,7 +287,7 @@ class Machine(NamedTuple):
 
 @cache
 def build() -> Machine:
-    """The machine, compiled now if it was not before: some 20 s, once per install."""
+    """The machine, compiled now if it was not before: about a minute, once per install."""
     began = perf_counter()
     code = _dispatcher(source())
     stamp = _stamp()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from graphwright.array.vm.vector import (
     absolute,
@@ -32,6 +31,7 @@ from graphwright.array.vm.vector import (
     sqrt,
     sub,
 )
+from graphwright.native import njit
 
 native: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 F = np.float32

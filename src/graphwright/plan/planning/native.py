@@ -56,7 +56,7 @@ def build() -> None:
 
 @cache
 def _compiled() -> Any:
-    from numba import njit
+    from graphwright.native import njit
 
     space: dict[str, Any] = dict(vars(passes))
     for name, function in vars(passes).items():

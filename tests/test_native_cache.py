@@ -1,0 +1,81 @@
+"""Where compiled code is kept when an installation may be read only: numba's own counters say what was compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba.core.caching import InTreeCacheLocator
+
+from graphwright import native
+
+SOURCE = "from graphwright.native import njit\n\n@njit(cache=True)\ndef twice(x):\n    return x + x\n"
+
+
+@pytest.fixture
+def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Load a package of one function anew, and call it; gives its dispatcher."""
+    source = tmp_path / "package" / "code.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    monkeypatch.setattr(native, "PACKAGE", source.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    native._seed.cache_clear()
+
+    def load() -> Any:
+        spec = importlib.util.spec_from_file_location("code_of_a_package", source)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.twice(2) == 4
+        return module.twice
+
+    return load
+
+
+def refuse(self: Any) -> None:
+    raise PermissionError(13, "read only", self.get_cache_path())
+
+
+def counts(function: Any) -> tuple[int, int]:
+    """Signatures read from disk and signatures compiled."""
+    return sum(function.stats.cache_hits.values()), sum(function.stats.cache_misses.values())
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_what_a_read_only_installation_was_built_with_is_used(
+    twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool
+) -> None:
+    assert counts(twice()) == (0, 1)
+    (tmp_path / "package" / "__pycache__" / "code-1.built").touch()
+    monkeypatch.setattr(InTreeCacheLocator, "ensure_cache_path", refuse)
+    if not home:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # nobody writes there
+    function = twice()
+    assert counts(function) == (1, 0)
+    place = Path(function.stats.cache_path)
+    assert place.is_relative_to(tmp_path / "home" if home else native._of_process())
+    assert (place / "code-1.built").exists()
+    assert not list(place.glob("*.part"))
+
+
+def test_newer_code_of_the_installation_replaces_the_users(
+    twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(InTreeCacheLocator, "ensure_cache_path", refuse)
+        assert counts(twice()) == (0, 1)  # nothing to begin with: kept in the user's cache
+        assert counts(twice()) == (1, 0)
+    source = tmp_path / "package" / "code.py"
+    source.write_text(source.read_text().replace("x + x", "2 * x"))
+    assert counts(twice()) == (0, 1)
+    native._seed.cache_clear()  # another process
+    monkeypatch.setattr(InTreeCacheLocator, "ensure_cache_path", refuse)
+    assert counts(twice()) == (1, 0)
+
+
+def test_code_of_others_is_left_to_numba(tmp_path: Path) -> None:
+    assert native.Seeded.from_function(refuse, str(tmp_path / "theirs.py")) is None
