@@ -134,6 +134,8 @@ PICTURES = {
     "orthogonalize.svg": orthogonalize,
     "compress.svg": compress,
 }
+TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg"}
+"""Those that take seconds."""
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

@@ -15,9 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinn
 import pytest
 from hypothesis import HealthCheck, settings
 
+
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=30, deadline=None, suppress_health_check=_quiet)
-settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_quiet)
+settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, suppress_health_check=_quiet)
 settings.register_profile("deep", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
@@ -34,6 +35,7 @@ NEEDS = {
     "browser": ("a system Chromium (make chromium)", lambda: CHROMIUM is not None),
     "gpu": ("a CUDA device", _gpu),
     "linux": ("Linux", lambda: sys.platform == "linux"),
+    "deep": ("HYPOTHESIS_PROFILE=deep", lambda: os.environ.get("HYPOTHESIS_PROFILE") == "deep"),
 }
 """Marker -> what its tests need, and whether it is there."""
 

@@ -1,11 +1,19 @@
-"""One test over many seeds: what a test costs pytest itself is more than a small random case takes."""
+"""How much a test does: many seeds in one test, and more of them in the deep profile than in every run."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+
+DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+
+
+def deep(count: int, quick: int) -> int:
+    """A number of cases: `count` in the deep profile, else as many as fit into every run of the suite."""
+    return count if DEEP else quick
 
 
 def seeds(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -80,8 +80,7 @@ if TYPE_CHECKING:
     from graphwright.models import Model, open
     from graphwright.ops import op
     from graphwright.optim import compile_step, load_state, save_state
-    from graphwright.plan import Plan
-    from graphwright.plan.planning import compile
+    from graphwright.plan import Plan, compile
     from graphwright.program import Builder, Program, State, load, replay, tape, trace
 
 _HOME = {

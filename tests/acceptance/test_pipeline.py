@@ -7,7 +7,6 @@ Training gates under a budget (step 8) is in `test_structure.py`, allocations of
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from graphwright.program import Program
 from graphwright.safetensors import Checkpoint
 from graphwright.surgery.orthogonal import gram_error
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
+from seeds import DEEP
 
 KINDS = ("f32", "bf16", "sharded")
 ATTENTION, MLP = "layers.*.attn.{q,k,v,o}", "layers.*.mlp.{gate,up,down}"
 LEARNED, HELD = tiny_llama.batch(11, 64)[0], tiny_llama.batch(12, 32)[0]
 IDS, MASK = tiny_llama.batch(13, 128)
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 BF16 = 2.0**-7
 """Relative step of bfloat16: a weight that is computed is off by as much when it is stored."""
 

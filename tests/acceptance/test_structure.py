@@ -62,6 +62,7 @@ def test_each_kind_hardens_without_loss(kind: str) -> None:
     assert planted >= 0.95
 
 
+@pytest.mark.deep
 def test_a_soft_sigmoid_hardens_badly() -> None:
     """What the annealed kinds are for: at T = 1, unfolded, the loss at least doubles in the median."""
     ratios = []
@@ -110,6 +111,7 @@ def accuracy(p: Program) -> float:
     return tiny_llama.accuracy(p.run(ids=ids, positions=positions, keep="outputs")["logits"].to_numpy(), ids, mask)
 
 
+@pytest.mark.deep
 def test_heads_of_noise_go_first() -> None:
     model = noisy_llama()
     p = model.program

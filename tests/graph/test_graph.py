@@ -10,6 +10,7 @@ import pytest
 
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import CapacityError, EdgeId, EditBusy, Graph, NotUndoable, StaleHandle, buckets
+from seeds import deep
 
 from .model import Session, new_graph, random_edit, random_session
 
@@ -19,7 +20,7 @@ def test_long_run_of_random_edits_and_undo_all(block):
     session = Session(new_graph(block=block))
     start = session.graph.hash(places=True)
     rng = random.Random(block)
-    for step in range(1500):
+    for step in range(deep(1500, 500)):
         random_edit(session, rng)
         if step % 100 == 0:
             session.check()

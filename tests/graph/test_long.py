@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from graphwright.graph import EdgeArray, Graph, NodeId, StaleHandle
+from seeds import deep
 
 DEEP = settings().max_examples > 1000  # HYPOTHESIS_PROFILE=deep
 
@@ -66,7 +67,7 @@ class Dicts:
 @pytest.mark.parametrize("block", [4, 16])
 def test_a_hundred_thousand_single_edits_agree_with_dicts_after_each(block):
     g, model, rng, dead = Graph(block=block), Dicts(), random.Random(block), []
-    for _ in range(100_000):
+    for _ in range(deep(100_000, 15_000)):
         choice = rng.random()
         touched = ()
         if choice < 0.05 or len(model.nodes) < 5:

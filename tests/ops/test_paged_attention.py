@@ -20,7 +20,7 @@ def numbers(x: NDArray) -> np.ndarray:
     return x.to_numpy("float32" if x.dtype.as_bits else None).astype("f8")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(-1, 40), st.integers(240, 530)), min_size=1, max_size=3),
     queries=st.sampled_from([1, 1, 2, 17]),

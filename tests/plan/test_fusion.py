@@ -46,7 +46,7 @@ def shapes(feeds: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     return {name: a.shape for name, a in feeds.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(elementwise_programs())
 def test_tile_by_tile_is_op_by_op(case) -> None:
     p, feeds = case
@@ -203,7 +203,7 @@ def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
     return b.build(), feeds
 
 
-@settings(max_examples=120, deadline=None)
+@settings(deadline=None)
 @given(programs_with_rows())
 def test_row_by_row_is_op_by_op(case) -> None:
     p, feeds = case

@@ -32,9 +32,9 @@ from graphwright.plan import (
     Plan,
     StepTorn,
     Workspace,
-    parallel,
 )
 from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Edge, edges
+from graphwright.plan.running import parallel
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 

@@ -57,7 +57,7 @@ def edit_at_random(p: Program, draw) -> None:
                     e.set_attr(casts[0], dtype="float64")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), mode=st.sampled_from(["exact", "none"]), freeze=st.booleans())
 def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool) -> None:
     p, feeds = case
@@ -77,7 +77,7 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
             assert_bits(value, truth[name], what=f"{name} {plan.patched}")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto", "capture"]))
 def test_memory_and_calls_go_on_after_edits(case, data, executor: str) -> None:
     """What stays bound is right: the same program, edited and run again and again, beside the interpreted run."""
@@ -111,7 +111,7 @@ def carried(n: int) -> Program:
     return b.build()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_states_are_carried_alike_after_edits(data) -> None:
     p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}

@@ -357,7 +357,7 @@ def test_fast_leaves_out_an_added_zero(zero: float) -> None:
     assert_bits(plan({"x": X})["y"], p.run({"x": X})["y"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(programs())
 def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
     p, feeds = given_program

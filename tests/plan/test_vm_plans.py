@@ -20,7 +20,7 @@ from graphwright.plan import Workspace
 from graphwright.program import Builder
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(programs())
 def test_random_programs_agree_with_aten(given_program) -> None:
     p, feeds = given_program

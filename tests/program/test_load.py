@@ -13,6 +13,7 @@ from program_samples import edited, tiny
 
 from graphwright.program import InvalidProgram, ProgramFileError, load
 from graphwright.program.files.save import MIDDLE, PREFIX, SUFFIX
+from seeds import DEEP, deep
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def saved(tmp_path):
 
 
 def flips(path, step: int):
-    """Bits of a file that are flipped one at a time: all of them, or one bit of every byte."""
-    size = path.stat().st_size
-    return ((i, 1 << bit) for i in range(size) for bit in (range(8) if step == 1 else [i % 8]))
+    """Bits of a file that are flipped one at a time: all of them, or one bit of every byte; in the deep profile."""
+    size, step = path.stat().st_size, step if DEEP else 8
+    return ((i, 1 << bit) for i in range(0, size, deep(1, 2)) for bit in (range(8) if step == 1 else [i // 2 % 8]))
 
 
 @pytest.mark.parametrize("name", ["program.json", "journal.jsonl", "weights.safetensors", "history.safetensors"])

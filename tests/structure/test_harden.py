@@ -14,6 +14,7 @@ from fixtures.gated import junction_edges, random_dag
 from graphwright import structure as st
 from graphwright.program import Program
 from graphwright.testing.planted import Edges
+from seeds import deep
 
 GIVEN = {"x": np.random.default_rng(0).normal(size=(4, 3))}
 
@@ -43,7 +44,7 @@ def output(p: Program) -> np.ndarray:
     return p.run(GIVEN, keep="outputs")["y"].to_numpy()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(deep(100, 30)))
 def test_hardened_is_forced(seed: int) -> None:
     p = gated(seed)
     parallel = {name for name in p.gates().named() if "#" in name}

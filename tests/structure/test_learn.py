@@ -42,6 +42,7 @@ def test_what_is_learned_is_cut_to_the_target_and_undone():
     assert np.array_equal(model.logits(ids), logits)
 
 
+@pytest.mark.deep
 def test_gradients_choose_better_than_chance():
     """As many heads cut at random, in the same model, cost more."""
     from graphwright.models.corpus import pydoc_split

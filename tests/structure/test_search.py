@@ -16,6 +16,7 @@ from graphwright.structure.searching.candidates import Skips
 from graphwright.structure.searching.methods import drawn, toggled
 from graphwright.structure.searching.trial import Trials
 from graphwright.testing.planted import BLOCK_NAMES, CHAIN, SkipTeacher, chain
+from seeds import deep
 
 WIDTH, NAMES = CHAIN, BLOCK_NAMES
 
@@ -28,7 +29,7 @@ def planted(seed: int, count: int = 3) -> tuple[gw.Program, set[str], Any, Any]:
 
 def test_planted_skips_are_found_again():
     found = 0
-    for seed in (0, 1):
+    for seed in range(deep(2, 1)):
         _, wanted, batch, task = planted(seed)
         start = chain(2000 + seed)
         before = start.hash()
@@ -41,7 +42,7 @@ def test_planted_skips_are_found_again():
             given = Trials(start, t.candidates, batch, t.valid, task, 1000, seed, 0.01)
             known = given.score(given.fit(given.structure(wanted), 1000))
             assert result.loss <= 1.1 * known + 1e-9
-    assert found == 2
+    assert found == deep(2, 1)
 
 
 def test_skips_of_six_blocks_and_an_input():
@@ -122,6 +123,7 @@ def test_a_softmax_is_between_the_skips_into_a_block_and_none():
         ss.METHODS["softmax"](Trials(chain(0), ss.widths("x"), lambda rng: {}, {}, "y", 40, 0, 0.01))
 
 
+@pytest.mark.deep
 def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_not_help():
     _, _, batch, task = planted(1, count=1)
     valid = batch(np.random.default_rng(7))

@@ -13,6 +13,7 @@ from fixtures import tiny_llama
 from graphwright import surgery
 from graphwright.surgery import Severity, diagnose
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
+from seeds import deep
 
 MODELS = {"llama": CLEAN["trained llama"], "qwen2": CLEAN["qwen2 with biases"], "gpt2": gpt2}
 
@@ -53,7 +54,7 @@ def test_a_planted_defect_is_found_once_and_nothing_else(kind):
         p = make()
         if kind == "unbalanced_heads" and name == "gpt2":
             continue  # q, k and v are rows of one weight: each is scaled alone nowhere
-        for seed in range(20 if name == "llama" else 6):
+        for seed in range(deep(20, 4) if name == "llama" else deep(6, 1)):
             planted = plant(p, kind, seed)
             found = diagnose(p)
             assert [f.kind for f in found] == [kind], (name, seed, planted, str(found))
@@ -69,7 +70,7 @@ def test_a_fix_removes_its_finding_and_adds_none(kind):
         if kind == "unbalanced_heads" and name == "gpt2":
             continue
         sound = outputs(p)
-        for seed in range(3):
+        for seed in range(deep(3, 1)):
             plant(p, kind, seed)
             before = outputs(p) if p.valid else None
             for index in range(len(diagnose(p)[0].fixes)):

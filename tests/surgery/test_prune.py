@@ -52,6 +52,7 @@ def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
     return p.run(feeds, keep="outputs")["logits"].to_numpy()
 
 
+@pytest.mark.deep
 def test_plain_scores_lose_more_even_when_restored():
     """On text, in bits per byte: the bundled model at 40 %."""
     model = gw.open("bundled")

@@ -28,7 +28,7 @@ def close(found: Moments, values: list[float]) -> None:
         np.testing.assert_allclose((found.mean, found.std, found.least, found.most), expected, rtol=1e-9, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(numbers, numbers)
 def test_moments_join_as_if_the_numbers_did(a, b):
     close(Moments.of(a), a)

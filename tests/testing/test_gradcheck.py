@@ -12,6 +12,7 @@ from graphwright.autograd.apply import apply
 from graphwright.errors import UsageError
 from graphwright.ops import OPS, Op
 from graphwright.testing.gradcheck import GradientMismatch, all_masks, check_masks, gradcheck, gradgradcheck, mutants
+from seeds import deep
 from values import vjp_of
 
 NOT_A_DERIVATIVE = {"scale_gradient"}
@@ -33,7 +34,7 @@ def _passes(row: Op, seed: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", DIFFERENTIABLE[:: deep(1, 3)])
 def test_each_planted_bug_in_each_vjp_is_found(name: str) -> None:
     seeds = range(3, 9)  # of one draw the gradient may be 0
     assert all(_passes(OPS[name], seed) for seed in seeds)

@@ -81,7 +81,8 @@ class NDArray:
     @property
     def impl(self) -> Any:
         """The backend's handle (a torch tensor on the CPU); no stride may be negative. Raises: StorageClosed."""
-        if self._impl is None or self.closed:
+        storage = self._storage
+        if self._impl is None or (storage is not None and storage.closed):
             self._impl = backend(self.device).wrap(self)
         return self._impl
 

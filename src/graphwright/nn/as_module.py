@@ -15,7 +15,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import Tensor, Variable, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
-from graphwright.plan.planning import compile
+from graphwright.plan import compile
 from graphwright.program import Program
 
 

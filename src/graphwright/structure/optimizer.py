@@ -19,7 +19,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
 from graphwright.optim.checkpoint import SavedState
-from graphwright.plan.planning import compile
+from graphwright.plan import compile
 from graphwright.program.gates.gates import COST, FREE, LOGITS, STATE
 from graphwright.structure.elements import numbers
 from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, NotScalar

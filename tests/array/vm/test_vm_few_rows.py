@@ -45,7 +45,7 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     return out, Code(rows[0][0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 9), SIZES, SIZES, st.sampled_from(["f32", "bf16"]), st.booleans(), st.booleans())
 def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread: bool) -> None:
     rng = np.random.default_rng(m * 1000 + n + k)
@@ -85,7 +85,7 @@ def spread(per_group: np.ndarray, k: int) -> np.ndarray:
     return np.repeat(per_group.astype("f8"), GROUP, axis=1)[:, :k]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 9), SIZES, SIZES, st.booleans())
 def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biased: bool) -> None:
     rng = np.random.default_rng(m * 1000 + n + k)

@@ -42,7 +42,7 @@ def product(op: str, *operands: np.ndarray) -> np.ndarray:
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     SIZES,
     SIZES,

@@ -40,7 +40,7 @@ def scalar_programs(draw) -> tuple[Program, dict[str, np.ndarray]]:
     return b.build(), {**{name: np.asarray(value) for name, value in feeds.items()}, "v": vector}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(scalar_programs())
 def test_a_network_of_numbers_is_what_aten_makes_of_it(case) -> None:
     p, feeds = case

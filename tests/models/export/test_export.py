@@ -143,6 +143,7 @@ def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_pat
     assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b", "llama"]
 
 
+@pytest.mark.deep
 def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, tmp_path):
     source = copy("llama-tied")
     tensors = load_file(source / "model.safetensors")

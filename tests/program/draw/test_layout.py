@@ -75,7 +75,6 @@ def check_wires_run_around_boxes(made: Layout) -> None:
                 assert outside, f"{edge.src} -> {edge.dst} runs through {box.path}"
 
 
-@settings(max_examples=200)
 @given(program=nested_programs(), data=st.data())
 def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.DataObject) -> None:
     groups = all_groups(program)

@@ -15,7 +15,7 @@ from graphwright.evolve.layers.settings import Layers
 from graphwright.evolve.tasks.task import Part, Task
 from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
-from graphwright.plan.planning import compile
+from graphwright.plan import compile
 
 if TYPE_CHECKING:
     from graphwright.program import Program

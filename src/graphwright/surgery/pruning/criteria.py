@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.surgery.pruning.downdate import Downdate
 from graphwright.surgery.pruning.gram import Gram, regularised
 
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
@@ -80,23 +81,18 @@ def greedy(
         ridge: see `regularised`.
     Returns: units [most] in order, the growth of the squared error by each, and the scores [units] at the start.
     """
-    inverse, w = np.linalg.inv(regularised(h, ridge)[0]), matrix.copy()
     left = np.ones(len(columns), bool)
     most = len(columns) - 1 if most is None else most
     step = max(len(columns) // ROUNDS, 1)
-    first = obs(w, columns, inverse)
+    state = Downdate(matrix, np.linalg.inv(regularised(h, ridge)[0]))
+    first = state.scores(columns)
     order, growth = np.zeros(0, np.int64), np.zeros(0)
     while len(order) < most:
         units = np.flatnonzero(left)
-        scored = obs(w, columns[units], inverse)
+        scored = state.scores(columns[units])
         cheapest = np.argsort(scored, kind="stable")[: min(step, most - len(order))]
         gone = units[cheapest]
-        j = columns[gone].reshape(-1)
-        pivot = np.linalg.solve(inverse[np.ix_(j, j)], inverse[j])
-        w -= w[:, j] @ pivot
-        inverse -= inverse[:, j] @ pivot
-        w[:, j], inverse[j], inverse[:, j] = 0, 0, 0
-        inverse[j, j] = 1
+        state.remove(columns[gone].reshape(-1))
         left[gone] = False
         order, growth = np.append(order, gone), np.append(growth, scored[cheapest])
     return order, growth, first

@@ -10,7 +10,7 @@ from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.nn import functional
 from graphwright.optim import AdamW, clip_grad_norm_
-from graphwright.plan.planning import compile
+from graphwright.plan import compile
 from graphwright.program import Program
 from graphwright.progress import Progress, Report
 from graphwright.surgery.calibration import Calibration, Stream
