@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinn
 import pytest
 from hypothesis import HealthCheck, settings
 
-
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=30, deadline=None, suppress_health_check=_quiet)
 settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, suppress_health_check=_quiet)
