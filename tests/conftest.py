@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-settings.register_profile("dev", max_examples=30, deadline=None, suppress_health_check=_quiet)
-settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, suppress_health_check=_quiet)
+settings.register_profile("dev", max_examples=15, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("ci", max_examples=15, deadline=None, derandomize=True, suppress_health_check=_quiet)
 settings.register_profile("deep", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
@@ -93,6 +93,12 @@ def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphwright.models.export import clean_process
 
     monkeypatch.setattr(clean_process, "_start", warm_process)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected lives to the end: collections of garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,6 +24,8 @@ from graphwright.surgery.orthogonal import gram_error
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
 from seeds import DEEP
 
+pytestmark = pytest.mark.deep  # every run has examples/pipeline.py
+
 KINDS = ("f32", "bf16", "sharded")
 ATTENTION, MLP = "layers.*.attn.{q,k,v,o}", "layers.*.mlp.{gate,up,down}"
 LEARNED, HELD = tiny_llama.batch(11, 64)[0], tiny_llama.batch(12, 32)[0]

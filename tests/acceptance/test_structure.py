@@ -11,6 +11,7 @@ from graphwright import structure as st
 from graphwright.nn.functional import cross_entropy
 from graphwright.program import Program
 from graphwright.testing.planted import Edges
+from seeds import deep
 
 STEPS = 300
 
@@ -27,7 +28,7 @@ def kept(done: st.Discretized) -> set[str]:
     return {e.name for e in done.elements} - set(done.cut)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(deep(5, 2)))
 def test_planted_edges_are_found(seed: int) -> None:
     problem = Edges(seed)
     problem.gate("hard_concrete")
@@ -141,6 +142,7 @@ def test_heads_of_noise_go_first() -> None:
     assert p.gates().count == 12
 
 
+@pytest.mark.deep
 def test_heads_branches_and_skips_compete_for_one_budget() -> None:
     model = gw.open(tiny_llama.directory("f32"))
     p = model.program

@@ -31,6 +31,7 @@ def test_chunks_are_as_large_as_they_may_be() -> None:
     assert [len(p) for p in chunks([8, 2 * MOST_BYTES, 8, 8])] == [1, 1, 2]
 
 
+@pytest.mark.deep
 def test_every_byte_of_213304_arrays_arrives_once(sim: SimBackend) -> None:
     values = np.arange(ITEMS, dtype=np.int64)
     host = [from_numpy(values[at : at + 1]) for at in range(ITEMS)]

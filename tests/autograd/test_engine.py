@@ -82,6 +82,7 @@ def test_fan_in_of_many_readers_and_of_results_of_one_op() -> None:
     gradcheck(lambda s: call("cross_entropy", s, tensor(np.array([0, 2])))[1], [rng.normal(size=(2, 3))])
 
 
+@pytest.mark.deep
 def test_a_chain_of_100_000_needs_no_recursion() -> None:
     x = leaf(1.0)
     y = x

@@ -253,6 +253,7 @@ def test_an_interruption_is_a_document_too(call, monkeypatch):
     assert "interrupted" in said[said.rindex("}") :]
 
 
+@pytest.mark.deep
 def test_warmup_builds_the_vm_beside_the_rest(call, monkeypatch):
     started = []
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import graphwright as gw
 from graphwright.surgery import Calibration, Ratio
 
 SMALL = ("--recipe", "units", "--tokens", 512, "--context", 128, "--no-time")
 
 
+@pytest.mark.deep
 def test_a_dry_run_says_what_the_api_plans_and_writes_nothing(call, tmp_path):
     facts = json.loads(call("prune", "bundled", tmp_path / "out", "--target", 0.2, *SMALL, "--dry-run", "--json"))
     assert facts["schema"] == 1
@@ -45,6 +48,7 @@ def test_the_smaller_model_is_written_and_told_from_the_first_one(call, tmp_path
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
 
 
+@pytest.mark.deep
 def test_two_models_compared(call, tmp_path):
     facts = json.loads(call("verify", "bundled", "bundled", "--json"))
     assert facts["equal"] is True

@@ -105,6 +105,7 @@ def test_a_hundred_thousand_single_edits_agree_with_dicts_after_each(block):
             g.out_edges(gone) if isinstance(gone, NodeId) else g.endpoints(gone)
 
 
+@pytest.mark.deep
 def test_a_million_edits_in_bulk_agree_with_arrays():
     """Ten million with the deep profile. Rows of the model are never reused: row -> packed handle, ends, alive."""
     rng, g = np.random.default_rng(0), Graph({}, {"row": "i8"})

@@ -19,6 +19,7 @@ from graphwright.models.train import Recipe, Trainer
 from graphwright.optim import warmup_cosine
 from graphwright.safetensors import CheckpointError
 from graphwright.testing.faults import check_atomic, inject
+from seeds import DEEP
 
 TEXT = "The value of an expression is the value of its last operand. " * 12 + "Names refer to objects. " * 9
 RECIPE = Recipe(steps=6, batch=3, window=16, lr=1e-2, warmup=2)
@@ -86,6 +87,8 @@ def test_masters_are_saved_and_low_parameters_are_their_rounding(source):
 
 
 def test_a_save_leaves_the_old_state_or_the_new_one_whole(source, tmp_path):
+    if "bfloat16" in str(source) and not DEEP:
+        pytest.skip("not run: needs HYPOTHESIS_PROFILE=deep")
     trainers = []
     for steps in (1, 2):
         trainers.append(Trainer(opened(source), TEXT, RECIPE))

@@ -17,6 +17,7 @@ from graphwright.errors import ComputeError
 from graphwright.ops import OPS, call
 from graphwright.testing.gradcheck import check_masks, gradcheck, gradgradcheck
 from graphwright.testing.oracle import assert_close
+from seeds import deep
 
 SCALED = "scale_gradient"  # its gradient is on purpose not that of its value
 
@@ -74,7 +75,7 @@ def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != ONCE])
 def test_the_gradient_of_the_gradient(name: str) -> None:
-    for k, (inputs, attrs) in enumerate(draws(name, 2)):
+    for k, (inputs, attrs) in enumerate(draws(name, deep(2, 1))):
         places = _wrt(name, inputs)
         fixed = [x if i in places or x.dtype != np.float64 else Tensor(_array(x)) for i, x in enumerate(inputs)]
         free = [x for i, x in enumerate(inputs) if i in places or x.dtype != np.float64]

@@ -371,6 +371,7 @@ def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
             assert_bits(value, truth[name])
 
 
+@pytest.mark.deep
 def test_the_log_does_not_depend_on_the_seed_of_hashes() -> None:
     import subprocess
     import sys

@@ -352,6 +352,6 @@ class EditMachine(RuleBasedStateMachine):
 
 
 EditMachine.TestCase.settings = settings(
-    max_examples=max(settings().max_examples // 3, 5), stateful_step_count=25, deadline=None
+    max_examples=max(settings().max_examples // 2, 5), stateful_step_count=25, deadline=None
 )
 test_edits = EditMachine.TestCase

@@ -100,6 +100,7 @@ def places(value, path=()):
 HOSTILE = [None, -1, 2**70, 1.5, "x", "", [], {}, [[]], True, "\x00", {"float": "nan"}, [1] * 9]
 
 
+@pytest.mark.deep
 def test_hostile_values_anywhere_are_typed_errors(saved):
     """With the right checksum, each place of the file gets a value of another kind: no other error, no hang."""
     original = (saved / "program.json").read_bytes()

@@ -72,6 +72,7 @@ def test_what_is_detached_is_not_on_it():
     assert sorted(p.op(n) for n in p.nodes()) == ["input", "input", "mul"]
 
 
+@pytest.mark.deep
 def test_recurrence_over_twenty_thousand_steps_is_no_recursion():
     h = gw.tensor(np.zeros(1, "f4"), requires_grad=True)
     for _ in range(20_000):

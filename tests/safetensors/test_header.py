@@ -33,6 +33,7 @@ def test_every_rule_has_a_hostile_file():
     assert {rule for rule, _, _ in HOSTILE} | made_elsewhere == set(HEADER_RULES)
 
 
+@pytest.mark.deep
 def test_more_than_200_000_tensors_are_refused_before_they_are_built():
     empty = b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     rows = [b'"%d":%b' % (i, empty) for i in range(200_001)]

@@ -140,6 +140,7 @@ def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_n
         ss.METHODS["grow"](Trials(chain(0), ss.widths("x"), batch, valid, task, 400, 0, 0.01))
 
 
+@pytest.mark.deep
 def test_ops_are_chosen_between():
     b = gw.Builder("curve")
     x, rng = b.input("x", ("B", 1)), np.random.default_rng(0)

@@ -91,6 +91,7 @@ def test_a_stream_gives_the_values_of_a_whole_run_and_keeps_equally_much_at_each
         np.testing.assert_array_equal(got, p.run(f)["logits"].to_numpy())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("layers", [2, 5])
 def test_one_layers_moments_are_alive_at_a_time(layers):
     p = gpt2_like(layers=layers)

@@ -200,6 +200,7 @@ def test_restoring_is_never_worse_in_any_layer():
         assert step.ridge == 1e-4
 
 
+@pytest.mark.deep
 def test_each_option_changes_what_is_done():
     """Every public argument but the seed of a method that draws nothing."""
 

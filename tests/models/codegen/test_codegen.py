@@ -254,6 +254,7 @@ def text_of(m) -> str:
     return generate(m.program, "id", ["why"])["modeling_id.py"]
 
 
+@pytest.mark.deep
 def test_24_unequal_layers_take_less_than_350_lines(tmp_path):
     m = gw.open(checkpoints.make(tmp_path, "llama", num_hidden_layers=24, attention_bias=True, mlp_bias=True).path)
     for i in range(24):

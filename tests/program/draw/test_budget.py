@@ -34,6 +34,7 @@ def test_ten_thousand_nodes_in_modules_close_the_deepest_first(chains: Program) 
     assert sum(len(b.members) for b in made.boxes.values()) == len(chains)
 
 
+@pytest.mark.deep
 def test_ten_thousand_nodes_without_modules_are_bundled(flat: Program) -> None:
     made = layout(flat, level=1)
     assert made.elements <= 2000

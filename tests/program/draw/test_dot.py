@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pydot
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphwright.errors import UsageError
@@ -87,6 +87,7 @@ def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Pr
     assert {a for a, _, _ in edges} | {b for _, b, _ in edges} <= set(nodes)
 
 
+@settings(max_examples=max(settings().max_examples // 2, 5))
 @given(program=nested_programs(15), data=st.data())
 def test_a_dot_parser_finds_them_in_any_program(program: Program, data: st.DataObject) -> None:
     chosen = data.draw(st.frozensets(st.sampled_from(all_groups(program) or [""])))
