@@ -21,7 +21,6 @@ QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
 TEXT = "gradients edit the structure of a network; " * 200
 
 
-@pytest.mark.deep
 def test_what_is_learned_is_cut_to_the_target_and_undone():
     model = gw.open("bundled")
     p = model.program

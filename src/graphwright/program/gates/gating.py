@@ -265,15 +265,14 @@ def unit_prices(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.n
     Args:
         each: key of a param -> what one of its entries counts.
     """
-    price = np.zeros(group.size)
-    for unit in range(group.size):
-        for key, dims in group.slices(unit).items():
-            if key in each:
-                here = {a for term in group.axes.weights[key] for a in atoms(term)}
-                sharing = np.prod([known(a) for a in group.atoms if a not in here])
-                rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
-                price[unit] += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
-    return price
+    price = 0.0
+    for key, dims in group.slices(0).items():  # a unit is one place of each atom: all have as many entries
+        if key in each:
+            here = {a for term in group.axes.weights[key] for a in atoms(term)}
+            sharing = np.prod([known(a) for a in group.atoms if a not in here])
+            rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
+            price += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
+    return np.full(group.size, price)
 
 
 def behind(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
