@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,37 +58,6 @@ def byte_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def byte_model(byte_path: Path) -> gw.Model:
     return gw.open(byte_path)
-
-
-@pytest.fixture(scope="session")
-def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
-    """What stands for a new Python in tests that are not about one: a fork of a process that has imported transformers.
-
-    Give it the place of `clean_process._start`.
-    """
-    server: list[Any] = []
-
-    def start(command: list[str], place: str) -> tuple[int, str]:
-        if not server:
-            script = [sys.executable, "-I", str(Path(__file__).with_name("warm_process.py"))]
-            server.append(subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        said = Path(place) / "stderr"
-        assert command[0] == "-I"
-        server[0].stdin.write(json.dumps({"command": command[1:], "cwd": place, "stderr": str(said)}) + "\n")
-        server[0].stdin.flush()
-        return int(server[0].stdout.readline()), said.read_text()
-
-    yield start
-    if server:
-        server[0].stdin.close()
-        server[0].stdout.close()
-        server[0].wait()
-
-
-@pytest.fixture
-def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports and verifications of this test fork their clean processes."""
-    monkeypatch.setattr(clean_process, "_start", warm_process)
 
 
 @pytest.fixture(scope="session")
