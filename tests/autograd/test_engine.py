@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import graphwright as gw
-from graphwright.array import float32, int64
+from graphwright.array import int64
 from graphwright.autograd import (
     GradShapeRequired,
     GraphFreed,
@@ -123,98 +123,6 @@ def test_operands_that_a_row_does_not_save_die_after_forward() -> None:
         assert np.allclose(grad_of(x).numpy(), 2 * np.exp(2))
     finally:
         gc.enable()
-
-
-ALIASES = {
-    "the seed": lambda a, b: a + b,
-    "a view of the seed": lambda a, b: a.reshape(2, 3) + b,
-    "both operands": lambda a, b: a + b + a,
-    "slices of one gradient": lambda a, b: call("concat", a, b, axis=0),
-    "an expanded gradient": lambda a, b: (a + b).sum(),
-    "a copy": lambda a, b: a.clone() + b.clone(),
-}
-
-
-@pytest.mark.parametrize("how", ALIASES)
-def test_gradients_of_leaves_own_their_memory(how: str) -> None:
-    a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
-    out = ALIASES[how](a, b)
-    seed = tensor(np.full(out.shape, 2.0))
-    out.backward(seed)
-    stores = [array_of(t).storage for t in (a, b, out, seed, grad_of(a), grad_of(b))]
-    assert len({id(s) for s in stores}) == len(stores)
-    assert array_of(grad_of(a)).contiguous
-    assert array_of(grad_of(b)).contiguous
-    before = grad_of(b).numpy().copy()
-    grad_of(a).numpy()[:] = 77
-    assert np.array_equal(grad_of(b).numpy(), before)
-    assert np.array_equal(seed.numpy(), np.full(out.shape, 2.0))
-    assert not np.isin(77, out.numpy())
-
-
-def test_gradients_accumulate_in_place() -> None:
-    x = leaf(1.0, 2.0)
-    (x * 3.0).sum().backward()
-    first, memory = x.grad, grad_of(x).data
-    (x * x).sum().backward()
-    assert x.grad is first
-    assert grad_of(x).data is memory
-    assert grad_of(x).tolist() == [5.0, 7.0]
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
-    rng = np.random.default_rng(4)
-    start, batches = rng.normal(size=(3, 5)), rng.normal(size=(100, 7, 5))
-    w = Parameter(array_of(tensor(start).to(kind)))
-    theirs = torch.tensor(start).to(getattr(torch, kind)).requires_grad_()
-    expected = torch.zeros(3, 5)  # the oracle sums torch's own 16-bit gradients in float32
-    memory = None
-    for batch in batches:
-        x = tensor(batch).to(kind)
-        (call("linear", x, w) * call("linear", x, w)).sum().backward()  # w is read twice: its fan-in is summed too
-        t = torch.tensor(batch).to(theirs.dtype)
-        a, b = (theirs.detach().requires_grad_() for _ in range(2))
-        (torch.nn.functional.linear(t, a) * torch.nn.functional.linear(t, b)).sum().backward()
-        expected += grad_of(b).float() + grad_of(a).float()
-        assert memory in (None, grad_of(w).data)
-        memory = grad_of(w).data
-    assert (w.dtype.name, w.grad_dtype, grad_of(w).dtype) == (kind, float32, float32)
-    np.testing.assert_allclose(grad_of(w).numpy(), expected.numpy(), rtol=1e-6)
-    low = torch.zeros(3, 5, dtype=theirs.dtype)
-    for _ in range(300):
-        low += 1
-    for _ in range(300):
-        w.sum().backward()
-    np.testing.assert_allclose(grad_of(w).numpy(), (expected + 300).numpy(), rtol=1e-5)
-    assert low.max() == (256 if kind == "bfloat16" else 300)  # what the sum in the parameter's dtype would be
-
-
-def test_two_micro_batches_are_one_batch_for_a_16_bit_parameter() -> None:
-    rng = np.random.default_rng(5)
-    x = tensor(rng.normal(size=(8, 5))).to("bfloat16")
-    whole, parts = (Parameter(array_of(tensor(np.ones((3, 5))).to("bfloat16"))) for _ in range(2))
-    call("linear", x, whole).sum().backward()
-    for half in (x[:4], x[4:]):
-        call("linear", half, parts).sum().backward()
-    np.testing.assert_allclose(grad_of(parts).numpy(), grad_of(whole).numpy(), rtol=2**-7, atol=2**-7)
-
-
-def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() -> None:
-    w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
-    w.grad = tensor([256.0, 256.0]).to("bfloat16")
-    w.sum().backward()
-    assert w.grad.dtype is float32
-    assert w.grad.tolist() == [257.0, 257.0]
-
-
-def test_only_backward_widens() -> None:
-    w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
-    plain = tensor(np.ones(2)).to("bfloat16").detach()
-    plain.requires_grad = True
-    (w * plain).sum().backward()
-    assert grad_of(plain).dtype.name == "bfloat16"  # as in torch: only what is trained has a float32 gradient
-    assert grad((w * w).sum(), w)[0].dtype.name == "bfloat16"  # `grad` gives the spec of the input
 
 
 def test_two_losses_on_one_trunk_are_their_sum() -> None:

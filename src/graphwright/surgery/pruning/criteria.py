@@ -55,13 +55,6 @@ def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
     return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
 
 
-def obs(matrix: np.ndarray, columns: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """[units]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, given H⁻¹."""
-    if columns.shape[1] == 1:
-        return squared(matrix)[columns[:, 0]] / np.diag(inverse)[columns[:, 0]]
-    return np.array([np.sum(matrix[:, j].T * np.linalg.solve(inverse[np.ix_(j, j)], matrix[:, j].T)) for j in columns])
-
-
 def taylor(effect: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """[units]: (Σ a ∂L/∂a)² over the unit's columns, given the sum for each column."""
     return effect[columns].sum(axis=1) ** 2
@@ -118,4 +111,4 @@ def of_units(
     h = gram.centred() if bias else gram.second
     if method == "wanda":
         return wanda(matrix, columns, gram.second)
-    return obs(matrix, columns, np.linalg.inv(regularised(h, ridge)[0]))
+    return Downdate(matrix, np.linalg.inv(regularised(h, ridge)[0])).scores(columns)
