@@ -398,3 +398,18 @@ def test_an_edit_that_breaks_the_loss_leaves_a_step_that_goes_on_after_undo() ->
         step(x=x, y=y)
     p.undo()
     assert np.isfinite(step(x=x, y=y).item())
+
+
+def test_a_bound_step_is_the_called_step() -> None:
+    called, bound = network(), network()
+    steps = []
+    for p in (called, bound):
+        steps.append(gw.compile_step(p, loss, optim.Adam(p.parameters(), lr=0.05), INPUTS))
+    run = steps[1].bind()
+    for x, y in batches(4):
+        made = steps[0](x=x, y=y)
+        run.inputs["x"][:], run.inputs["y"][:] = x, y
+        run()
+        assert run.outputs["loss"].tobytes() == made.numpy().tobytes()
+    for mine, theirs in zip(called.parameters(), bound.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())

@@ -439,3 +439,50 @@ def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() 
     with no_grad():
         assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
     assert double.traces == 4
+
+
+@pytest.mark.parametrize("executor", ["aten", "vm"])
+def test_arrays_of_numpy_are_read_anew_at_every_quick_call(executor: str) -> None:
+    rng = np.random.default_rng(5)
+    p = mlp()
+    run, plan = gw.compile(p, executor=executor), p.compile(x=(2, 6), executor=executor)
+    held, written = tensor(feed(2)), feed(2)
+    for turn in range(6):
+        written[:] = rng.normal(size=(2, 6))
+        given = (held, written, np.asfortranarray(written), written[::-1])[turn % 4]
+        wanted = gw.compile(p)(x=np.array(given.numpy() if isinstance(given, Tensor) else given))
+        for made in (run(x=given), Tensor(plan(x=given)["y"])):
+            np.testing.assert_allclose(made.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_program_called_again_sees_edits_and_refuses_what_does_not_fit() -> None:
+    p = mlp()
+    run = gw.compile(p)
+    x = feed(2)
+    before = run(x=x).numpy()
+    assert run(x=x).numpy().tobytes() == before.tobytes()
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    after = run(x=x).numpy()
+    np.testing.assert_array_equal(after, p.run(x=x)["y"].to_numpy())
+    assert (after != before).any()
+    np.testing.assert_array_equal(run(x=x.astype("f8")).numpy(), after)  # converted, which a quick call does not do
+    for wrong in ({"x": x[:, :5]}, {"x": x, "z": x}, {"y": x}, {"x": x.astype(object)}):
+        with pytest.raises(FeedError):
+            run(wrong)
+    np.testing.assert_array_equal(run(x=x).numpy(), after)
+    p.undo()
+    np.testing.assert_array_equal(run(x=x).numpy(), before)
+
+
+def test_a_compiled_program_called_again_sees_a_constant_that_a_rewrite_relied_on() -> None:
+    b = Builder()
+    x = b.input("x", (3,))
+    one = b.const("one", np.float32(1.0))
+    b.output(b.mul(x, one), "y")
+    p = b.build()
+    run = gw.compile(p)
+    x = np.ones(3, np.float32)
+    assert run(x=x).tolist() == run(x=x).tolist() == [1.0] * 3
+    p.weights.array(p.attrs(next(iter(p.of_kind("const"))))["key"]).copy_from(from_numpy(np.float32(2.0)))
+    assert run(x=x).tolist() == [2.0] * 3

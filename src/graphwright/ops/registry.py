@@ -195,7 +195,7 @@ def op(name: str) -> Callable[[Row], Row]:
                 where=name,
                 got=", ".join(absent + unexplained) or "no docstring",
             )
-        OPS[name] = Op(name=name, doc=row.__doc__, **cells)
+        OPS[name] = Op(name=name, doc=row.__doc__ or "", **cells)
         return row
 
     return enter

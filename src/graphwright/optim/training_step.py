@@ -31,6 +31,7 @@ from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import Plan
 from graphwright.plan.planning.compile import plan_for, spec_of
+from graphwright.plan.running.bound import Bound
 from graphwright.program import FeedError, Program
 from graphwright.program.derived.step import Retraced, Step, Task
 
@@ -106,7 +107,14 @@ class CompiledStep:
         """One step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs; as a plan's run."""
         self._refresh()
         assert self._plan is not None
-        return Tensor(self._plan.workspace().run({**(feeds or {}), **named})["loss"])
+        return Tensor(self._plan.workspace().run({**feeds, **named} if feeds else named)["loss"])
+
+    def bind(self) -> Bound:
+        """The step as it is now, of which inputs and loss are memory to write to and to read; see `Bound`.
+
+        It does not follow edits: bind again after one.
+        """
+        return self.plan.bind()
 
     @property
     def program(self) -> Program:

@@ -14,9 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.plan.decoded import Decoded
 from graphwright.plan.looking.describe import explain, nodes, tables
 from graphwright.plan.planning.executor import CAPTURE, VM
-from graphwright.plan.table import (
-    Schedule,
-)
+from graphwright.plan.table import Schedule
 from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from graphwright.plan.looking.compare import PlanDiff
     from graphwright.plan.looking.profile import Profile
     from graphwright.plan.planning.regions import Region
+    from graphwright.plan.running.bound import Bound
     from graphwright.plan.running.override import Kernel, Override
 
 
@@ -79,6 +78,12 @@ class Plan(Decoded):
         if self._captures:
             return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
         return Workspace(self, variables, shared=shared)
+
+    def bind(self) -> Bound:
+        """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
+        from graphwright.plan.running.bound import Bound
+
+        return Bound(self.new_workspace())
 
     @property
     def _captures(self) -> bool:
@@ -137,7 +142,7 @@ class Plan(Decoded):
     def guarded_fresh(self) -> bool:
         """True while the constants that rewrites relied on are what they were."""
         known = self.arranged.ledger.program.weights
-        return all(
+        return not self.guards or all(
             k in known and known.array(k) is array and array.storage.version == v
             for k, (array, v) in self.guards.items()
         )

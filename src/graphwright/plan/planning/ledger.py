@@ -19,6 +19,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op, get
 from graphwright.plan.planning.executor import chooser
 from graphwright.plan.planning.forms import Forms, adjacent
+from graphwright.plan.planning.order import Order
 from graphwright.plan.planning.row import Copy, Row, Use
 from graphwright.plan.planning.store import Store
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
@@ -58,7 +59,6 @@ class Ledger(Store):
         turn: rises with every plan made of the ledger.
         fusions: groups found in the last plan, by what they follow from.
         folded: nodes that are computed once from frozen weights.
-        order: instructions of all rows, as they run.
         sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
         settled: rows that were looked at since the start, for tests of locality.
@@ -81,7 +81,7 @@ class Ledger(Store):
         self.rows: dict[NodeId, Row] = {}
         self.fusions: dict[Any, Any] = {}
         self.folded: set[NodeId] = set()
-        self.order = np.zeros(0, np.int32)
+        self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
         self._groups: dict[Any, set[NodeId]] = {}
@@ -89,14 +89,17 @@ class Ledger(Store):
         self._written: set[NodeId] = set()
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
-        self._gone: set[int] = set()
-        self._came: list[int] = []
         self._recopied: set[Any] = set()
         self._kept: dict[Any, Any] = {}
         self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
         self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
+
+    @property
+    def order(self) -> np.ndarray:
+        """Instructions of all rows, as they run."""
+        return self._order.now
 
     # -- keeping up --------------------------------------------------------------------------------------------------
     def sync(self) -> None:
@@ -126,7 +129,7 @@ class Ledger(Store):
         for key in self._recopied:
             self._make_copy(key)
         self._recopied.clear()
-        self._sort()
+        self._order.settle(self._key, len(self.instrs))
 
     def _settle_all(self) -> None:
         """Look at every node once, in order, with the columns of the graph read in bulk."""
@@ -152,9 +155,9 @@ class Ledger(Store):
             if row.folded:
                 self.folded.add(row.node)
             if row.instr >= 0:
-                self._came.append(row.instr)
+                self._order.comes(row.instr)
         self.settled += len(nodes)
-        self.order, self._came = np.array(self._came, np.int32), []
+        self._order.sorted_already()
         self._heap.clear()  # in order, nothing has to be looked at twice
         self._waiting.clear()
 
@@ -178,9 +181,9 @@ class Ledger(Store):
                 self._copies[key].wanted.pop(node)
                 self._recopied.add(key)
             if old.instr != row.instr or moved:
-                self._gone.add(old.instr)
+                self._order.goes(old.instr)
         if row.instr >= 0 and (old is None or old.instr != row.instr or moved):
-            self._came.append(row.instr)
+            self._order.comes(row.instr)
         if old is None or old.results != row.results:
             graph = self.program.graph
             for edge in graph.out_edges(node):
@@ -190,42 +193,14 @@ class Ledger(Store):
 
     def _retire(self, row: Row) -> None:
         self.folded.discard(row.node)
-        self._gone.add(row.instr)
+        self._order.goes(row.instr)
         for key in set(row.copies):
             self._copies[key].wanted.pop(row.node)
             self._recopied.add(key)
 
-    def _sort(self) -> None:
-        """Take out of the order what went and put in what came."""
-        gone, came = self._gone - {-1}, self._came
-        order = self.order
-        if gone:
-            out = np.zeros(len(self.instrs), np.bool_)
-            out[list(gone)] = True
-            order = order[~out[order]]
-        if came:
-            key = self.program.order_labels.key
-            ranks, instrs = self.ranks, self.instrs
-
-            def at(q: int) -> tuple[int, int, int]:
-                return (*key(instrs[q].node), ranks[q])
-
-            if len(came) * 8 > len(order):
-                order = np.array(sorted([*order.tolist(), *came], key=at), np.int32)
-            else:
-                came.sort(key=at)
-                places = []
-                for q in came:
-                    wanted, low, high = at(q), 0, len(order)
-                    while low < high:
-                        middle = (low + high) // 2
-                        if at(int(order[middle])) < wanted:
-                            low = middle + 1
-                        else:
-                            high = middle
-                    places.append(low)
-                order = np.insert(order, places, came)
-        self.order, self._gone, self._came = order.astype(np.int32, copy=False), set(), []
+    def _key(self, q: int) -> tuple[int, int, int]:
+        """By which instructions run in order: the place of their node, then their rank within it."""
+        return (*self.program.order_labels.key(self.instrs[q].node), self.ranks[q])
 
     # -- one row -----------------------------------------------------------------------------------------------------
     def _row(self, node: NodeId, old: Row | None) -> Row:
@@ -456,7 +431,7 @@ class Ledger(Store):
     def _make_copy(self, key: Any) -> None:
         """Let a copy be made just before the first row that wants it."""
         copy = self._copies[key]
-        self._gone.add(copy.instr)
+        self._order.goes(copy.instr)
         if not copy.wanted:
             del self._copies[key]
             return
@@ -465,7 +440,7 @@ class Ledger(Store):
         had = self.instrs[copy.instr] if copy.instr >= 0 else None
         if had is None or (had.node, had.why) != (node, why):
             copy.instr = self.instruction(Instr("copy", (copy.source,), (copy.target,), (), {}, node, why), place)
-        self._came.append(copy.instr)
+        self._order.comes(copy.instr)
 
     # -- sources -----------------------------------------------------------------------------------------------------
     def sources(self) -> list[Row]:

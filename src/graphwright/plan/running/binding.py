@@ -12,8 +12,7 @@ from weakref import finalize, ref
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
-from graphwright.array.vm.encode import Row, View, copy_row, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode import copy_row
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
@@ -24,17 +23,16 @@ from graphwright.plan.planning.folding import fold
 from graphwright.plan.planning.native import loops
 from graphwright.plan.running.arena import Arena
 from graphwright.plan.running.arenas import shared_arena
+from graphwright.plan.running.code import Code
 from graphwright.plan.running.lease import Lease
 from graphwright.plan.running.override import Override, OverrideCall
 from graphwright.plan.running.poison import PoisonCall
-from graphwright.plan.running.transfer import made_of, pointer, reader, writer
-from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
+from graphwright.plan.running.transfer import Given, made_of, pointer, reader, writer
+from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
     from graphwright.array.vm.segment import VmSegment
-
-_NO_ROWS: list[Row] = []
 
 
 def _first(instructions: int, calls: int = 1) -> Iterable[int]:
@@ -82,22 +80,22 @@ class Binding:
         self._arena: Arena | None = None
         self._leases: dict[int, Lease] = {}
         self._views: dict[int, NDArray] = {}
-        self._feeds: list[Callable[[NDArray], object] | None] = []
+        self._feeds: list[Callable[[Given], object] | None] = []
         self._takes: dict[str, Callable[[], NDArray]] = {}
         self._seen = -1
         self._relied: list[tuple[NDArray, int]] = []
         self.watching = False
         self._memory: dict[int, Storage] = {}
         self._bound_calls: dict[int, list[Any]] = {}
-        self._groups: dict[Any, list[Row]] = {}
+        self._code = Code()
         self._segments: dict[Any, Any] = {}
         self._readers: dict[int, Callable[[], NDArray]] = {}
-        self._writers: dict[int, Callable[[NDArray], object]] = {}
+        self._writers: dict[int, Callable[[Given], object]] = {}
         self._placed: list[tuple[NDArray, int]] = []
         self._scratch: np.ndarray | None = None
         self._fed: Any = None
-        self._points: list[tuple[int, Callable[[NDArray], bool]]] = []
-        self._pointed: Sequence[NDArray] | None = None
+        self._points: list[tuple[int, Callable[[Given], bool]]] = []
+        self._pointed: Sequence[Given] | None = None
         self._busy = Lock()
         self._shared = shared_arena(self._kernels) if shared else None
         self.overridden = True
@@ -148,9 +146,7 @@ class Binding:
         stays = np.zeros(len(ledger.instrs), np.bool_)
         stays[after.order] = True
         stays[moved] = False
-        for q in before.order[~stays[before.order]].tolist():
-            self._bound_calls.pop(q, None)
-        self._groups = {key: rows for key, rows in self._groups.items() if stays[list(key[0])].all()}
+        self._forget_calls(set(before.order[~stays[before.order]].tolist()))
         holders = np.frombuffer(ledger.holders, np.int32)
         for slot in np.flatnonzero(changed[holders]).tolist():
             for kept in (self._views, self._readers, self._writers):
@@ -208,7 +204,7 @@ class Binding:
         self._arena, self._seen = None, -1
         self._calls, self._sizes, self._ends, self._singles, self._feeds, self._takes = [], [], None, {}, [], {}
         self._fed, self._points, self._pointed = None, [], None
-        for kept in (self._bound_calls, self._groups, self._segments, self._views, self._readers, self._writers):
+        for kept in (self._bound_calls, self._code, self._segments, self._views, self._readers, self._writers):
             kept.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -228,7 +224,7 @@ class Binding:
             self._bound |= {key: self._array(key, self.variables[key]) for key in other}
             self._given |= {key: self._value(self.variables[key]) for key in other}
         if changed:
-            for kept in (self._bound_calls, self._groups, self._views, self._readers, self._writers):
+            for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
                 kept.clear()
         elif any(array.storage.version != version for array, version in self._placed):
             for array, _ in self._placed:
@@ -304,13 +300,16 @@ class Binding:
         ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
         mark[buffer] = True
         lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-        moved = set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist())
-        for q in moved:
-            self._bound_calls.pop(q, None)
-        self._groups = {key: rows for key, rows in self._groups.items() if moved.isdisjoint(key[0])}
+        self._forget_calls(set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()))
         for slot in [s for s in self._views if ledger.slots[s].buffer == buffer]:
             del self._views[slot]
             self._readers.pop(slot, None)
+
+    def _forget_calls(self, instrs: Set[int]) -> None:
+        """Bind instructions anew, where they still run."""
+        self._code.forget(instrs)
+        for q in instrs & self._bound_calls.keys():
+            del self._bound_calls[q]
 
     def _bind_calls(self) -> None:
         plan = self.plan
@@ -336,7 +335,7 @@ class Binding:
             elif segment.kind == VM:
                 from graphwright.array.vm.segment import VmSegment  # loads numba
 
-                rows = self._code(segment.start, segment.stop)
+                rows = self._code.between(plan, segment.start, segment.stop, self._view)
                 key = tuple(map(id, rows))
                 known = self._segments.get(key)
                 segments[key] = known = (rows, VmSegment(rows, self._room_of_vm())) if known is None else known
@@ -399,7 +398,7 @@ class Binding:
         address = backend(CPU).address
         copies = [copy_row(address(t), t.nbytes // 4, address(t)) if t is not None else None for t in targets]
         rows = [row for row in copies if row is not None]
-        code = self._code(0, len(self.plan.arranged.order))
+        code = self._code.between(self.plan, 0, len(self.plan.arranged.order), self._view)
         fed = self._fed = VmSegment(code, self._room_of_vm(), rows, self.runs.address)
         read = [(i, target) for i, target in enumerate(targets) if target is not None]
         self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
@@ -412,7 +411,7 @@ class Binding:
             self._scratch = new_scratch()
         return self._scratch
 
-    def _writer(self, slot: int) -> Callable[[NDArray], object]:
+    def _writer(self, slot: int) -> Callable[[Given], object]:
         if slot not in self._writers:
             self._writers[slot] = writer(self._view(slot))
         return self._writers[slot]
@@ -429,7 +428,7 @@ class Binding:
         if arranged.ledger.choices[arranged.order[start]].executor == VM:
             from graphwright.array.vm.segment import VmSegment  # loads numba
 
-            calls: list[Any] = [VmSegment(self._code(start, stop), self._room_of_vm())]
+            calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
         else:
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             if instr.op == "copy" and ins[0].device != outs[0].device:
@@ -445,58 +444,6 @@ class Binding:
         dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
         assert self._arena is not None
         return [PoisonCall(*self._arena.at(b.offset), b.nbytes) for b in dead]
-
-    def _code(self, start: int, stop: int) -> list[list[Row]]:
-        """Rows of the VM by instruction; those of a whole group with its first."""
-        arranged, none = self.plan.arranged, _NO_ROWS
-        numbers, bound = arranged.order[start:stop].tolist(), self._bound_calls
-        code: list[list[Row]] = [none] * len(numbers)
-        grouped: set[int] = set()
-        for group in self.plan.groups:
-            if start <= group[0] and group[-1] < stop:
-                code[group[0] - start] = self._group_rows(numbers[group[0] - start : group[-1] + 1 - start])
-                grouped.update(range(group[0] - start, group[-1] + 1 - start))
-        for i, q in enumerate(numbers):
-            if i not in grouped:
-                if q not in bound:
-                    bound[q] = self._rows(arranged.ledger.instrs[q])
-                code[i] = bound[q]
-        return code
-
-    def _rows(self, instr: Instr) -> list[Row]:
-        """An instruction as code of the VM."""
-        outs, ins = ([self._addressed(s) for s in slots] for slots in (instr.outs, instr.ins))
-        rows = encode(instr.op, outs, ins, instr.attrs)
-        assert rows is not None, "the plan chose the VM where it has a form"
-        return rows
-
-    def _group_rows(self, numbers: Sequence[int]) -> list[Row]:
-        """A fusion group as code of the VM."""
-        arranged = self.plan.arranged
-        ledger, tiles = arranged.ledger, arranged.tiles
-        instrs = [ledger.instrs[q] for q in numbers]
-        inner = {s: tiles.get(arranged.place(ledger.slots[s].buffer)) for i in instrs for s in (*i.outs, *i.ins)}
-        key = (tuple(numbers), tuple(inner.values()))
-        if key in self._groups:
-            return self._groups[key]
-
-        def operand(slot: int) -> View | Inner:
-            tile = inner[slot]
-            return self._addressed(slot) if tile is None else Inner(tile)
-
-        members = []
-        for instr in instrs:
-            dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
-            outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-            members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
-        rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
-        assert rows is not None, "the plan made a group where there are tiles"
-        self._groups[key] = rows
-        return rows
-
-    def _addressed(self, slot: int) -> View:
-        array = self._view(slot)
-        return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
 
     def _view(self, slot: int) -> NDArray:
         found = self._views.get(slot)

@@ -38,17 +38,21 @@ def made_of(source: NDArray, dtype: DType, device: Device) -> NDArray:
     return result
 
 
-def writer(target: NDArray) -> Callable[[NDArray], object]:
+Given = NDArray | np.ndarray
+
+
+def writer(target: NDArray) -> Callable[[Given], object]:
     """What copies an array of its spec, from the host or the same device, into planned memory."""
     kernels = backend(target.device)
     if target.device != CPU:
-        return lambda array: kernels.copy(target, array)
+        return lambda array: kernels.copy(target, as_array(array))
     size, address = target.nbytes, kernels.address(target)
     last: NDArray | None = None
     source = 0
 
-    def write(array: NDArray) -> None:
+    def write(given: Given) -> None:
         nonlocal last, source
+        array = given if isinstance(given, NDArray) else from_numpy(given)
         if array is not last or array.closed:
             if array.device != CPU:
                 backend(array.device).copy(target, array)
@@ -62,18 +66,23 @@ def writer(target: NDArray) -> Callable[[NDArray], object]:
     return write
 
 
-def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[NDArray], bool]:
+def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given], bool]:
     """What tells native code where an array lies that it will copy into planned memory.
 
     True if the array is read where it lies, so that its next values are, too; else these values were copied.
     """
     kernels = backend(CPU)
+    own, host = kernels.address(target), target.to_numpy(bits=True)
 
-    def point(array: NDArray) -> bool:
+    def point(array: Given) -> bool:
+        if not isinstance(array, NDArray):
+            np.copyto(host, array)
+            source(own)
+            return False
         lies = array.contiguous
         if not lies:
             kernels.copy(target, array)
-        source(kernels.address(array if lies else target))
+        source(kernels.address(array) if lies else own)
         return lies
 
     return point

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import length_hint
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import is_, length_hint
 from typing import Any
 
 import numpy as np
 
 from graphwright.array import CPU, NDArray, backend
-from graphwright.autograd import changes
+from graphwright.autograd import Tensor, changes
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn
-from graphwright.plan.plan import Part
+from graphwright.plan.plan import Part, Plan
 from graphwright.plan.running.binding import Binding
 from graphwright.plan.running.lease import Lease
 from graphwright.plan.running.override import OverrideFailed
 from graphwright.plan.running.poison import fill
-from graphwright.plan.running.transfer import as_array
+from graphwright.plan.running.transfer import Given, as_array
 from graphwright.plan.table import PARAM, STATE
 from graphwright.program import FeedError
 from graphwright.program.carried import Snapshot
@@ -37,6 +37,8 @@ class Workspace(Binding):
     """
 
     _before: Snapshot | None = None
+    _fits: list[list[Any]]
+    """Per input the array that fitted last, its spec, and the dtype of numpy that fits."""
 
     def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
@@ -51,17 +53,50 @@ class Workspace(Binding):
         if isinstance(feeds, Part):
             self._run_part(feeds)
             return {}
-        return self._run(lambda: self._checked(feeds), lease)
+        arrays = None if lease else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
+        return self._run(lambda: self._checked(feeds), lease) if arrays is None else self.step(arrays)
 
-    def step(self, arrays: Sequence[NDArray]) -> dict[str, NDArray]:
+    def _take(self, plan: Plan) -> None:
+        super()._take(plan)
+        self._fits = [[None, s, None if s.dtype.as_bits else s.dtype.numpy] for s in plan.inputs.values()]
+
+    def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
+        """Tensors, as arrays, and arrays of numpy, if all have the inputs' specs, lie on the CPU and are open.
+
+        Args:
+            values: in order of the inputs.
+            count: how many were given, of any name.
+        """
+        fits = self._fits
+        if count != len(fits) or self._leases:  # a leased value lies in the arena that the inputs are written to
+            return None
+        arrays: list[Given] = []
+        for value, known in zip(values, fits, strict=True):
+            last, spec, host = known
+            if type(value) is Tensor:
+                array = value.data
+                if type(array) is not NDArray or array.closed:
+                    return None
+                if array is not last:  # not that of the call before
+                    if array.shape != spec.shape or array.dtype is not spec.dtype or array.device is not CPU:
+                        return None  # on a device it may lie where the plan cannot read it
+                    known[0] = array
+                arrays.append(array)
+            elif type(value) is np.ndarray and value.shape == spec.shape and value.dtype == host:
+                arrays.append(value)
+            else:
+                return None
+        return arrays
+
+    def step(self, arrays: Sequence[Given]) -> dict[str, NDArray]:
         """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs and are open."""
         self._begin()
         try:
             fed = self._fed
-            held = self.safe or fed is None or self.watching or self._leases
-            if held or changes.count != self._seen:
+            if fed is None or self.safe or self.watching or self._leases or changes.count != self._seen:
                 return self._run_held(lambda: arrays, False)
-            if arrays != self._pointed:  # the same objects in the same order are read where they were
+            pointed = self._pointed
+            if pointed is None or not all(map(is_, arrays, pointed)):  # else they are read where they were
                 self._point(arrays)
             if fed.run() is not None:
                 raise self._failed_native(fed)
@@ -69,18 +104,18 @@ class Workspace(Binding):
         finally:
             self._end()
 
-    def _point(self, arrays: Sequence[NDArray]) -> None:
+    def _point(self, arrays: Sequence[Given]) -> None:
         """Tell the native call where the inputs lie, which it copies."""
         self._pointed = arrays if all([point(arrays[i]) for i, point in self._points]) else None
 
-    def _run(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
+    def _run(self, feeds: Callable[[], Sequence[Given]], lease: bool) -> dict[str, Any]:
         self._begin()
         try:
             return self._run_held(feeds, lease)
         finally:
             self._end()
 
-    def _run_held(self, feeds: Callable[[], Sequence[NDArray]], lease: bool) -> dict[str, Any]:
+    def _run_held(self, feeds: Callable[[], Sequence[Given]], lease: bool) -> dict[str, Any]:
         if self.stale:
             self.refresh()
         if not self.safe:
@@ -98,7 +133,7 @@ class Workspace(Binding):
                 raise error.failure from error.__cause__
             raise
 
-    def _run_bound(self, arrays: Sequence[NDArray], lease: bool) -> dict[str, Any]:
+    def _run_bound(self, arrays: Sequence[Given], lease: bool) -> dict[str, Any]:
         self.end_lease()  # what was leased is read by now
         if self.poison and self._arena is not None:
             for chunk in self._arena.chunks:

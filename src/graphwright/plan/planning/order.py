@@ -1,0 +1,54 @@
+"""The order in which the instructions of a ledger run, kept while some go and others come."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import numpy as np
+
+Key = tuple[int, ...]
+
+
+class Order:
+    """Instructions in the order of their keys.
+
+    Attributes:
+        now: [instructions], int32, as of the last `settle`.
+    """
+
+    def __init__(self) -> None:
+        self.now = np.zeros(0, np.int32)
+        self._gone: set[int] = set()
+        self._came: list[int] = []
+
+    def goes(self, instr: int) -> None:
+        """An instruction, or -1 for none, runs no more, or elsewhere."""
+        self._gone.add(instr)
+
+    def comes(self, instr: int) -> None:
+        """An instruction runs, at the place that its key says at the next `settle`."""
+        self._came.append(instr)
+
+    def sorted_already(self) -> None:
+        """What came is the whole order."""
+        self.now, self._came = np.array(self._came, np.int32), []
+
+    def settle(self, key: Callable[[int], Key], instructions: int) -> None:
+        """Take out what went and put in what came.
+
+        Args:
+            key: of an instruction, by which they run.
+            instructions: how many there are, of all times.
+        """
+        gone, came, order = self._gone - {-1}, self._came, self.now
+        if gone:
+            out = np.zeros(instructions, np.bool_)
+            out[list(gone)] = True
+            order = order[~out[order]]
+        if len(came) * 8 > len(order):
+            order = np.array(sorted([*order.tolist(), *came], key=key), np.int32)
+        elif came:
+            came.sort(key=key)
+            order = np.insert(order, [bisect_left(order, key(q), key=key) for q in came], came)
+        self.now, self._gone, self._came = order.astype(np.int32, copy=False), set(), []
