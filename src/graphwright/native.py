@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from numba import cfunc, config, njit
+import numba
 from numba.core.caching import CacheImpl, UserWideCacheLocator
 
 PACKAGE = Path(__file__).parent
+cfunc: Any = numba.cfunc  # its annotations know few of its options
+njit: Any = numba.njit
 
 
 class Seeded(UserWideCacheLocator):
@@ -57,6 +59,7 @@ def _seed(source: Path, place: Path) -> None:
                 part.replace(here)
 
 
+config: Any = numba.config
 if not config.CACHE_LOCATOR_CLASSES:  # the user's own list is left alone
     known = [kind.__name__ for kind in CacheImpl._locator_classes]
     known.insert(known.index("UserWideCacheLocator"), f"{__name__}.{Seeded.__name__}")

@@ -22,7 +22,7 @@ def run(job):
     os.chdir(job["cwd"])
     sys.stderr = open(job["stderr"], "w")  # noqa: SIM115  # until the fork ends
     for module in (transformers.utils.hub, transformers.dynamic_module_utils):  # read from the environment at import
-        module.HF_MODULES_CACHE = os.path.join(job["cwd"], "modules")
+        vars(module)["HF_MODULES_CACHE"] = os.path.join(job["cwd"], "modules")
     sys.argv = job["command"]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")

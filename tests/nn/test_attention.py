@@ -125,7 +125,7 @@ def test_neighbouring_pairs_are_complex_numbers_that_are_turned():
     state = random_module(m).state_dict()
     rows = np.array([0, 2, 1, 3])  # (0, 1), (2, 3) become (0, 2), (1, 3)
     for name in ("q.weight", "k.weight"):
-        state[name] = state[name].numpy().reshape(-1, 4, 8)[:, rows].reshape(-1, 8)
+        state[name] = Tensor(from_numpy(state[name].numpy().reshape(-1, 4, 8)[:, rows].reshape(-1, 8)))
     other.to("float64").load_state_dict(state)
     x = Tensor(from_numpy(rng.normal(size=(2, 5, 8))))
     np.testing.assert_allclose(m(x).numpy(), other(x).numpy(), rtol=1e-10)

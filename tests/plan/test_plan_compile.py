@@ -280,7 +280,7 @@ def training(executor: str | None, steps: int) -> tuple[list[bytes], list[bytes]
         loss.backward()
         with no_grad():
             held = [*params.values(), *(m for m, _ in moments.values()), *(v for _, v in moments.values()), *counts]
-            update(held, "adamw_step", lr, never, *map(grad_of, params.values()), *held)
+            update(held, "adamw_step", lr, never, *[grad_of(p) for p in params.values()], *held)
         return loss
 
     run = gw.compile(step, executor=executor) if executor else step

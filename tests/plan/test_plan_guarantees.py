@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -99,7 +101,7 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
     if monkeypatch is not None:
         declared = Store.instruction
 
-        def hidden(self: Ledger, instr: Instr, *args: object, **options: object) -> int:
+        def hidden(self: Ledger, instr: Instr, *args: Any, **options: Any) -> int:
             made = declared(self, instr, *args, **options)  # type: ignore[arg-type]
             if self.program.path(instr.node).startswith("grad."):
                 of = [self.slots[s].value for s in instr.ins]

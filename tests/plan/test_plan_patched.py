@@ -263,6 +263,7 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     space.leave_shared()  # in a shared one a larger plan may take the first chunk's place
     plan(feed)
     bound: dict[int, tuple[int, int]] = {}
+    truth = p.run(feed)["y"]
     for k in range(100):
         with p.edit("one more") as e:
             e.connect(e.add("sigmoid", f"more{k - 1}" if k else "x", name=f"more{k}"), "sum")

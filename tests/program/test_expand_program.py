@@ -77,7 +77,7 @@ def test_the_statistics_of_a_batch_whose_size_is_a_name(shape: tuple[int | str, 
     p = b.build()
     sizes = {"B": 6, "T": 3, "U": 2}
     feeds = {n: rng.normal(size=3).astype(kind) for n in ("mean", "var", "weight", "bias")}
-    feeds["x"] = rng.normal(size=[sizes.get(str(n), n) for n in shape]).astype(kind)
+    feeds["x"] = rng.normal(size=[sizes[n] if isinstance(n, str) else n for n in shape]).astype(kind)
     found = {label: p.run(feeds)[label].to_numpy().copy() for label in p.output_names()}
     p.expand(p.nodes())
     assert not {p.op(n) for n in p.nodes()} & set(FUSED)

@@ -80,7 +80,7 @@ def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_pa
     ids, tokens, at = checkpoints.some_ids((1, 7)), [], 0
     for _ in range(20):
         feeds = {"ids": ids, "positions": np.arange(at, at + ids.shape[1])[None], **rows}
-        made_ = dict(zip(names, session.run(names, feeds), strict=True))
+        made_ = dict(zip(names, map(np.asarray, session.run(names, feeds)), strict=True))
         rows = {n: made_[n.replace("past_key_values", "present")] for n in rows}
         at += ids.shape[1]
         tokens.append(int(made_["logits"][0, -1].argmax()))

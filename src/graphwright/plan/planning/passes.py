@@ -290,7 +290,7 @@ def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: 
                 order[n] = offsets[c]
                 n += 1
         grain = ALIGN if sizes[b] >= ALIGN else 8
-        best, waste, top = np.int64(-1), np.int64(1) << 62, np.int64(0)
+        best, waste, top = -1, 1 << 62, 0
         for j in np.argsort(order[:n]):
             c = met[j]
             start = _in_one(top + -top % grain, sizes[b], chunks)
