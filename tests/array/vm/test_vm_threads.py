@@ -16,7 +16,7 @@ from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import Row, View, encode
 from graphwright.array.vm.fuse import Inner, Member, encode_group
 from graphwright.array.vm.segment import BadIndex, VmSegment
-from graphwright.array.vm.share import shared
+from graphwright.array.vm.share import Cut, shared
 from graphwright.ops import OPS
 
 rng = np.random.default_rng(0)
@@ -86,10 +86,8 @@ CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
 def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outs, rows = CASES[name]()
     assert any(row[0] == Code.SHARED for row in shared(rows))
-    monkeypatch.setattr(segment, "shared", list)
-    VmSegment([rows])()
+    VmSegment([Cut((rows,), 0.0)])()  # in one piece
     truth = [o.to_numpy().tobytes() for o in outs]
-    monkeypatch.setattr(segment, "shared", shared)
     for threads in (1, 2, 3):
         monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
         run = VmSegment([rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from graphwright.array.vm.call import Call, guarded, patient, quick
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH, Code
 from graphwright.array.vm.encode import Row
 from graphwright.array.vm.scalars import pack_runs
-from graphwright.array.vm.share import estimate, shared, units
+from graphwright.array.vm.share import Cut, cut
 from graphwright.array.vm.team import get_num_threads, team
 
 _PATIENT = 50_000  # ns from which on a call lets go of the GIL
@@ -35,33 +36,42 @@ class VmSegment:
     """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
 
     Args:
-        ops: the rows of each op, in order.
+        ops: the rows of each op, in order, or what `cut` made of them.
         scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
-        lead: rows before those of the ops.
-        runs: address of a count to raise with every call, or 0.
 
     Attributes:
         run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
-    def __init__(
-        self, ops: Sequence[Sequence[Row]], scratch: np.ndarray | None = None, lead: Sequence[Row] = (), runs: int = 0
-    ) -> None:
+    def __init__(self, ops: Sequence[Sequence[Row] | Cut], scratch: np.ndarray | None = None) -> None:
         self._scratch = new_scratch() if scratch is None else scratch
-        place = -(-self._scratch.ctypes.data // 64) * 64
-        whole = [(i, unit) for i, op in enumerate(ops) for unit in units(op)]
-        cut = [(i, shared(unit)) for i, unit in pack_runs(whole, place)]
-        self._owner = [-1] * len(lead) + [i for i, rows in cut for _ in rows]
-        self._code = np.array([*lead, *(row for _, rows in cut for row in rows)], np.int64).reshape(-1, CELLS)
+        self._place = -(-self._scratch.ctypes.data // 64) * 64
+        done = [op if isinstance(op, Cut) else cut(op) for op in ops]
+        parts = pack_runs([(i, part) for i, op in enumerate(done) for part in op.parts], self._place)
+        self._shares = any(rows[0][0] == Code.SHARED for _, rows in parts)
+        self._long = sum(op.ns for op in done) > _PATIENT
+        self._hold([row for _, rows in parts for row in rows], [i for i, rows in parts for _ in rows], 0)
+
+    def _hold(self, rows: Sequence[Row], owner: list[int], runs: int) -> None:
+        """Take code, with the op of each row."""
+        self._code, self._owner = np.array(rows, np.int64).reshape(-1, CELLS), owner
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
-        context[at.SCRATCH], context[at.RUNS] = place, runs
+        context[at.SCRATCH], context[at.RUNS] = self._place, runs
         memory = (self._code, self._scratch)
-        shares = any(rows[0][0] == Code.SHARED for _, rows in cut)
-        self._long = sum(map(estimate, ops)) > _PATIENT
         self._alone: Call = patient(context, memory) if self._long else quick(context, memory)
-        self.run: Call = self._shared if shares else self._alone
+        self.run: Call = self._shared if self._shares else self._alone
+
+    def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
+        """The same code after other rows, in a call of its own.
+
+        Args:
+            runs: address of a count to raise with every call.
+        """
+        other = copy(self)
+        other._hold([*lead, *self._code], [-1] * len(lead) + self._owner, runs)
+        return other
 
     def _shared(self) -> object:
         threads = get_num_threads()

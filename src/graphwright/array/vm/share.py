@@ -63,9 +63,22 @@ def operand_cells(row: Row) -> tuple[int, ...]:
     return tuple(cell for cell, _ in walk.columns or walk.rows)
 
 
-def estimate(rows: Sequence[Row]) -> float:
-    """About how many nanoseconds rows take on one core."""
-    return sum(_nanoseconds(unit) for unit in units(rows))
+class Cut(NamedTuple):
+    """Rows of an op as a segment takes them.
+
+    Attributes:
+        parts: rows that belong together, cut if they take long.
+        ns: about how many nanoseconds they take on one core.
+    """
+
+    parts: tuple[list[Row], ...]
+    ns: float
+
+
+def cut(rows: Sequence[Row]) -> Cut:
+    """What several threads may share of an op."""
+    whole = list(units(rows))
+    return Cut(tuple(map(shared, whole)), sum(map(_nanoseconds, whole)))
 
 
 def units(rows: Sequence[Row]) -> Iterator[list[Row]]:

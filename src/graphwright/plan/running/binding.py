@@ -289,19 +289,19 @@ class Binding:
         """Compute what depends on frozen weights alone, and bind anew what reads it where it lies elsewhere now."""
         self._folds = self.plan.folds
         memory, self._folded = fold(self.plan, self._given)
-        for buffer, storage in memory.items():
-            if self._memory.get(buffer) is not storage:
-                self._memory[buffer] = storage
-                self._forget(buffer)
+        other = [buffer for buffer, storage in memory.items() if self._memory.get(buffer) is not storage]
+        self._memory |= memory
+        if other:
+            self._forget(other)
 
-    def _forget(self, buffer: int) -> None:
-        """Bind anew what uses a buffer."""
+    def _forget(self, buffers: Sequence[int]) -> None:
+        """Bind anew what uses buffers."""
         arranged = self.plan.arranged
         ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
-        mark[buffer] = True
+        mark[list(buffers)] = True
         lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
         self._forget_calls(set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()))
-        for slot in [s for s in self._views if ledger.slots[s].buffer == buffer]:
+        for slot in [s for s in self._views if mark[ledger.slots[s].buffer]]:
             del self._views[slot]
             self._readers.pop(slot, None)
 
@@ -391,15 +391,13 @@ class Binding:
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
         """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
         self._fed, self._points, self._pointed = None, [], None
-        if self.single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
+        single = self.single
+        if single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return
-        from graphwright.array.vm.segment import VmSegment
-
         address = backend(CPU).address
         copies = [copy_row(address(t), t.nbytes // 4, address(t)) if t is not None else None for t in targets]
         rows = [row for row in copies if row is not None]
-        code = self._code.between(self.plan, 0, len(self.plan.arranged.order), self._view)
-        fed = self._fed = VmSegment(code, self._room_of_vm(), rows, self.runs.address)
+        fed = self._fed = single.after(rows, self.runs.address)
         read = [(i, target) for i, target in enumerate(targets) if target is not None]
         self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from graphwright.array import CPU, NDArray, backend
-from graphwright.array.vm.encode import Row, View, encode
+from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.fuse import Inner, Member, encode_group
+from graphwright.array.vm.share import Cut, cut
 from graphwright.plan.plan import Plan
 from graphwright.plan.table import Instr
 
-_NO_ROWS: list[Row] = []
+_NOTHING = cut(())
 
 ViewOf = Callable[[int], NDArray]
 
@@ -20,18 +21,18 @@ class Code:
     """Rows by instruction and by fusion group, kept from plan to plan of one ledger."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Row]] = {}
-        self._groups: dict[Any, list[Row]] = {}
+        self._rows: dict[int, Cut] = {}
+        self._groups: dict[Any, Cut] = {}
 
-    def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[list[Row]]:
+    def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of a plan's instructions from one place to another; those of a whole group with its first.
 
         Args:
             at: slot -> where it lies.
         """
-        arranged, none = plan.arranged, _NO_ROWS
-        numbers, known = arranged.order[start:stop].tolist(), self._rows
-        code: list[list[Row]] = [none] * len(numbers)
+        arranged, known = plan.arranged, self._rows
+        numbers = arranged.order[start:stop].tolist()
+        code = [_NOTHING] * len(numbers)
         grouped: set[int] = set()
         for group in plan.groups:
             if start <= group[0] and group[-1] < stop:
@@ -55,7 +56,7 @@ class Code:
         self._rows.clear()
         self._groups.clear()
 
-    def _of_group(self, plan: Plan, numbers: Sequence[int], at: ViewOf) -> list[Row]:
+    def _of_group(self, plan: Plan, numbers: Sequence[int], at: ViewOf) -> Cut:
         ledger, tiles, place = plan.arranged.ledger, plan.arranged.tiles, plan.arranged.place
         instrs = [ledger.instrs[q] for q in numbers]
         inner = {s: tiles.get(place(ledger.slots[s].buffer)) for i in instrs for s in (*i.outs, *i.ins)}
@@ -74,16 +75,16 @@ class Code:
             members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
         rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
         assert rows is not None, "the plan made a group where there are tiles"
-        self._groups[key] = rows
-        return rows
+        self._groups[key] = found = cut(rows)
+        return found
 
 
 def _addressed(array: NDArray) -> View:
     return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
 
 
-def _rows(instr: Instr, at: ViewOf) -> list[Row]:
+def _rows(instr: Instr, at: ViewOf) -> Cut:
     outs, ins = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins))
     rows = encode(instr.op, outs, ins, instr.attrs)
     assert rows is not None, "the plan chose the VM where it has a form"
-    return rows
+    return cut(rows)
