@@ -30,8 +30,8 @@ class Derived:
     """A program with cache, made of one version of a model's program.
 
     Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's, and where it gives
-            the last logits only also those of `CHOICE`, for the output `ids` [B].
+        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's, and
+            where it gives the last logits only also those of `CHOICE`, for the output `ids` [B].
         states: key -> shape and dtype of its cache states.
     """
 

@@ -78,7 +78,7 @@ class Rows:
         self.stale_runs: tuple[str, ...] = ()
         self._logits: np.ndarray | None = None
         self._logits_of: object = None  # mark of the model that gave them
-        self._drawn: tuple[Several[Draw], np.ndarray] | None = None  # from those logits, within the step
+        self._drawn: tuple[tuple[Draw, ...], np.ndarray] | None = None  # from those logits, within the step
         self._seen: dict[int, Seen] = {}
         self._valid_at = program.version
 
@@ -158,7 +158,7 @@ class Rows:
         check_finite(self.program, last, tokens)
         self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
-        self._drawn = (draws, chosen) if draws and chosen is not None else None
+        self._drawn = (tuple(draws), chosen) if draws and chosen is not None else None
 
     def drawn(self, draws: Several[Draw]) -> np.ndarray:
         """The ids int64 [batch] behind the last step: as it drew them, or drawn from its logits on the host.
@@ -166,7 +166,7 @@ class Rows:
         The host draws what the step was not asked for, and where there are processors. Raises: NonFinite.
         """
         ids = np.full(self.batch, -1)
-        if self._drawn is not None and self._drawn[0] == draws:
+        if self._drawn is not None and self._drawn[0] == tuple(draws):
             ids = self._drawn[1].copy()
         for row in np.flatnonzero(ids < 0).tolist():
             assert self._logits is not None
