@@ -26,8 +26,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def filled(model: gw.Model, kind: str, ids: np.ndarray = PROMPT) -> Any:
-    cache: Any = model.new_cache(200, kind=kind)
-    s = cache if kind == "static" else cache.sequence()
+    s: Any = model.new_cache(200, kind="static") if kind == "static" else model.new_cache(200).sequence()
     model.prefill(s, ids)
     return s
 
@@ -151,7 +150,7 @@ def test_processors_are_asked_at_every_token(model: gw.Model) -> None:
 def test_more_ids_than_there_was_room_for_at_first(model: gw.Model) -> None:
     """The pairs of (id, count) grow past 64; all 97 ids are seen."""
     text = np.concatenate([np.arange(97), PROMPT])
-    rules = {"repetition_penalty": 1.7, "frequency": 0.5}
+    rules: dict[str, Any] = {"repetition_penalty": 1.7, "frequency": 0.5}
     expected = on_host(filled(model, "static", text), Sampling(**rules), 10)
     assert list(model.decode(filled(model, "static", text), 10, **rules)) == expected
 

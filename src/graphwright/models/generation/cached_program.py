@@ -171,11 +171,11 @@ def _keep_last(p: Program) -> None:
     p.set_outputs({"logits": last})
 
 
-def _choose(p: Program, most: int) -> None:
+def _choose(p: Program, most: Dim) -> None:
     """Draw the next ids from the last logits; a text has at most so many different ones."""
     logits = p.output("logits")
     batch, _, vocab = p.spec(logits).shape
-    pairs = min(most, vocab) if isinstance(vocab, int) else most
+    pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
     specs = Spec((batch, 6), float32), Spec((batch, 4), int64), Spec((batch, pairs, 2), int32)
     how = [Value(p.add_source(INPUT, name, spec, {})) for name, spec in zip(CHOICE, specs, strict=True)]
     rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
