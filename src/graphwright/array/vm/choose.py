@@ -178,8 +178,10 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
         for i in range(size):
             store_f64(buckets + 8 * i, 0.0)
         for i in range(0, n, 16):
-            mask = first(n - i)
-            store(lanes, _weights(load_first(z + 4 * i, mask), best, weighed))
+            v = load_first(z + 4 * i, first(n - i))
+            if weighed and largest(v) == _LOWEST:  # dropped before; they weigh nothing
+                continue
+            store(lanes, _weights(v, best, weighed))
             for j in range(min(16, n - i)):
                 order = _order(z + 4 * (i + j))
                 if order >> (shift + width) == prefix:
