@@ -32,7 +32,7 @@ def run() -> list[Figure]:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as place:
         figures = large(Path(place))
-    return [*figures, small(), forks(), prefixes(), host(), blocks()]
+    return [*figures, small(), choices(), forks(), prefixes(), host(), blocks()]
 
 
 # -- the large shape ---------------------------------------------------------------------------------------------------
@@ -223,6 +223,52 @@ def small() -> Figure:
                 )
             ratio = np.median(times["transformers eager"]) / np.median(times["graphwright"])
             figure.says.append(f"width {width}: {ratio:.1f} times eager")
+    return figure
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+def choices() -> Figure:
+    """The op that a step ends with, beside the processors and the draw of transformers on the same logits."""
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    from graphwright.array import CPU, backend, empty, from_numpy
+    from graphwright.models import Sampling
+
+    figure = Figure(f"The next id among {VOCAB}", "logits N(0, 3²), 1 thread; rounds interleaved")
+    set_num_threads(1)
+    torch.set_num_threads(1)
+    z = (3 * np.random.default_rng(0).normal(size=(1, VOCAB))).astype(np.float32)
+    cases: list[tuple[str, dict[str, Any], list[Any]]] = [
+        ("the largest", {}, []),
+        ("temperature 0.8", {"temperature": 0.8}, [TemperatureLogitsWarper(0.8)]),
+        ("top_k 40", {"temperature": 0.8, "top_k": 40}, [TemperatureLogitsWarper(0.8), TopKLogitsWarper(40)]),
+        ("top_p 0.95", {"temperature": 0.8, "top_p": 0.95}, [TemperatureLogitsWarper(0.8), TopPLogitsWarper(0.95)]),
+        (
+            "top_k 40, top_p 0.9, min_p 0.05",
+            {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
+            [TemperatureLogitsWarper(0.8), TopKLogitsWarper(40), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
+        ),
+    ]
+    for name, fields, processors in cases:
+        rule = Sampling(**fields)
+        operands = z, np.array([rule.numbers()], "f4"), np.array([rule.keys(0, 9)]), np.full((1, 1, 2), -1, "i4")
+        outs = [from_numpy(np.zeros(1, np.int64)), from_numpy(np.zeros_like(z))]
+        work = [empty(s.sizes, s.dtype) for s in backend(CPU).workspace("choose", (), (), {})]
+        (ours,) = backend(CPU).bind("choose", outs, [from_numpy(x) for x in operands], {}, work)
+
+        def theirs(processors: list[Any] = processors) -> Any:
+            ids, scores = torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(z)
+            for processor in processors:
+                scores = processor(ids, scores)
+            return scores.softmax(-1).multinomial(1) if processors else scores.argmax(-1)
+
+        taken: dict[str, list[float]] = {"graphwright": [], "transformers": []}
+        for _ in range(ROUNDS):
+            taken["graphwright"].append(seconds(ours))
+            taken["transformers"].append(seconds(theirs))
+        for who, times in taken.items():
+            low, high = interval(times)
+            figure.add(f"{name}: {who}", 1e6 * float(np.median(times)), "us", "", 1e6 * low, 1e6 * high)
     return figure
 
 

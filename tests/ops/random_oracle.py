@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from choosing import chosen
 from graphwright.array import random
 from graphwright.array.cpu.kernel import torch_dtype
 
@@ -72,6 +73,11 @@ def multinomial(ins: Tensors, a: dict) -> torch.Tensor:
     return torch.from_numpy(np.array(found).reshape(*weights.shape[:-1], a["samples"]))
 
 
+def choose(ins: Tensors, a: dict) -> tuple[torch.Tensor, ...]:
+    rows = [chosen(*operands) for operands in zip(*(t.numpy() for t in ins), strict=True)]
+    return torch.tensor([token for token, _ in rows]), torch.from_numpy(np.stack([kept for _, kept in rows]))
+
+
 RANDOM: dict[str, Callable[[Tensors, dict], Any]] = {
     "uniform": noise(random.uniform),
     "normal": noise(random.normal),
@@ -80,5 +86,6 @@ RANDOM: dict[str, Callable[[Tensors, dict], Any]] = {
     "bernoulli": bernoulli,
     "dropout": dropout,
     "multinomial": multinomial,
+    "choose": choose,
     "stochastic_round": stochastic_round,
 }

@@ -100,6 +100,11 @@ def _table(blocks: list[int], length: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([blocks], np.int32), np.array([length], np.int32)
 
 
+def _rules(rows: int) -> tuple[np.ndarray, ...]:
+    return np.ones((rows, 6), "f4"), np.ones((rows, 4), np.int64), np.ones((rows, 3, 2), "i4")
+
+
+LOGITS = np.ones((2, 3), "f4")
 Q8 = np.ones((4, 3), np.int8)
 LR, NO = np.float64(0.1), np.float32(0)
 REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
@@ -138,6 +143,10 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 4, 1)), np.ones((1, 4, 1))], {}, ShapeError),
     ("rope", [np.ones((1, 2, 3, 2)), np.ones((1, 3, 1)), np.ones((1, 3, 1))], {"style": "pairs"}, UsageError),
     ("kv_append", [np.ones((1, 1, 4, 2)), np.ones((1, 1, 2, 3)), np.asarray(0)], {}, ShapeError),
+    ("choose", [LOGITS.astype("f8"), *_rules(2)], {}, DTypeError),
+    ("choose", [LOGITS, *_rules(3)], {}, ShapeError),
+    ("choose", [LOGITS[:, :0], *_rules(2)], {}, ShapeError),
+    ("choose", [LOGITS[0], *_rules(2)], {}, ShapeError),
     ("linear_int8", [F, np.ones((4, 3)), np.ones((4, 1))], {}, DTypeError),
     ("linear_int8", [F, Q8, np.ones((4, 2))], {}, ShapeError),
     ("linear_int8", [F, Q8, np.ones((4, 1)), np.ones(3)], {}, ShapeError),

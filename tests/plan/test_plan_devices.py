@@ -17,7 +17,7 @@ from graphwright.array.sim import SimBackend
 from graphwright.autograd import Parameter, Variable, tensor
 from graphwright.autograd.random import rng
 from graphwright.errors import UsageError
-from graphwright.models.generation.cached_program import derive
+from graphwright.models.generation.cached_program import CHOICE, derive
 from graphwright.ops import call
 from graphwright.plan import DeviceFailed, ParallelWorkspace, Workspace
 from graphwright.plan.table import HOST
@@ -102,17 +102,21 @@ def decode(device: str, tokens: int = 6, make: Any = None, **options: Any) -> li
         k: Variable(from_numpy(np.zeros(s.bind({"B": 1}).sizes, "i8" if not s.shape else "f4")), name=k)
         for k, s in derived.states.items()
     }
+    rules, keys = np.array([[1, 0, 0, 0, 1, 0]], "f4"), np.zeros((1, 4), "i8")
+    greedy = dict(zip(CHOICE, (rules, keys, np.full((1, 24, 2), -1, "i4")), strict=True))
     spaces, found = {}, []
     for n in (3, 1):
-        plan = derived.program.compile(ids=(1, n), positions=(1, n), device=device, freeze=True, **options)
+        sizes = {"ids": (1, n), "positions": (1, n), **{name: x.shape for name, x in greedy.items()}}
+        plan = derived.program.compile(sizes, device=device, freeze=True, **options)
         spaces[n] = plan.new_workspace(states) if make is None else make(plan, states)
     ids, at = np.array([[84, 104, 101]]), 0
     for _ in range(tokens):
         n = ids.shape[1]
-        out = spaces[n].run({"ids": ids, "positions": np.arange(at, at + n)[None]})["logits"]
-        logits = out.to_numpy("float32")[0, -1]
+        out = spaces[n].run({"ids": ids, "positions": np.arange(at, at + n)[None], **greedy})
+        logits = out["logits"].to_numpy("float32")[0, -1]
         found.append(logits.tobytes())
-        at, ids = at + n, np.array([[int(logits.argmax())]])
+        at, ids = at + n, out["ids"].to_numpy()[None]
+        assert ids == logits.argmax()
     return found + [v.data.tobytes() for v in states.values()]
 
 

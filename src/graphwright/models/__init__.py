@@ -20,6 +20,7 @@ from graphwright.models.errors import (
     VerificationFailed,
 )
 from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.generate import Generation
 from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.sampling import NonFinite, Sampling
@@ -34,6 +35,7 @@ __all__ = [
     "Cache",
     "CacheFull",
     "ConfigError",
+    "Draw",
     "ExportError",
     "Generation",
     "Inspection",

@@ -275,6 +275,7 @@ NO_EMIT: dict[str, str] = {
     "kv_append": "transformers brings its own cache",
     "kv_append_paged": "transformers brings its own cache",
     "sdpa_paged": "transformers brings its own cache",
+    "choose": "transformers brings its own generation",
     "linear_int8": "exported weights are floating: quantise what was exported, or undo before",
     "grouped_matmul": "no family with experts is exported yet",
     "grouped_outer": "backward ops are not part of an exported model",

@@ -430,6 +430,7 @@ NO_ONNX: dict[str, str] = {
     "nonzero": "its count would be a size known only when it runs",
     "diagonal": "opset 20 has no view along two axes",
     "sdpa_paged": "pages belong to the cache of a running model",
+    "choose": "what runs the graph draws from its logits",
     "linear_int8": "exported weights are floating: undo the quantising before",
     "grouped_matmul": "opset 20 has no product by groups",
 }

@@ -106,21 +106,6 @@ def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
         assert model.generate(PROMPT, 12, temperature=1.5, seed=2, first_stream=i).ids == sample.ids
 
 
-def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
-    rule = Sampling(temperature=1.4, top_k=30, seed=9)
-    prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
-    cache = model.new_cache(400, kind="paged", prefix_bytes=0)
-    batch = [cache.sequence() for _ in prompts]
-    rows = np.concatenate([s.prefill(p[None]) for s, p in zip(batch, prompts, strict=True)])
-    drawn: list[list[int]] = [[], [], []]
-    for _ in range(12):
-        for i, s in enumerate(batch):
-            drawn[i].append(rule.choose(rows[i], s.length, i))
-        rows = cache.step(batch, np.array(drawn)[:, -1:]).to_numpy("float32")[:, -1]
-    for i, p in enumerate(prompts):
-        assert drawn[i] == model.generate(p, 12, temperature=1.4, top_k=30, seed=9, first_stream=i).ids
-
-
 def test_decode_draws_what_generate_draws(model: gw.Model) -> None:
     cache = model.new_cache(40, kind="static")
     model.prefill(cache, PROMPT)

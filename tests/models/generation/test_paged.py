@@ -14,6 +14,7 @@ from uneven import uneven
 import graphwright as gw
 from graphwright.errors import ComputeError, UsageError
 from graphwright.models import BlockError, CacheFull, PagedCache, PromptError, Released, StaleCache
+from graphwright.models.generation.cached_program import CHOICE, LENGTHS, TABLE
 
 IDS = some_ids((1, 60))[0]
 EXECUTORS = pytest.mark.parametrize("vm", [True, False])
@@ -106,7 +107,50 @@ def test_a_ragged_batch_equals_each_alone_and_a_stranger_is_untouched(vm: bool, 
     assert all(np.array_equal(a, b) for a, b in zip(before, outsider.gather(0), strict=True))
 
 
+def test_places_are_inputs_and_pools_are_states_of_their_attention(model: gw.Model) -> None:
+    """Sequences change places from step to step; two pools of one shape are told apart by their attention."""
+    cache = paged(model, prefix_bytes=0)
+    p = cache.steps.derived().program
+    assert {p.path(n) for n in p.inputs()} == {"ids", "positions", TABLE, LENGTHS, *CHOICE}
+    assert p.spec(p.value(TABLE)).shape == ("B", cache.pool.cap)
+    paths = [f"layers.{i}.attn.sdpa" for i in range(3)]
+    assert set(cache.variables) == {f"cache.{path}.{name}" for path in paths for name in "kv"}
+    for path in paths:
+        held = [p.path(v.node) for v in p.operands(p.node(path))[1:3]]
+        assert held == [f"cache.{path}.{name}.grown" for name in "kv"]
+        for name, grown in zip("kv", held, strict=True):
+            assert p.path(p.operands(p.node(grown))[0].node) == f"cache.{path}.{name}"
+    batch = [cache.sequence() for _ in range(3)]
+    for i, s in enumerate(batch):
+        s.prefill(IDS[None, i : i + 9])
+    texts = [s.tokens[0].tolist() for s in batch]
+    for t in range(4):
+        order = np.random.default_rng(t).permutation(3)
+        logits = cache.step([batch[i] for i in order], IDS[order + 3 * t][:, None]).to_numpy("float32")
+        for row, i in zip(logits, order, strict=True):
+            texts[i].append(int(IDS[i + 3 * t]))
+            assert relative(row[0], model.logits(texts[i])[-1]) < 1e-5
+
+
 # -- branching ---------------------------------------------------------------------------------------------------------
+def test_a_block_that_is_shared_has_no_length(model: gw.Model) -> None:
+    """Forks that end at different rows of one block read their own, as long as nobody writes."""
+    cache = paged(model, prefix_bytes=0)
+    s = cache.sequence()
+    s.prefill(IDS[None, :25])
+    whole = [t.copy() for t in s.gather(1)]
+    forks = {n: s.fork() for n in (25, 24, 18, 17)}
+    for n, f in forks.items():
+        f.truncate(n)
+        assert f.table == s.table
+        assert all(np.array_equal(a[:, :n], b) for a, b in zip(whole, f.gather(1), strict=True))
+    assert cache.pool.refs(s.table[1]) == 5
+    logits = cache.step(list(forks.values()), IDS[30:34, None]).to_numpy("float32")
+    for row, n, token in zip(logits, forks, IDS[30:34], strict=True):
+        assert relative(row[0], model.logits([*IDS[:n], token])[-1]) < 1e-5
+    assert cache.pool.refs(s.table[1]) == 1
+
+
 def test_a_fork_shares_all_and_copies_one_block_when_it_writes(model: gw.Model) -> None:
     cache = paged(model)
     s = cache.sequence()

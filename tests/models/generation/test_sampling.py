@@ -15,12 +15,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from graphwright.array.random import gumbel
+from graphwright.array import from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, Sampling
 from graphwright.models.generation.sampling import log_softmax
-
-NONE = np.zeros(0, np.int64)
+from graphwright.ops import compute, get
 
 
 def logits(n: int, size: int = 60, seed: int = 0) -> np.ndarray:
@@ -29,9 +28,14 @@ def logits(n: int, size: int = 60, seed: int = 0) -> np.ndarray:
     return (rng.normal(size=(n, size)) * rng.choice([0.3, 2.0, 9.0], (n, 1))).astype(np.float32)
 
 
-def kept(rows: np.ndarray, **rules: Any) -> np.ndarray:
-    sampling = Sampling(temperature=rules.pop("temperature", 1.0), **rules)
-    return np.stack([np.isfinite(sampling.filtered(z)) for z in rows])
+def drawn(rows: np.ndarray, rule: Sampling, positions: Any, stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and kept logits of many rows at once, as a step of a batch draws them."""
+    n = len(rows)
+    keys = np.tile(np.array(rule.keys(stream, 0)), (n, 1))
+    keys[:, 2] = positions
+    operands = rows, np.tile(np.array(rule.numbers(), np.float32), (n, 1)), keys, np.full((n, 1, 2), -1, np.int32)
+    ids, kept = compute(get("choose"), [from_numpy(x) for x in operands], {})
+    return ids.to_numpy(), kept.to_numpy()
 
 
 @pytest.mark.parametrize(
@@ -52,11 +56,13 @@ def kept(rows: np.ndarray, **rules: Any) -> np.ndarray:
     ],
 )
 def test_kept_sets_equal_transformers(rules: dict[str, Any], theirs: list[Any]) -> None:
-    rows = logits(2000)
+    rows = logits(10_000)
     z = torch.tensor(rows)
     for processor in theirs:
         z = processor(torch.zeros(len(rows), 1, dtype=torch.long), z)
-    np.testing.assert_array_equal(kept(rows, **rules), np.isfinite(z.numpy()))
+    rule = Sampling(**{"temperature": 1.0, **rules})
+    np.testing.assert_array_equal(np.isfinite(drawn(rows, rule, 0)[1]), np.isfinite(z.numpy()))
+    np.testing.assert_array_equal(rule.filtered(rows[7]), drawn(rows[7:8], rule, 0)[1][0])
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3, 0.7])
@@ -101,15 +107,14 @@ def test_every_default_is_the_identity() -> None:
 
 
 def test_draws_follow_the_softmax() -> None:
-    """Chi-square of 5000 and 100 000 draws over 8 tokens; p > 1e-3 means below 24.3 with 7 degrees of freedom."""
+    """Chi-square of 100 000 draws over 8 tokens; p > 1e-3 means below 24.3 with 7 degrees of freedom."""
     z = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 0.25, 1.5], np.float32)
     rule = Sampling(temperature=0.8, seed=3)
     p = np.exp(z / 0.8) / np.exp(z / 0.8).sum()
-    drawn = [rule.choose(z, position) for position in range(5000)]
-    noise = [gumbel(8000, seed=3, step=position).reshape(-1, 8) for position in range(5000, 5100)]
-    for draws in (np.array(drawn), np.argmax(z / np.float32(0.8) + np.concatenate(noise), axis=1)):
-        n = len(draws)
-        assert ((np.bincount(draws, minlength=8) - n * p) ** 2 / (n * p)).sum() < 24.3
+    n = 100_000
+    ids, _ = drawn(np.tile(z, (n, 1)), rule, np.arange(n))
+    assert ((np.bincount(ids, minlength=8) - n * p) ** 2 / (n * p)).sum() < 24.3
+    assert [rule.choose(z, position) for position in range(50)] == ids[:50].tolist()
 
 
 def test_draws_depend_on_seed_stream_and_position_alone() -> None:
@@ -123,9 +128,8 @@ def test_draws_depend_on_seed_stream_and_position_alone() -> None:
 
 
 def test_streams_are_not_correlated() -> None:
-    z = np.zeros(64, np.float32)
-    rule = Sampling(temperature=1.0)
-    a, b = (np.array([rule.choose(z, i, s) for i in range(3000)]) for s in (0, 1))
+    z = np.zeros((3000, 64), np.float32)
+    a, b = (drawn(z, Sampling(temperature=1.0), np.arange(3000), s)[0] for s in (0, 1))
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.06  # three standard deviations
     assert abs((a == b).mean() - 1 / 64) < 0.01
 

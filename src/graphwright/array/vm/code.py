@@ -95,6 +95,7 @@ class Code(IntEnum):
     ATTEND_CACHED = auto()
     KV_APPEND = auto()
     KV_SCATTER = auto()
+    CHOOSE = auto()
     # control
     LOOP = auto()
     SHARED = auto()

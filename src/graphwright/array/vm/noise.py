@@ -73,7 +73,7 @@ def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any)
             aligned(b.store(_pairs(b, near, far, half, 2), pointer(b, place, FLOATS)), 4)
 
 
-_uniforms = define("uniforms", types.void, (types.int64,) * 5, effect(_uniform))
+uniforms = define("uniforms", types.void, (types.int64,) * 5, effect(_uniform))
 
 
 @native
@@ -82,7 +82,7 @@ def noise(row: Any, scratch: Any) -> None:
     count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
     least, divisor, zero, drawn = splat(F(number(row, 10))), splat(F(number(row, 11))), splat(F(0.0)), scratch + ZEROS
     for start in range(0, count, _WORDS):
-        _uniforms(drawn, start // 4, cell(row, 8), load_i64(key), load_i64(key + 8))
+        uniforms(drawn, start // 4, cell(row, 8), load_i64(key), load_i64(key + 8))
         for i in range(start, min(count, start + _WORDS), 16):
             mask, u = first(count - i), load(drawn + 4 * (i - start))
             if kind == DROPOUT:

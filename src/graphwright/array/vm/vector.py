@@ -86,6 +86,9 @@ load_f32 = define("load_f32", f32, (i64,), lambda b, p: aligned(b.load(pointer(b
 load_f64 = define("load_f64", f64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, ir.DoubleType())), 8))
 load_u8 = define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, p, I8)))
 store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, I64)), 8)))
+store_f64 = define(
+    "store_f64", void, (i64, f64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, ir.DoubleType())), 8))
+)
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
 load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
 store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))

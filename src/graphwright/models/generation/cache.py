@@ -7,6 +7,7 @@ edit does not, and an undo makes it good again. Rows past the length are zero: a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from graphwright.array import CPU, Device, NDArray, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.generation.cached_program import LENGTH, derived_for
+from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.rows import Rows, Watch
 from graphwright.models.generation.sampling import need
@@ -78,12 +80,15 @@ class Cache(Rows):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
+    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
         length, rows = self.length, ids.shape[1]
         fed = self.steps.space(not all_logits, self.batch, rows, self.variables)
         fed.hosts["ids"][...] = ids
         if "positions" in fed.hosts:
             fed.hosts["positions"][...] = np.arange(length, length + rows)
+        fed.ask_nothing()
+        for row, draw in enumerate(() if all_logits else draws):
+            self.ask(fed, row, ids[row], draw, row)
         return fed.run()
 
     def _fits(self) -> bool:

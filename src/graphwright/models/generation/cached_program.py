@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graphwright.array import Dim, DType, Spec, empty, int32, int64
+from graphwright.array import Dim, DType, Spec, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -21,6 +21,8 @@ from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.validate import refuse_broken
 
 LENGTH = "cache.length"
+CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
+"""Inputs by which the next ids are drawn: operands of the op `choose`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Derived:
     """A program with cache, made of one version of a model's program.
 
     Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's.
+        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's, and
+            where it gives the last logits only also those of `CHOICE`, for the output `ids` [B].
         states: key -> shape and dtype of its cache states.
     """
 
@@ -59,7 +62,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     Args:
         p: a model's program.
         capacity: rows of the cache; a name where they are as many as there are tokens.
-        last_only: give logits of the last position only, so that the head runs on one row.
+        last_only: give logits of the last position only, so that the head runs on one row, and the ids drawn from them.
     Raises: UsageError for an attention that sees later keys or brings its own mask: it has no rows to carry.
     """
     states: dict[str, Spec] = {}
@@ -90,6 +93,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived)
+        _choose(derived, capacity)
     return Derived(derived, states)
 
 
@@ -132,6 +136,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
     if last_only:
         _keep_last(derived)
+        _choose(derived, blocks * block)
     return Derived(derived, states)
 
 
@@ -164,6 +169,20 @@ def _keep_last(p: Program) -> None:
         operands = [last, *p.operands(out.node)[1:]]
         last = Value(p.add_op("linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
     p.set_outputs({"logits": last})
+
+
+def _choose(p: Program, most: Dim) -> None:
+    """Draw the next ids from the last logits; a text has at most so many different ones."""
+    logits = p.output("logits")
+    batch, _, vocab = p.spec(logits).shape
+    pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
+    specs = Spec((batch, 6), float32), Spec((batch, 4), int64), Spec((batch, pairs, 2), int32)
+    how = [Value(p.add_source(INPUT, name, spec, {})) for name, spec in zip(CHOICE, specs, strict=True)]
+    rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
+    if p.spec(rows).dtype is not float32:
+        rows = Value(p.add_op("cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
+    chosen = Value(p.add_op("choose", [rows, *how], {}, p.free_name("choice")))
+    p.set_outputs({"logits": logits, "ids": chosen})
 
 
 def fingerprints(p: Program) -> dict[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
+from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.prompt import prompt_ids
 from graphwright.models.generation.rows import Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling, log_softmax, need
@@ -148,7 +149,7 @@ def generate(
             if mark is not None:
                 cache.restore(mark)
             text = TextStream(model.tokenizer, stop, stream)
-            sample = _Sample(model, cache, ids, rule, number, text, logprobs, allow_stale)
+            sample = _Sample(model, cache, Draw(rule, number, len(ids)), text, logprobs, allow_stale)
             results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
     finally:
         if mark is not None:
@@ -163,13 +164,12 @@ def decode(cache: Rows, steps: int, rule: Sampling, number: int = 0, allow_stale
     """
     if cache.batch != 1:
         raise PromptError("one sequence at a time", expected=1, got=cache.batch)
-    start = cache.length
+    draws = (Draw(rule, number, cache.length if rule.penalises else 0),)  # the same in the next call, where it can be
     for _ in range(steps):
-        logits = cache.last_logits(allow_stale=allow_stale)[0]
-        tokens = cache.tokens[0]
-        token = rule.choose(logits, cache.length, number, tokens[:start], tokens[start:])
-        cache.step(np.asarray([[token]]), allow_stale=allow_stale)
-        yield token
+        cache.last_logits(allow_stale=allow_stale)  # again, if the model or the cache is another since
+        token = cache.drawn(draws)
+        cache.step(token[None], allow_stale=allow_stale, draws=draws)
+        yield int(token[0])
 
 
 def _model_defaults(model: Model, given: dict[str, Any]) -> dict[str, Any]:
@@ -210,9 +210,7 @@ class _Sample:
 
     model: Model
     cache: Rows
-    prompt: np.ndarray
-    rule: Sampling
-    number: int
+    draw: Draw
     text: TextStream
     logprobs: int
     allow_stale: bool
@@ -235,20 +233,20 @@ class _Sample:
         if reason != "stop" and self.text.close():
             reason = "stop"
         spent, p, length = perf_counter() - started, self.model.program, self.cache.length
-        touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (len(self.prompt) + length) // 2
+        touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (self.draw.prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
         return Generation(
             ids=self.ids,
             text=self.text.text,
             finish_reason=reason,
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=self.draw.prompt,
             logprobs=self.chosen,
             top=self.top,
             prefill_s=prefill,
             decode_s=spent,
             token_s=self.seconds,
-            sampling=self.rule,
-            stream=self.number,
+            sampling=self.draw.rule,
+            stream=self.draw.stream,
             reused_tokens=reused,
             cache_tokens=length,
             cache_capacity=self.cache.capacity,
@@ -266,15 +264,15 @@ class _Sample:
             self.ids.append(token)
             end = "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
             if not end and i + 1 < limit:
-                logits = self.cache.step(np.asarray([[token]]), allow_stale=self.allow_stale).to_numpy("float32")[0, -1]
+                made = self.cache.step(np.asarray([[token]]), allow_stale=self.allow_stale, draws=(self.draw,))
+                logits = made.to_numpy("float32")[0, -1]
             self.seconds.append(perf_counter() - began)
             if end:
                 return end
         return "length"
 
     def _choose(self, logits: np.ndarray) -> int:
-        position = len(self.prompt) + len(self.ids)
-        token = self.rule.choose(logits, position, self.number, self.prompt, np.asarray(self.ids, np.int64))
+        token = int(self.cache.drawn((self.draw,))[0])
         if self.logprobs:
             logp = log_softmax(logits)
             self.chosen.append(float(logp[token]))

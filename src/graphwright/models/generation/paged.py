@@ -20,6 +20,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.blocks import BlockPool
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, derive_paged
+from graphwright.models.generation.draw import Draw, need_one_each
 from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.prefix import PrefixCache
 from graphwright.models.generation.prompt import check_ids, vocabulary
@@ -122,9 +123,17 @@ class PagedCache:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(
-        self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False
+        self,
+        sequences: Several[Sequence],
+        ids: Any,
+        *,
+        all_logits: bool = False,
+        allow_stale: bool = False,
+        draws: Several[Draw] = (),
     ) -> NDArray:
         """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
+
+        With `draws`, one for each, the run of the plan draws the next ids too: `sequence.drawn([draw])` gives them.
 
         Sequences may join and leave from step to step. Raises: as `Sequence.step`; after any error all are as before.
         """
@@ -133,23 +142,27 @@ class PagedCache:
             raise PromptError("a row of ids for each of different sequences", expected=len(sequences), got=len(batch))
         if any(s.cache is not self for s in sequences):
             raise BlockError("a sequence of another cache")
+        need_one_each(draws, len(sequences))
         with self.lock:
             before = [s.length for s in sequences]
             try:
                 for s in sequences:
                     s.admit(allow_stale)
-                logits = self.run(sequences, batch, all_logits)
+                logits, chosen = self.run(sequences, batch, all_logits, draws)
                 last = logits.to_numpy("float32")[:, -1]
                 for i, s in enumerate(sequences):
-                    s.took(batch[i : i + 1], last[i : i + 1])
+                    one = slice(i, i + 1)
+                    s.took(batch[one], last[one], draws[one], None if chosen is None else chosen[one])
             except BaseException:
                 for s, length in zip(sequences, before, strict=True):
                     s.cut(length)
                 raise
             return logits
 
-    def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool) -> NDArray:
-        """Reserve, run, and let the lengths rise; ids were checked."""
+    def run(
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[Draw]
+    ) -> tuple[NDArray, np.ndarray | None]:
+        """Reserve, run, and let the lengths rise; ids were checked. Logits, and ids drawn."""
         rows = ids.shape[1]
         with self.lock:
             for s in sequences:
@@ -162,10 +175,13 @@ class PagedCache:
                 table[i, : len(s.table)], lengths[i], whole[i] = s.table, s.length, ids[i]
             if "positions" in fed.hosts:
                 fed.hosts["positions"][...] = np.maximum(lengths, 0)[:, None] + np.arange(rows)
-            logits = fed.run()
+            fed.ask_nothing()
+            for i, draw in enumerate(() if all_logits else draws):
+                sequences[i].ask(fed, i, ids[i], draw)
+            logits, chosen = fed.run()
             for s in sequences:
                 s.grew(rows)
-            return logits if places == len(sequences) else logits[: len(sequences)]
+            return logits if places == len(sequences) else logits[: len(sequences)], chosen
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def start(self) -> None:

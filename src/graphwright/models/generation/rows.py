@@ -7,6 +7,7 @@ does not, and an undo makes them good again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cached_program import fingerprints
+from graphwright.models.generation.draw import Draw, need_one_each
 from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.generation.seen import Seen
+from graphwright.models.generation.steps import Fed
 from graphwright.models.health import check_finite
 from graphwright.program import Program
 
@@ -74,6 +78,8 @@ class Rows:
         self.stale_runs: tuple[str, ...] = ()
         self._logits: np.ndarray | None = None
         self._logits_of: object = None  # mark of the model that gave them
+        self._drawn: tuple[tuple[Draw, ...], np.ndarray] | None = None  # from those logits, within the step
+        self._seen: dict[int, Seen] = {}
         self._valid_at = program.version
 
     # -- what a kind of cache brings ---------------------------------------------------------------------------------
@@ -87,8 +93,8 @@ class Rows:
         """Rows filled."""
         raise NotImplementedError
 
-    def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
-        """Append the rows of ids; logits. What a failure leaves behind the length is taken back by `cut`."""
+    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
+        """Append the rows of ids; logits, and ids drawn. What a failure leaves behind the length `cut` takes back."""
         raise NotImplementedError
 
     def cut(self, length: int) -> None:
@@ -119,29 +125,63 @@ class Rows:
         raise NotImplementedError
 
     # -- filling -----------------------------------------------------------------------------------------------------
-    def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
+    def step(
+        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+    ) -> NDArray:
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
+        Args:
+            ids: of every sequence.
+            all_logits: of every row and not of the last one only.
+            allow_stale: see below.
+            draws: how the next id of every sequence is drawn, in the same run of the plan; `drawn` gives them.
         Raises: StaleCache if an edit changed what the rows depend on (with `allow_stale` it runs all the same, and
             the journal notes it); CacheFull, PromptError, NonFinite. After any error the cache is as before.
         """
         length = self.length
         ids = self._fitting(ids)
+        need_one_each(draws, self.batch)
         self.admit(allow_stale)
         try:
-            logits = self._run(ids, all_logits)
-            self.took(ids, logits.to_numpy("float32")[:, -1])
+            logits, chosen = self._run(ids, all_logits, draws)
+            self.took(ids, logits.to_numpy("float32")[:, -1], draws, chosen)
         except BaseException:  # an interrupt too: half a step must leave no trace
             self.cut(length)
             raise
         return logits
 
-    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
+    def took(
+        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+    ) -> None:
         """Note the ids of a step and what it gave. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)
         self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
+        self._drawn = (tuple(draws), chosen) if draws and chosen is not None else None
+
+    def drawn(self, draws: Several[Draw]) -> np.ndarray:
+        """The ids int64 [batch] behind the last step: as it drew them, or drawn from its logits on the host.
+
+        The host draws what the step was not asked for, and where there are processors. Raises: NonFinite.
+        """
+        ids = np.full(self.batch, -1)
+        if self._drawn is not None and self._drawn[0] == tuple(draws):
+            ids = self._drawn[1].copy()
+        for row in np.flatnonzero(ids < 0).tolist():
+            assert self._logits is not None
+            ids[row] = draws[row].choose(self._logits[row], self.tokens[row])
+        return ids
+
+    def ask(self, fed: Fed, place: int, ids: np.ndarray, draw: Draw, row: int = 0) -> None:
+        """Have the id behind the `ids` [T] of a step drawn, at a place of its plan."""
+        seen = self._seen.get(row)
+        if seen is None or seen.prompt != draw.prompt:
+            seen = self._seen[row] = Seen(draw.prompt)
+        if draw.rule.penalises:
+            seen.add(self.tokens[row, seen.length :].tolist())
+            seen.add(ids.tolist())
+        fed.ask(place, draw, self.length + len(ids), seen.pairs)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none.
@@ -204,7 +244,7 @@ class Rows:
                 self._regrow(at + 1)
                 for row, bits in zip(self._row(at), held, strict=True):
                     row.copy_from(bits)
-                self.tokens, self._logits = tokens, logits
+                self.tokens, self._logits, self._drawn = tokens, logits, None
         assert self._logits is not None
         return self._logits
 
@@ -297,7 +337,8 @@ class Rows:
 
     def _forget(self, length: int) -> None:
         """Drop the ids behind `length`, and what was said behind them."""
-        self.tokens, self._logits = self.tokens[:, :length], None
+        self.tokens, self._logits, self._drawn = self.tokens[:, :length], None, None
+        self._seen.clear()
 
 
 def need_rows_of(program: Program, cache: object) -> None:

@@ -1,6 +1,7 @@
 """From logits to the next token: the order and formulas that transformers users know, and a draw that is reproducible.
 
-The draw is Gumbel-max over Philox keyed by (seed, stream, position), so it does not depend on batch mates or chunking.
+The op `choose` does it, within a step or on the host. The draw is Gumbel-max over Philox keyed by (seed, stream,
+position), so it does not depend on batch mates or chunking.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.random import gumbel
+from graphwright.array import from_numpy
 from graphwright.errors import ComputeError, ShapeError, UsageError
+from graphwright.models.generation.seen import Seen
+from graphwright.ops import compute, get
+from graphwright.ops.choose import RULES
 
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
+_MOST = float(np.finfo(np.float32).max)
+_WORD = (1 << 64) - 1
 
 
 class NonFinite(ComputeError):
@@ -79,27 +85,19 @@ class Sampling:
             if not fine:
                 raise UsageError(f"{name} is out of range", where=name, expected=expected, got=getattr(self, name))
 
-    def penalised(self, logits: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
-        """Logits [V] float32 after penalties and processors. Raises: ShapeError naming a processor."""
-        z = logits.astype(np.float32, copy=True)
-        seen = np.concatenate([prompt, output]).astype(np.int64)
-        if self.repetition_penalty != 1.0 and seen.size:
-            ids = np.unique(seen)
-            z[ids] = np.where(z[ids] > 0, z[ids] / self.repetition_penalty, z[ids] * self.repetition_penalty)
-        if (self.presence or self.frequency) and output.size:
-            ids, counts = np.unique(output, return_counts=True)
-            z[ids] -= np.float32(self.presence) + np.float32(self.frequency) * counts.astype(np.float32)
-        for processor in self.processors:
-            made = np.asarray(processor(seen, z))
-            if made.shape != z.shape or made.dtype != z.dtype:
-                raise ShapeError(
-                    "a processor returns logits of the shape and dtype it was given",
-                    where=getattr(processor, "__name__", repr(processor)),
-                    expected=f"float32 {list(z.shape)}",
-                    got=f"{made.dtype} {list(made.shape)}",
-                )
-            z = made
-        return z
+    @property
+    def penalises(self) -> bool:
+        """True if it matters what the text has so far, apart from processors."""
+        return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
+
+    def numbers(self) -> list[float]:
+        """The rules as the op `choose` takes them, in range of float32."""
+        return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
+
+    def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
+        """What else it takes, in range of int64."""
+        seed = int(self.seed) & _WORD
+        return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
     def filtered(
         self, logits: np.ndarray, prompt: np.ndarray | None = None, output: np.ndarray | None = None
@@ -109,21 +107,9 @@ class Sampling:
         Args:
             logits: of the model, [V].
             prompt, output: ids before and after the start of generation.
+        Raises: ShapeError naming a processor.
         """
-        none = np.zeros(0, np.int64)
-        z = self.penalised(logits, none if prompt is None else prompt, none if output is None else output)
-        if self.temperature > 0 and self.temperature != 1.0:
-            z = z / np.float32(self.temperature)
-        if 0 < self.top_k < z.size:
-            z[np.argsort(-z, kind="stable")[self.top_k :]] = -np.inf
-        if self.top_p < 1:
-            order = np.argsort(-z, kind="stable")
-            reached = np.cumsum(_softmax(z)[order])
-            z[order[1:][reached[:-1] >= np.float32(self.top_p)]] = -np.inf
-        if self.min_p > 0:
-            p = _softmax(z)
-            z[p < np.float32(self.min_p) * p.max()] = -np.inf
-        return z
+        return self._run(logits, 0, 0, prompt, output)[1]
 
     def choose(
         self,
@@ -133,27 +119,66 @@ class Sampling:
         prompt: np.ndarray | None = None,
         output: np.ndarray | None = None,
     ) -> int:
-        """The next token for logits [V] at an absolute position. Raises: NonFinite."""
-        for z, what in ((logits, "the logits"), (self.filtered(logits, prompt, output), "the logits after all rules")):
-            if np.isnan(z).any() or not np.isfinite(z.max()):
-                raise NonFinite(
-                    f"{what} are not finite",
-                    where=f"position {position}",
-                    got=f"max {z.max()}",
-                    fix="model.program.run(...) shows every value; processors may also be at fault",
-                )
-        if self.temperature == 0:
-            return int(np.argmax(z))
-        return int(np.argmax(z + gumbel(z.size, seed=self.seed, stream=stream, step=position)))
+        """The next token for logits [V] at an absolute position: what a step draws. Raises: NonFinite."""
+        _check(logits, "the logits", position)
+        token, z = self._run(logits, position, stream, prompt, output)
+        if token < 0:
+            _check(z, "the logits after all rules", position)
+        return token
+
+    def _run(
+        self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
+    ) -> tuple[int, np.ndarray]:
+        """Id and kept logits by the op `choose`, between whose penalties and other rules the processors stand."""
+        parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
+        seen = Seen(len(parts[0]))
+        for part in parts if self.penalises else ():
+            seen.add(part.tolist())
+        z, keys = np.array(logits, np.float32), self.keys(stream, position)
+        if not self.processors:
+            return _choose(z, self.numbers(), keys, seen.pairs)
+        penalties, ids = self.numbers()[:3], np.concatenate(parts)
+        _, z = _choose(z, [*penalties, 0.0, 1.0, 0.0], keys, seen.pairs)
+        for processor in self.processors:
+            z = _processed(processor, ids, z)
+        return _choose(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain values; processors by name."""
         return {**asdict(self), "processors": [getattr(p, "__name__", repr(p)) for p in self.processors]}
 
 
-def _softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max())
-    return e / e.sum()
+def _check(z: np.ndarray, what: str, position: int) -> None:
+    """Raises: NonFinite for NaN, or where the largest is no number."""
+    most = z.max()
+    if not np.isfinite(most):  # NaN is the largest
+        raise NonFinite(
+            f"{what} are not finite",
+            where=f"position {position}",
+            got=f"max {most}",
+            fix="model.program.run(...) shows every value; processors may also be at fault",
+        )
+
+
+def _choose(
+    z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
+) -> tuple[int, np.ndarray]:
+    operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
+    ids, kept = compute(get("choose"), [from_numpy(x[None]) for x in operands], {})
+    return int(ids.item()), kept.to_numpy()[0]
+
+
+def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Raises: ShapeError."""
+    made = np.asarray(processor(ids, z))
+    if made.shape != z.shape or made.dtype != z.dtype:
+        raise ShapeError(
+            "a processor returns logits of the shape and dtype it was given",
+            where=getattr(processor, "__name__", repr(processor)),
+            expected=f"float32 {list(z.shape)}",
+            got=f"{made.dtype} {list(made.shape)}",
+        )
+    return made
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:

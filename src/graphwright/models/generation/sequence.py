@@ -18,6 +18,7 @@ from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, Released
 from graphwright.models.generation.blocks import BlockPool
+from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.memory import numbers
 from graphwright.models.generation.rows import CHUNK, Rows
 
@@ -92,13 +93,15 @@ class Sequence(Rows):
         return self._length
 
     # -- filling -----------------------------------------------------------------------------------------------------
-    def step(self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False) -> NDArray:
+    def step(
+        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+    ) -> NDArray:
         """As `Rows.step`. Raises also: UsageError if another thread is in a step of this sequence."""
         if not self._busy.acquire(blocking=False):
             raise UsageError("a sequence is used by one thread at a time", fix="sequence.fork() per thread")
         try:
             with self.cache.lock:
-                return super().step(ids, all_logits=all_logits, allow_stale=allow_stale)
+                return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, draws=draws)
         finally:
             self._busy.release()
 
@@ -144,6 +147,7 @@ class Sequence(Rows):
             self._length += n
             tokens = np.full((1, n), -1, np.int64) if ids is None else np.asarray(ids, np.int64).reshape(1, n)
             self.tokens, self._logits = np.concatenate([self.tokens, tokens], axis=1), None
+            self._drawn = None
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows more, the block they begin in its own. All or nothing. Raises: CacheFull."""
@@ -163,16 +167,18 @@ class Sequence(Rows):
         """So many rows were written behind the length."""
         self._length += rows
 
-    def took(self, ids: np.ndarray, last: np.ndarray) -> None:
+    def took(
+        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+    ) -> None:
         """As `Rows.took`; a block that was filled is kept for prompts that begin alike."""
-        super().took(ids, last)
+        super().took(ids, last, draws, chosen)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
         if filled and not self.stale_runs and (self.tokens >= 0).all():
             self.cache.prefix.insert(self.cache.root(self.fingerprints), self.tokens[0], self.table)
 
-    def _run(self, ids: np.ndarray, all_logits: bool) -> NDArray:
-        return self.cache.run([self], ids, all_logits)
+    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
+        return self.cache.run([self], ids, all_logits, draws)
 
     def _fits(self) -> bool:
         return self.cache.fits()
@@ -249,7 +255,8 @@ class Sequence(Rows):
     def _take(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
         self.table[:], self.tokens = table, tokens
         self._length, prints, self.stale_runs, self._logits, self._logits_of = facts
-        self.fingerprints = dict(prints)
+        self.fingerprints, self._drawn = dict(prints), None
+        self._seen.clear()
 
     def fork(self) -> Sequence:
         """A sequence of its own with the same rows: shares all blocks, the last one until either writes to it."""

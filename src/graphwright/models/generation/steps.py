@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from graphwright.array import Device, NDArray, empty
 from graphwright.autograd import Variable
-from graphwright.models.generation.cached_program import Derived
+from graphwright.models.generation.cached_program import KEYS, RULES, SEEN, Derived
+from graphwright.models.generation.draw import Draw
 from graphwright.plan import Workspace, plan_for
 from graphwright.program import Program
 
@@ -26,9 +29,22 @@ class Fed:
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
-    def run(self) -> NDArray:
-        """Logits for what lies in the inputs."""
-        return self.space.step(self._arrays)["logits"]
+    def ask(self, row: int, draw: Draw, position: int, seen: np.ndarray) -> None:
+        """Have the id at a position drawn; `seen` as `Seen.pairs`."""
+        hosts = self.hosts
+        hosts[RULES][row], hosts[KEYS][row] = draw.rule.numbers(), draw.keys(position)
+        most = hosts[SEEN].shape[1]
+        hosts[SEEN][row, : len(seen)] = seen[:most]  # as many as there may be need no end
+
+    def ask_nothing(self) -> None:
+        """Have no ids drawn."""
+        if KEYS in self.hosts:
+            self.hosts[KEYS][:, 2] = -1
+
+    def run(self) -> tuple[NDArray, np.ndarray | None]:
+        """Logits for what lies in the inputs; and the ids drawn from them [B], where they are of the last rows only."""
+        made = self.space.step(self._arrays)
+        return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 
 
 class Steps:

@@ -91,6 +91,7 @@ AXES: Mapping[str, Rule | str] = {
     "kv_append": attention.kv_append,
     "kv_append_paged": attention.kv_append_paged,
     "sdpa_paged": attention.sdpa_paged,
+    "choose": places.choose,
     "embedding": places.embedding,
     "embedding_backward": _BACKWARD,
     "index": places.index,

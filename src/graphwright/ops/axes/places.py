@@ -147,6 +147,18 @@ def multinomial(u: Use) -> Sequence[Dims]:
     return [(*x[:-1], u.fresh(u.attrs["samples"], "draws so many"))]
 
 
+def choose(u: Use) -> Sequence[Dims]:
+    """Texts stay apart; what is chosen among is named by number."""
+    logits, *rest = u.ins
+    for dims in rest:
+        u.same(logits[0], dims[0])
+        for term in dims[1:]:
+            u.frozen(term, "is read by place")
+    u.mixed(logits[1], "draws one of it")
+    u.result_ranges[0] = logits[1]
+    return [logits[:1], logits]
+
+
 def cross_entropy(u: Use) -> Sequence[Dims]:
     """Classes are named by number, rows are the result's."""
     scores, targets, *weight = u.ins

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphwright.array.vm.encode import attention, elementwise, moves, noise, products, rows, updates
+from graphwright.array.vm.encode import attention, choose, elementwise, moves, noise, products, rows, updates
 from graphwright.array.vm.encode.operands import ENCODERS, Row, View, copy_row
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Row",
     "View",
     "attention",
+    "choose",
     "copy_row",
     "elementwise",
     "encode",
