@@ -123,13 +123,13 @@ def test_what_is_no_number_is_named_with_its_place(call: Any, value: float) -> N
         call(w)
 
 
-@pytest.mark.parametrize("n", [64, 256])
+@pytest.mark.parametrize("n", [64, 256, 512])
 def test_newton_schulz_polishes_to_the_polar_factor(n: int) -> None:
-    w = random((n, n), n, 100.0).astype(np.float32)
+    w = random((n, n), n).astype(np.float32)
     q, u = newton_schulz(w), polar(w)
     assert q.dtype == np.float32
     assert gram_error(q.astype(np.float64)) <= 5e-6
-    assert np.linalg.norm(q - u) <= 2e-6 * n**0.5 * 10
+    assert np.linalg.norm(q - u) <= 2e-6 * n**0.5
     rough = newton_schulz(w, polish=False)
     assert 0.05 < gram_error(rough.astype(np.float64)) < 0.7  # quintic steps alone are not orthogonal
     assert gram_error(newton_schulz(w, tol=0.1).astype(np.float64)) > 1e-4  # the tolerance counts
