@@ -28,8 +28,6 @@ from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.models.corpus import pydoc_split
 from graphwright.models.model import need_tokenizer
-from graphwright.program.threads import side_by_side
-from graphwright.program.weights import array_digest
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import next_token_nats
 
@@ -246,9 +244,8 @@ def first_token() -> Figure:
         model.logits(prompt)
         with torch.no_grad():
             module(torch.from_numpy(prompt))
-        ours, named, again, theirs, loaded = [], [], [], [], []
+        ours, again, theirs, loaded = [], [], [], []
         for _ in range(5):
-            before = model.program.constants()
             started = perf_counter()
             by_magnitude(model.program, 0.3)
             model.logits(prompt).argmax(-1)
@@ -256,10 +253,6 @@ def first_token() -> Figure:
             started = perf_counter()
             model.logits(prompt).argmax(-1)
             again.append(perf_counter() - started)
-            new = [a for key, a in model.program.constants().items() if a is not before[key]]
-            started = perf_counter()
-            side_by_side(array_digest, new)
-            named.append(perf_counter() - started)
             model.program.undo()
             model.logits(prompt)
             made = copy.deepcopy(module)
@@ -274,7 +267,6 @@ def first_token() -> Figure:
         "by magnitude, no data; prompt of 32 tokens; the model is loaded and has run before; median of 5",
     )
     figure.add("graphwright: edit, patched plan, run", float(np.median(ours)) * 1e3, "ms")
-    figure.add("  of which digests of the new weights, for the journal", float(np.median(named)) * 1e3, "ms")
     figure.add("  of which the run itself: a second one", float(np.median(again)) * 1e3, "ms")
     figure.add("Torch-Pruning: trace, group, prune, run", float(np.median(theirs)) * 1e3, "ms")
     figure.add("transformers: a new module, sliced weights, run", float(np.median(loaded)) * 1e3, "ms")

@@ -165,6 +165,11 @@ def resize(
 
     keys = [key for key, changed in changes.items() if changed or key in renumbered]
     weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
+    for w in weights:
+        if w.key not in renumbered and w.key not in factors and not is_hollow(w.array):
+            changed = changes[w.key]
+            if new is None or all((old >= 0).all() for old in changed.values()):
+                p.weights.refer_slice(w.array, p.weights.array(w.key), changed)
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
         terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]
