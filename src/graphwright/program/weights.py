@@ -18,6 +18,8 @@ from graphwright.program.threads import LARGE, side_by_side
 
 _TOLD = 4096
 """Integers of a table that a journal line tells itself: which key head each query head reads, say."""
+_SAMPLE = 1024
+"""Entries of a slice that enter its name."""
 SOURCE = "source"
 """What stands for the bytes of a weight that lies untouched in an opened file."""
 
@@ -141,6 +143,8 @@ class Weights(Mapping[str, Variable]):
     def refer_slice(self, array: NDArray, whole: NDArray, places: Mapping[int, np.ndarray]) -> None:
         """Let the places stand for an array that has the entries of `whole` at them, where a reference stands for that.
 
+        The first entries stand there too: they tell a slice of one checkpoint from that of another.
+
         Args:
             places: dimension -> for each new place the old one, or -1 for zeros.
         """
@@ -150,6 +154,7 @@ class Weights(Mapping[str, Variable]):
         name = blake2b(promise.reference.encode(), digest_size=16)
         for dim, old in sorted(places.items()):
             name.update(f"\n{dim} {len(old)} ".encode() + np.ascontiguousarray(old, "<i8").tobytes())
+        name.update(flat_bytes(np.ascontiguousarray(array.to_numpy(bits=True).reshape(-1)[:_SAMPLE])))
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
