@@ -159,7 +159,7 @@ def ladder() -> str:
             lambda e: e.link("layers.0.out", "layers.2.out", np.zeros((192, 192), np.float32))
         ),
     }
-    rows = {"as it was opened": (model.export_plan(), 1)}
+    rows: dict[str, Any] = {"as it was opened": (model.export_plan(), 1)}
     for name, make in edits.items():
         make()
         rows[name] = (model.export_plan(), model.export_plan(prefer="size").rung)
