@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -10,8 +13,10 @@ from typing import Any
 import numpy as np
 
 import graphwright as gw
+from graphwright import evolve as ev
 from graphwright import structure as st
 from graphwright import surgery as sg
+from graphwright.evolve.pictures import network
 from graphwright.structure.pictures import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
@@ -118,6 +123,136 @@ def compress() -> str:
     return _change(p, "layers.1.mlp", "layers.1.mlp.up")
 
 
+def recipe() -> str:
+    """What the recipe of docs/export.md does to blocks 0 and 1 of the bundled model: neurons, a head, a whole layer."""
+    p, before = gw.open("bundled").program, gw.open("bundled").program
+    text = (PLACE.parent / "export.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as place:
+        written = Path(place) / "recipe.yaml"
+        written.write_text(text.split('Path("recipe.yaml").write_text("""')[1].split('"""')[0], encoding="utf-8")
+        gw.program.apply_recipe(written, p)
+    return p.to_svg(diff=before, expanded={"layers"})
+
+
+def ladder() -> str:
+    """What `export_plan` says of six structures of the bundled model: rungs, bytes, and the one that is taken."""
+    model = gw.open("bundled")
+    p = model.program
+
+    def edit(change: Callable[[Any], Any]) -> Callable[[], None]:
+        def call() -> None:
+            with p.edit("change") as e:
+                change(e)
+
+        return call
+
+    def uniform(e: Any) -> None:
+        e.cut_units(model.select("layers").layers[2])
+        e.cut_units(model.select("layers.*.mlp").neurons[:32])
+
+    edits: dict[str, Callable[[], Any]] = {
+        "other values of a matrix": edit(lambda e: e.set_weight("layers.0.attn.q.weight", lambda w: w / 2)),
+        "a layer less, as many neurons less in all others": edit(uniform),
+        "200 neurons of one layer less": model.select("layers.1.mlp").neurons[:200].prune,
+        "a matrix as two thin ones": lambda: sg.compress(p, "layers.1.mlp.up", "svd", sg.Ratio(0.3)),
+        "a skip around a block": edit(
+            lambda e: e.link("layers.0.out", "layers.2.out", np.zeros((192, 192), np.float32))
+        ),
+    }
+    rows: dict[str, Any] = {"as it was opened": (model.export_plan(), 1)}
+    for name, make in edits.items():
+        make()
+        rows[name] = (model.export_plan(), model.export_plan(prefer="size").rung)
+        p.undo()
+    return _ladder(rows)
+
+
+def _ladder(rows: dict[str, Any]) -> str:
+    left, wide, high = 310, 104, 40
+    heads = ("as it was", "another config", "zeros", "sizes per layer", "generated code")
+    colours = {"taken": "#1a7f37", "exact": "#a7e3b4", "inexact": "#fff3b8", "not": "#eaeef2"}
+    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">rung {i + 1}</text>'
+             f'<text x="{left + wide * i + 4}" y="36">{head}</text>' for i, head in enumerate(heads)]  # fmt: skip
+    for k, (name, (plan, smaller)) in enumerate(rows.items()):
+        y = 46 + high * k
+        parts.append(f'<text x="6" y="{y + 21}">{name}</text>')
+        for r in plan.rungs:
+            kind = "taken" if r.rung == plan.rung else "exact" if r.exact else "inexact" if r.possible else "not"
+            why = escape(r.reasons[0]["reason"] if r.reasons else f"{r.bytes:,} bytes of weights")
+            x, ink = left + wide * (r.rung - 1), "#ffffff" if kind == "taken" else "#24292f"
+            said = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
+            ring = ' stroke="#0969da" stroke-width="3"' if r.rung == smaller != plan.rung else ""
+            parts.append(f"<g><title>{why}</title>"
+                         f'<rect x="{x + 3}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="4" '
+                         f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '
+                         f'style="fill:{ink}">{said}</text></g>')  # fmt: skip
+    y = 62 + high * len(rows)
+    told = (("taken", "taken by itself", 6), ("exact", "exact too", 140), ("inexact", "if asked for: rounds", 245),
+            ("not", "no", 410))  # fmt: skip
+    for kind, text, x in told:
+        parts.append(f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="3" fill="{colours[kind]}"/>'
+                     f'<text x="{x + 20}" y="{y}">{text}</text>')  # fmt: skip
+    parts.append(f'<rect x="472" y="{y - 11}" width="13" height="13" rx="3" fill="none" stroke="#0969da" '
+                 f'stroke-width="3"/><text x="492" y="{y}">taken with prefer="size"</text>')  # fmt: skip
+    return _page(left + wide * 5 + 6, y + 14, parts)
+
+
+def diff() -> str:
+    """What `diff` finds between the bundled model and an edited one: each matrix of each layer."""
+    model, before = gw.open("bundled"), gw.open("bundled").program
+    p = model.program
+    sg.orthogonalize(p, "layers.1.attn.{q,k}")
+    model.select("layers.2.mlp").neurons[:200].prune()
+    with p.edit("an MLP at half weight") as e:
+        e.set_weight("layers.0.mlp.down.weight", lambda w: w / 2)
+    sg.compress(p, "layers.3.mlp.up", "svd", sg.Ratio(0.3))
+    return _diff(p.diff(before))
+
+
+def _diff(found: Any) -> str:
+    """Layers as columns, matrices as rows; a blank cell is a matrix of the same bytes."""
+    matrices = {f"{at}.{name}": f"{block}.{name}_proj" for at, block, names in
+                (("attn", "self_attn", "qkvo"), ("mlp", "mlp", ("gate", "up", "down"))) for name in names}  # fmt: skip
+    changed = {w.key: w for w in found.weights}
+    left, wide, high = 90, 150, 30
+    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">layer {i}</text>' for i in range(4)]
+    for k, (name, key) in enumerate(matrices.items()):
+        y = 30 + high * k
+        parts.append(f'<text x="6" y="{y + 18}">{name}</text>')
+        for i in range(4):
+            at, w = f"model.layers.{i}.{key}", changed.get(f"model.layers.{i}.{key}.weight")
+            said, fill, ink = "", "#f6f8fa", "#24292f"
+            if f"{at}.weight" in found.missing:
+                said = f"in {sum(k.startswith(f'{at}.') for k in found.extra)} factors"
+                fill, ink = "#8250df", "#ffffff"
+            elif w is not None and w.relative is None:
+                said, fill = f"{w.before.split('[')[1][:-1]} → {w.after.split('[')[1][:-1]}", "#f5c98b"
+            elif w is not None:
+                said, fill = f"moved by {w.relative:.2f} of its norm", "#cfe3ff"
+            x = left + wide * i
+            parts.append(f'<rect x="{x}" y="{y}" width="{wide - 4}" height="{high - 4}" rx="4" fill="{fill}"/>'
+                         f'<text x="{x + wide / 2 - 2:g}" y="{y + 17}" text-anchor="middle" '
+                         f'style="fill:{ink};font-size:10.5px">{said}</text>')  # fmt: skip
+    y = 48 + high * len(matrices)
+    parts.append(f'<text x="6" y="{y}">blank: the same bytes, {found.equal} weights in all with the norms</text>')
+    return _page(left + wide * 4 + 6, y + 12, parts)
+
+
+def evolved() -> str:
+    """The champion of the run of docs/evolve.md."""
+    run = ev.Evolution(ev.tasks.xor(), ev.scalar(), ev.NEAT(population=150), seed=7)
+    return network(run.run(max_generations=300).best.genome, run.task.names)
+
+
+def _page(width: float, height: float, parts: list[str]) -> str:
+    style = "text{font:12px system-ui,sans-serif;fill:#24292f}.n{font-weight:bold}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img">'
+        f"<style>{style}</style>\n" + "\n".join(parts) + "</svg>\n"
+    )
+
+
 def _change(p: gw.Program, *opened: str) -> str:
     """Block 1 against what it was before the last edit, with some of its modules opened."""
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
@@ -133,8 +268,12 @@ PICTURES = {
     "prune.svg": prune,
     "orthogonalize.svg": orthogonalize,
     "compress.svg": compress,
+    "recipe.svg": recipe,
+    "ladder.svg": ladder,
+    "diff.svg": diff,
+    "evolved.svg": evolved,
 }
-TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg"}
+TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg"}
 """Those that take seconds."""
 
 if __name__ == "__main__":

@@ -329,6 +329,32 @@ def test_an_error_is_one_json_document_too(call):
     assert facts["where"] == "/no/such/place"
 
 
+@pytest.mark.parametrize(
+    ("args", "where", "what"),
+    [
+        (("inspect", "bundled", "--json", "--nonsense"), "inspect", "No such option: --nonsense"),
+        (("inspect", "--json"), "inspect", "Missing argument 'DIR'"),
+        (("prune", "bundled", "out", "--target", "many", "--json"), "prune", "Invalid value for '--target'"),
+        (("diff", "--json", "bundled", "bundled", "bundled"), "diff", "unexpected extra argument"),
+        (("inspekt", "bundled", "--json"), "", "No such command 'inspekt'"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_json_document_too(args, where, what):
+    done = CliRunner().invoke(app, args)
+    facts = json.loads(done.stdout)
+    assert (done.exit_code, facts["ok"], facts["error"]) == (2, False, "UsageError")
+    assert facts["where"].endswith(where)
+    assert what in facts["what"]
+    assert what in done.stderr
+    assert CliRunner().invoke(app, facts["fix"].split()[-2 if where else -1 :]).exit_code == 0
+
+
+def test_after_two_dashes_an_option_is_a_word():
+    done = CliRunner().invoke(app, ["inspect", "--nonsense", "--", "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "No such option: --nonsense" in done.stderr
+
+
 def test_the_list_of_verbs_is_not_cut_short(call):
     assert "..." not in call("--help").partition("Commands:")[2]
 

@@ -16,7 +16,7 @@ from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.graph import StaleHandle
-from graphwright.program import Builder, InvalidProgram, NotUndoable, load, replay
+from graphwright.program import Builder, InvalidProgram, NotUndoable, load, replay, weights
 from graphwright.program.hashing import decode_attrs, encode_attrs
 from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 
@@ -209,6 +209,61 @@ def test_weights_of_an_opened_checkpoint_count_by_reference_before_and_after(tmp
     q.undo()
     assert q.state_hash() == first
     assert q.hash() == untouched.hash()
+
+
+def opened(path, seed=0):
+    """Two linear maps whose weights lie untouched in a checkpoint."""
+    rng = np.random.default_rng(seed)
+    if not path.exists():
+        tensors = {"a": (8, 3), "b": (2, 8)}
+        write_tensors(path, [TensorData(k, "F32", n, rng.normal(size=n).astype("f4")) for k, n in tensors.items()])
+    source = Checkpoint(path)
+    b = Builder("two maps")
+    w = [b.param(k, np.zeros(n, "f4")) for k, n in (("a", (8, 3)), ("b", (2, 8)))]
+    b.output(b.linear(b.relu(b.linear(b.input("x", ("N", 3)), w[0])), w[1]), "y")
+    p = b.build()
+    for key, v in p.weights.items():
+        of = Storage.mapped(lambda key=key: source.bytes(key), v.data.nbytes, CPU)
+        v.data = NDArray(of, float32, v.shape)
+        p.weights.refer(v.data)
+    return p
+
+
+def test_slices_of_an_opened_checkpoint_count_by_reference(tmp_path, monkeypatch):
+    """Their bytes are hashed where somebody asks for them, not by the edit; what is written to counts by its bytes."""
+    p = opened(tmp_path / "m.safetensors")
+    hashed = []
+    real = weights.array_digest
+    monkeypatch.setattr(weights, "array_digest", lambda array: (hashed.append(array), real(array))[1])
+    states = [p.state_hash()]
+    for gone in ([1, 4], [0], [0]):
+        p.axes().of("b", 1)[0].units(gone).prune()
+        states.append(p.state_hash())
+    assert not hashed
+    assert len(set(states)) == 4
+    assert [e.after for e in p.journal] == states[1:]
+    assert [p.at(i).state_hash() for i in range(3)] == states[1:]
+    q = load(p.save(tmp_path / "p"))
+    for r in (p, q, load(q.save(tmp_path / "q"))):
+        r.undo(2)
+        assert r.state_hash() == states[1]
+        r.redo(2)
+        assert r.state_hash() == states[3]
+    again = opened(tmp_path / "m.safetensors")
+    replay(list(p.journal)[:3], again)
+    assert again.state_hash() == states[3]
+    assert again.hash() == q.hash() == p.hash()
+    other = opened(tmp_path / "m.safetensors")
+    other.axes().of("b", 1)[0].units([1, 3]).prune()
+    assert other.state_hash() != states[1]
+    foreign = opened(tmp_path / "other.safetensors", seed=1)
+    assert foreign.state_hash() == states[0]  # named alike, until bytes of it are copied
+    foreign.axes().of("b", 1)[0].units([1, 4]).prune()
+    assert foreign.state_hash() != states[1]
+    array = other.weights.array("b")
+    array.to_numpy()[0, 0] += 1
+    array.storage.written()
+    assert other.weights.reference("b") == other.weights.digest("b") == real(array)
 
 
 def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):

@@ -25,8 +25,10 @@ from graphwright.cli import (
     verify,
     warmup,
 )
+from graphwright.cli.usage import Verbs
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

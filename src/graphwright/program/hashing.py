@@ -134,8 +134,9 @@ class StructureHash:
         """sha256 of structure and weights.
 
         Args:
-            mapped_by_reference: leave out the bytes of weights that still lie untouched in an opened file, so that no
-                payload is read; the journal uses it to name states relative to the source.
+            mapped_by_reference: leave out the bytes of weights that still lie untouched in an opened file, and of
+                slices of these, which their places name, so that no payload is read; the journal uses it to name
+                states relative to the source.
         """
         state = sha256(self.structure().encode())
         p = self._program

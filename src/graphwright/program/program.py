@@ -119,7 +119,7 @@ class Program(Editable):
         return self._structure.full()
 
     def state_hash(self) -> str:
-        """As `hash`, with weights that lie untouched in an opened file counted by reference; reads no payload."""
+        """As `hash`, with weights that lie untouched in an opened file, and slices of them, by reference."""
         return self._structure.full(mapped_by_reference=True)
 
     # -- beside others -----------------------------------------------------------------------------------------------

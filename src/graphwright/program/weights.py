@@ -18,20 +18,24 @@ from graphwright.program.threads import LARGE, side_by_side
 
 _TOLD = 4096
 """Integers of a table that a journal line tells itself: which key head each query head reads, say."""
+_SAMPLE = 1024
+"""Entries of a slice that enter its name."""
 SOURCE = "source"
 """What stands for the bytes of a weight that lies untouched in an opened file."""
 
 
 class Promise(NamedTuple):
-    """What is known of an array in a program's own files without reading it.
+    """What is known without reading it of an array in a program's own files, or of a slice of one.
 
     Attributes:
         digest: its `array_digest`, which a saved program tells and its bytes are checked against; None in a checkpoint.
-        source: whether it counts by reference.
+        reference: what it counts by in a state's hash: `SOURCE`, or the name of a slice; None if by its digest.
+        version: of the memory of a slice when it was made: it is one until it is written to. None for a file's.
     """
 
     digest: str | None
-    source: bool
+    reference: str | None
+    version: int | None = None
 
 
 def array_digest(array: NDArray) -> str:
@@ -52,9 +56,9 @@ def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
     A table of few integers stands there itself. A value that still lies untouched in an opened file is named by its
     spec alone, so that no payload is read.
     """
-    digest = weights.reference_of(array) or array_digest(array)
-    name: dict[str, Any] = {"source": True} if digest == SOURCE else {"blake2b": digest}
-    if digest != SOURCE and array.dtype.kind == "int" and array.size <= _TOLD:
+    source = weights.reference_of(array) == SOURCE
+    name: dict[str, Any] = {"source": True} if source else {"blake2b": weights.digest_of(array)}
+    if not source and array.dtype.kind == "int" and array.size <= _TOLD:
         name["values"] = array.to_numpy().tolist()
     return {"spec": array.spec.to_json(), **name}
 
@@ -126,22 +130,50 @@ class Weights(Mapping[str, Variable]):
         self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
-        """The digest, or `SOURCE` for a weight that lies untouched in an opened file; reads no file."""
+        """The digest, or what stands for a weight that lies untouched in an opened file or is a slice of one.
+
+        Reads no file.
+        """
         return self.reference_of(self.array(key)) or self.digest(key)
 
     def refer(self, array: NDArray) -> None:
         """Let `SOURCE` stand for an array that lies in the file this program was opened from."""
-        self.promises[array] = Promise(None, True)
+        self.promises[array] = Promise(None, SOURCE)
+
+    def refer_slice(self, array: NDArray, whole: NDArray, places: Mapping[int, np.ndarray]) -> None:
+        """Let the places stand for an array that has the entries of `whole` at them, where a reference stands for that.
+
+        The first entries stand there too: they tell a slice of one checkpoint from that of another.
+
+        Args:
+            places: dimension -> for each new place the old one, or -1 for zeros.
+        """
+        promise = self.promise_of(whole)
+        if promise is None or promise.reference is None:
+            return
+        name = blake2b(promise.reference.encode(), digest_size=16)
+        for dim, old in sorted(places.items()):
+            name.update(f"\n{dim} {len(old)} ".encode() + np.ascontiguousarray(old, "<i8").tobytes())
+        name.update(flat_bytes(np.ascontiguousarray(array.to_numpy(bits=True).reshape(-1)[:_SAMPLE])))
+        self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
+
+    def promise_of(self, array: NDArray) -> Promise | None:
+        """What is promised of an array as it is now."""
+        promise = self.promises.get(array)
+        return promise if promise is None or promise.version in (None, array.storage.version) else None
 
     def reference_of(self, array: NDArray) -> str | None:
-        """What stands for an array in this program's files: its promised digest, or `SOURCE`; None for any other.
+        """What stands for an array in this program's files, or for a slice of one; None for any other.
 
         An array that another program brought along from its own file is another: its bytes count.
         """
-        promise = self.promises.get(array)
-        if promise is None:
-            return None
-        return SOURCE if promise.source else promise.digest
+        promise = self.promise_of(array)
+        return None if promise is None else promise.reference or promise.digest
+
+    def digest_of(self, array: NDArray) -> str:
+        """`array_digest` of an array, as it was promised if it was."""
+        promise = self.promise_of(array)
+        return array_digest(array) if promise is None or promise.digest is None else promise.digest
 
     def digest(self, key: str) -> str:
         """BLAKE2b-128 over dtype, shape and bytes; computed once per value."""

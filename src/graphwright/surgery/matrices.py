@@ -154,10 +154,13 @@ def _uses(p: Program, value: Value) -> list[Use]:
 
 def values(program: Program, key: str) -> np.ndarray:
     """A weight in float64. Raises: NonFiniteWeight naming the first entry that is not finite."""
-    array = program.weights.array(key).to_numpy("float64")
-    finite = np.isfinite(array)
-    if not finite.all():
-        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+    return finite(program.weights.array(key).to_numpy("float64"), key)
+
+
+def finite(array: np.ndarray, key: str = "w") -> np.ndarray:
+    """An array of numbers. Raises: NonFiniteWeight naming its first entry that is not finite."""
+    if not (fine := np.isfinite(array)).all():
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmin(fine)), fine.shape))
         raise NonFiniteWeight(key, index, float(array[index]))
     return array
 

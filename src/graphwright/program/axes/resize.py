@@ -77,7 +77,7 @@ class ResizeAxis:
             after = list(before)
             for dim, old in places:
                 after[dim] = len(old)
-                if any(not -1 <= i < before[dim] for i in old):
+                if old and not -1 <= min(old) <= max(old) < before[dim]:
                     raise ShapeError(
                         "a place outside the weight", where=f"{key}, dimension {dim}", expected=before[dim]
                     )
@@ -103,10 +103,11 @@ class ResizeAxis:
     def apply(self, p: Program) -> None:
         """Give weights and nodes their values; what follows them by shape is told by the variables' lineage."""
         back = p.graveyard.mode in ("undo", "roll back")
+        readers = self._readers(p)
         for key, array, places in self.weights:
             maps = {dim: np.asarray(old, np.int64) for dim, old in places}
             p.weights[key].reshape_to(array, maps, back=back)
-            for node in p.readers(key):
+            for node in readers[key]:
                 p.update_node(node, specs=(array.spec,))
         for node, attrs in self.attrs:
             p.update_node(node, attrs=dict(attrs))
@@ -115,12 +116,16 @@ class ResizeAxis:
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         """Nodes of the weights, and those with other attributes."""
+        own = (n for n, _ in (*self.attrs, *self.inputs))
+        return (*(n for found in self._readers(p).values() for n in found), *own)
+
+    def _readers(self, p: Program) -> dict[str, list[NodeId]]:
+        """Key -> nodes that stand for the weight, of all weights in one walk."""
         readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
         for kind in sorted(STORED):
             for node in p.of_kind(kind):
                 readers.get(p.key(node), []).append(node)
-        own = (n for n, _ in (*self.attrs, *self.inputs))
-        return (*(n for found in readers.values() for n in found), *own)
+        return readers
 
     def to_json(self, p: Program) -> dict[str, Any]:
         """Axes by name and places; values only where some are new: the others are the places of what is there."""
@@ -165,6 +170,11 @@ def resize(
 
     keys = [key for key, changed in changes.items() if changed or key in renumbered]
     weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
+    for w in weights:
+        if w.key not in renumbered and w.key not in factors and not is_hollow(w.array):
+            changed = changes[w.key]
+            if new is None or all((old >= 0).all() for old in changed.values()):
+                p.weights.refer_slice(w.array, p.weights.array(w.key), changed)
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
         terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]

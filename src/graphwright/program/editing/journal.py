@@ -48,7 +48,7 @@ class Entry:
         why, author, tool, line: given by the caller; line is file:line of the user's code.
         base_version: version that the edit was made on.
         edits: JSON forms of the primitives.
-        before, after: hashes of the program, untouched weights of an opened file counted by reference.
+        before, after: hashes of the program, untouched weights of an opened file and slices of them by reference.
         undoes, redoes: seq of the entry that this one takes back or makes again.
         warnings: what was allowed but probably not meant.
         prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).

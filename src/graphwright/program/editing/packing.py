@@ -19,10 +19,9 @@ from graphwright.program.editing.journal import Undo
 from graphwright.program.files import forms
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.program import Program
-from graphwright.program.weights import SOURCE, array_digest
 
-Fetch = Callable[[str, bool], NDArray]
-"""Digest, and whether the array was counted by reference -> the array."""
+Fetch = Callable[[str, str | None], NDArray]
+"""Digest, and the reference that the array counted by -> the array."""
 
 
 class Packer:
@@ -69,13 +68,12 @@ class Packer:
         return [name, *(WRITERS[kind](self, getattr(edit, field)) for field, kind in FIELDS[name].items())]
 
     def array(self, array: NDArray) -> list[Any]:
-        """An array by its digest, and whether it counts by reference."""
-        known = self._program.weights.reference_of(array)
-        digest = known if known not in (None, SOURCE) else array_digest(array)
-        assert digest is not None
+        """An array by its digest, and the reference that it counts by."""
+        weights = self._program.weights
+        digest, known = weights.digest_of(array), weights.promise_of(array)
         assert array.storage.memory is not None or not array.size  # a save over its own source must not lose it
         self.arrays.setdefault(digest, array)
-        return [digest, known == SOURCE]
+        return [digest, None if known is None else known.reference]
 
     def variable(self, variable: Variable | None) -> int | None:
         """A variable by its number."""
@@ -152,8 +150,8 @@ class Unpacker:
 
     def array(self, data: Any) -> NDArray:
         """Inverse of `Packer.array`."""
-        digest, source = forms.array(data, 2)
-        return self._fetch(forms.text(digest), forms.flag(source))
+        digest, reference = forms.array(data, 2)
+        return self._fetch(forms.text(digest), forms.optional_text(reference))
 
     def variable(self, data: Any) -> Variable | None:
         """Inverse of `Packer.variable`."""

@@ -10,6 +10,7 @@ from graphwright.graph import NodeId
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import INPUT, PARAM, SOURCES, STORED, WRITE
 from graphwright.program.program import Program, Value
+from graphwright.program.readers import lead
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -154,12 +155,8 @@ def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Val
 
 def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
     """Let a new node have the readers, the outputs and the name of an old one, which goes."""
-    p, path = e.program, e.program.path(old)
-    for edge in p.out_edges(old):
-        e.rewire(edge, new)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if Value(old) in outputs.values():
-        e.set_outputs(**{name: new if v.node == old else v for name, v in outputs.items()})
+    path = e.program.path(old)
+    lead(e, Value(old), Value(new))
     e.remove(old)
     e.rename(new, path)
 

@@ -84,6 +84,8 @@ class Spill:
         start = -(-self.moved // ALIGNMENT) * ALIGNMENT
         content = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
         digest = digest_of(array.spec, content)
+        known = self._program.weights.promise_of(array)
+        reference = None if known is None else known.reference
         self._file.seek(start)
         self._file.write(content.data)
         self._file.flush()
@@ -91,7 +93,7 @@ class Spill:
         twin = NDArray(
             Storage.mapped(self._reader(array, start, digest), content.nbytes, CPU), array.dtype, array.shape
         )
-        self._program.weights.promises[twin] = Promise(digest, source=False)
+        self._program.weights.promises[twin] = Promise(digest, reference)
         return twin
 
     def _reader(self, array: NDArray, start: int, digest: str) -> Callable[[], memoryview]:

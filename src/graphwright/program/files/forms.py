@@ -33,6 +33,11 @@ def text(data: Any) -> str:
     return data
 
 
+def optional_text(data: Any) -> str | None:
+    """A string or null."""
+    return None if data is None else text(data)
+
+
 def flag(data: Any) -> bool:
     """True or False."""
     if not isinstance(data, bool):

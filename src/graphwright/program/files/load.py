@@ -208,8 +208,8 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
     forms.table(stored, files.weights.keys())
     made: dict[str, Variable] = {}
     for key, row in stored.items():
-        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "source"))
-        array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.flag(row["source"]))
+        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"))
+        array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.optional_text(row["reference"]))
         if not is_key(key) or array.spec != forms.spec(row["spec"]):
             raise ProgramFileError(
                 "a tensor has another spec than it had", where=key, expected=row["spec"], got=array.spec
@@ -244,7 +244,7 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
 
 
 def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
-    live = {(promise.digest, promise.source): a for a, promise in p.weights.promises.items()}
+    live = {(promise.digest, promise.reference): a for a, promise in p.weights.promises.items()}
     keys = {
         promise.digest: (files.weights, key)
         for key, v in p.weights.items()
@@ -254,11 +254,11 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
         if files.history is not None:
             keys.setdefault(forms.text(digest), (files.history, digest))
 
-    def fetch(digest: str, source: bool) -> NDArray:
-        if (digest, source) not in live:
+    def fetch(digest: str, reference: str | None) -> NDArray:
+        if (digest, reference) not in live:
             checkpoint, key = keys[digest]
-            live[digest, source] = files.array(checkpoint, key, digest, source)
-        return live[digest, source]
+            live[digest, reference] = files.array(checkpoint, key, digest, reference)
+        return live[digest, reference]
 
     forms.table(data, ("undos", "removed", "back", "forth", "variables"))
     for seq, undo in Unpacker(p, data, fetch).undos.items():

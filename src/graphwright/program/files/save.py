@@ -24,7 +24,7 @@ from graphwright.files import StrPath, atomic_directory, check_free
 from graphwright.graph import chain
 from graphwright.program.editing.packing import Packer
 from graphwright.program.files.forms import handle_form
-from graphwright.program.weights import SOURCE, digest_of
+from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
@@ -139,13 +139,14 @@ def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> Ten
 
 def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:
     variable: Variable = p.weights[key]
+    promise = p.weights.promise_of(p.weights.array(key))
     return {
         "trained": isinstance(variable, Parameter),
         "trainable": variable.requires_grad,
         "name": variable.name,
         "spec": variable.spec.to_json(),
         "blake2b": digest,
-        "source": p.weights.reference_of(p.weights.array(key)) == SOURCE,
+        "reference": None if promise is None else promise.reference,
     }
 
 

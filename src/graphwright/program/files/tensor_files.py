@@ -34,7 +34,7 @@ class TensorFiles:
                 raise ProgramFileError("the file is not the one that was saved", where=path)
         self._mapped: list[NDArray] = []
 
-    def array(self, checkpoint: Checkpoint, key: str, digest: str, source: bool) -> NDArray:
+    def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
         """A tensor, mapped at its first use and checked against its digest then."""
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
@@ -50,7 +50,7 @@ class TensorFiles:
             return content
 
         array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
-        self.program.weights.promises[array] = Promise(digest, source)
+        self.program.weights.promises[array] = Promise(digest, reference)
         self._mapped.append(array)
         return array
 

@@ -13,6 +13,7 @@ from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
+from graphwright.program.readers import lead
 from graphwright.surgery.constraints.constraint import Constraint
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.mend import sweep
@@ -129,15 +130,8 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 
 def _sum_behind(e: Transaction, node: NodeId) -> NodeId:
     """A junction that all readers of a node read in its place."""
-    p = e.program
-    readers = p.out_edges(node)
-    junction = e.add("junction", node, name=p.free_name(f"{p.path(node)}.sum"))
-    for edge in readers:
-        if p.edge_value(edge).port == 0:
-            e.rewire(edge, junction)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if any(v == Value(node) for v in outputs.values()):
-        e.set_outputs(**{name: junction if v == Value(node) else v for name, v in outputs.items()})
+    junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
+    lead(e, Value(node), Value(junction))
     return junction
 
 

@@ -11,6 +11,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.kinds import PARAM
+from graphwright.program.readers import lead
 from graphwright.surgery.matrices import Matrix, find_matrices, stored, values
 
 ENDING = ".lora.outer.weight"
@@ -72,11 +73,7 @@ def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> t
         e.connect(value, p.graph.target(readers[0]))
     else:
         total = e.add("junction", node, value, name=f"{m.name}.lora.sum")
-        for edge in readers:
-            e.rewire(edge, total)
-        if Value(node) in p.outputs():
-            outputs = zip(p.output_names(), p.outputs(), strict=True)
-            e.set_outputs(**{name: Value(total) if v == Value(node) else v for name, v in outputs})
+        lead(e, Value(node), Value(total))
     return f"{m.name}.lora.inner.weight", f"{m.name}.lora.outer.weight"
 
 
@@ -86,11 +83,7 @@ def _merge(e: Transaction, base: str) -> str:
     path, total = f"{base}.weight", f"{base}.lora.sum"
     e.set_weight(path, values(p, p.key(p.node(path))) + outer @ inner)
     if p.free_name(total) != total:
-        node = p.node(base)
-        for edge in p.out_edges(p.node(total)):
-            e.rewire(edge, node)
-        outputs = zip(p.output_names(), p.outputs(), strict=True)
-        e.set_outputs(**{name: Value(node) if v.node == p.node(total) else v for name, v in outputs})
+        lead(e, Value(p.node(total)), Value(p.node(base)))
         e.remove(total)
     e.remove([n for n in p.select(f"{base}.lora.**")])
     return path

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.surgery.factorise.factors import LowRank
 from graphwright.surgery.factorise.tensor_train import rank_within
+from graphwright.surgery.matrices import finite
 
 RIDGE = 1e-6
 """Of the mean diagonal of the Gram matrix; added to it, so that it has a Cholesky factor."""
@@ -60,10 +61,13 @@ class LowRankFit:
 
 
 def svd(w: np.ndarray, rank: int) -> LowRank:
-    """Truncated SVD of [out, in]; its squared error is the sum of the dropped squared singular values."""
-    return LowRankFit.of(np.asarray(w, np.float64)).at(rank)
+    """Truncated SVD of [out, in]; its squared error is the sum of the dropped squared singular values.
+
+    Raises: NonFiniteWeight.
+    """
+    return LowRankFit.of(finite(np.asarray(w, np.float64))).at(rank)
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """The rank that loses least of y = x · Wᵀ over inputs of a Gram matrix [in, in]."""
-    return LowRankFit.of(np.asarray(w, np.float64), np.asarray(gram, np.float64)).at(rank)
+    """The rank that loses least of y = x · Wᵀ over inputs of a Gram matrix [in, in]. Raises: NonFiniteWeight."""
+    return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)

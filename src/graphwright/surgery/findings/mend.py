@@ -8,6 +8,7 @@ from math import prod
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import AxisGroup, Program, Value
 from graphwright.program.editing.transaction import Transaction
+from graphwright.program.readers import lead
 from graphwright.surgery.findings.finding import Fix
 from graphwright.surgery.findings.wiring import Wiring
 
@@ -40,11 +41,7 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
-        for edge in e.program.out_edges(node):
-            e.rewire(edge, operand)
-        outputs = dict(zip(e.program.output_names(), e.program.outputs(), strict=True))
-        if any(v.node == node for v in outputs.values()):
-            e.set_outputs(**{name: operand if v.node == node else v for name, v in outputs.items()})
+        lead(e, Value(node), operand)
         sweep(e, node)
 
     return Fix(f"take {p.path(node)} ({p.op(node)}) out", apply, edges=1, keeps_function=keeps)

@@ -81,7 +81,7 @@ def lie_log(q: np.ndarray) -> np.ndarray:
     Raises: NotRotation if Q is not orthogonal, or has determinant -1.
     """
     q = _square(q)
-    if (error := gram_error(q)) > TOLERANCE:
+    if not (error := gram_error(q)) <= TOLERANCE:
         raise NotRotation("the matrix is not orthogonal", expected=f"max |QᵀQ - I| <= {TOLERANCE:g}", got=error)
     if np.linalg.det(q) < 0:
         raise NotRotation("a reflection has no skew logarithm", expected="determinant 1", got="determinant -1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphwright.surgery.orthogonal.entry import in_range
 from graphwright.surgery.orthogonal.polar import polar
 from graphwright.surgery.orthogonal.products import multiply
 
@@ -20,14 +21,15 @@ def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = Tru
     """The polar factor of a float32 or float64 matrix [out, in], in its dtype.
 
     Args:
-        w: finite.
         tol: of max |XᵀX - I| at which the cubic steps end; 2e-6 in float32, 1e-12 in float64.
         polish: False leaves the cubic steps out: singular values are then between 0.68 and 1.2, not 1.
     Returns: the factor, by SVD where the steps do not converge, as for a singular matrix.
+    Raises: NonFiniteWeight.
     """
     w = np.asarray(w)
     if w.dtype not in TOLERANCE:
         w = w.astype(np.float64)
+    w = in_range(w)
     if w.shape[0] < w.shape[1]:
         return newton_schulz(w.T, tol=tol, polish=polish).T
     bound = float(np.sqrt(np.abs(w).sum(0).max() * np.abs(w).sum(1).max())) if w.size else 0.0

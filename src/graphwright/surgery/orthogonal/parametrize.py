@@ -11,8 +11,9 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program import EmptySelection, Program, Selection, Transaction
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.kinds import PARAM
+from graphwright.program.readers import lead
 from graphwright.surgery.matrices import Matrix, find_matrices, stored, values
 from graphwright.surgery.orthogonal.polar import polar, stretch
 
@@ -58,7 +59,7 @@ def bake(program: Program, where: str | Selection = "**") -> list[str]:
         for base in bases:
             made = program.node(f"{base}.orthogonal")
             w = e.param(f"{base}.weight", _value(program, base), key=_key(program, base), trainable=False)
-            _rewire(e, made, w)
+            lead(e, Value(made), Value(w))
     return [f"{base}.weight" for base in bases]
 
 
@@ -72,7 +73,7 @@ def unbake(program: Program, where: str | Selection = "**") -> list[str]:
     with program.edit(f"unbake {len(bases)} matrices", author="pass", tool="graphwright.surgery.unbake") as e:
         for base in bases:
             w = program.node(f"{base}.weight")
-            _rewire(e, w, program.node(f"{base}.orthogonal"))
+            lead(e, Value(w), Value(program.node(f"{base}.orthogonal")))
             e.remove(w)
     return [f"{base}.orthogonal" for base in bases]
 
@@ -91,7 +92,7 @@ def settle(program: Program, where: str | Selection = "**") -> list[str]:
                 e.set_attr(path, trainable=True)
             else:
                 w = e.param(path, _value(program, base), key=_key(program, base))
-                _rewire(e, made, w)
+                lead(e, Value(made), Value(w))
             for node in reversed(_generator(program, made)):
                 e.remove(node)
     return [f"{base}.weight" for base in bases]
@@ -127,7 +128,7 @@ def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
         root = param("scale", _root(p))
         spd = maker.add("matmul", root, maker.add("permute", root, axes=(1, 0)))
         made = maker.add("matmul", made, spd) if tall else maker.add("matmul", spd, made)
-    _rewire(e, m.param, made)
+    lead(e, Value(m.param), Value(made))
     e.remove(m.param)
     e.rename(made, f"{base}.orthogonal")
     return f"{base}.orthogonal"
@@ -181,11 +182,6 @@ class _Maker:
         upper = self.const("upper", np.triu(np.ones((count, count)), 1) + 0.5 * np.eye(count))
         triangle = self.add("mul", self.add("matmul", turned, v), upper)
         return self.add("sub", eye, self.add("matmul", v, self.add("solve", triangle, turned)))
-
-
-def _rewire(e: Transaction, old: NodeId, new: NodeId) -> None:
-    for edge in e.program.out_edges(old):
-        e.rewire(edge, new)
 
 
 def _value(p: Program, base: str) -> np.ndarray:

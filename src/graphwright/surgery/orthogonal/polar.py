@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphwright.surgery.orthogonal.entry import in_range
 from graphwright.surgery.orthogonal.products import multiply
 
 WELL_CONDITIONED = 1e-12
@@ -24,12 +25,13 @@ def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
     eigenvectors of their Gram matrix, which is faster than an SVD; others by SVD.
 
     Args:
-        w: [out, in], finite; computed in float64.
+        w: [out, in]; computed in float64.
         special: of a square matrix the nearest rotation: where det(U Vᵀ) is -1 the direction of the smallest singular
             value is flipped.
     Returns: float64 [out, in].
+    Raises: NonFiniteWeight.
     """
-    w = np.asarray(w, np.float64)
+    w = in_range(np.asarray(w, np.float64))
     if w.shape[0] < w.shape[1]:
         return polar(w.T).T
     if special:
@@ -58,13 +60,8 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
     solves a Sylvester equation); an entry of C is as accurate as the two columns are long, so Q is orthonormal to ε.
     What is of second order goes with one more such step.
     """
-    scale = max(w.max(initial=0.0), -w.min(initial=0.0))
-    if scale == 0.0:
-        return None
-    if not 1e-100 < scale < 1e100:  # squares stay in range
-        w = w / scale
     eigenvalues, v = np.linalg.eigh(w.T @ w)
-    if eigenvalues[0] < WELL_CONDITIONED * eigenvalues[-1]:
+    if eigenvalues[0] <= WELL_CONDITIONED * eigenvalues[-1]:
         return None
     r = w @ v
     del w

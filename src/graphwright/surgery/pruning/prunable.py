@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
@@ -16,7 +14,7 @@ from graphwright.program.axes.layers import layers
 from graphwright.program.kinds import PARAM
 from graphwright.program.selection import Selection
 from graphwright.surgery.calibration import moving
-from graphwright.surgery.matrices import NonFiniteWeight
+from graphwright.surgery.matrices import finite
 from graphwright.surgery.pruning.consumers import Consumer, consumers
 from graphwright.surgery.pruning.errors import NothingToPrune
 
@@ -118,7 +116,5 @@ def check_finite(p: Program, axes: Iterable[Prunable]) -> None:
     """Raises: NonFiniteWeight for a weight along one of the axes."""
     for key in dict.fromkeys(m.key for a in axes for m in a.group.members if m.key is not None):
         array = p.weights.array(key)
-        host = array.to_numpy("float32") if array.dtype.is_float else np.zeros(0)
-        if not (fine := np.isfinite(host)).all():
-            place = tuple(int(i) for i in np.unravel_index(int(np.argmin(fine)), fine.shape))
-            raise NonFiniteWeight(key, place, float(host[place]))
+        if array.dtype.is_float:
+            finite(array.to_numpy("float64" if array.dtype.name == "float64" else "float32"), key)
