@@ -58,9 +58,10 @@ def accuracy(p: Program) -> float:
 
 def theirs(directory: Path) -> np.ndarray:
     """Logits of transformers in float32, of weights that all were found."""
-    model, facts = transformers.LlamaForCausalLM.from_pretrained(
+    loaded: Any = transformers.LlamaForCausalLM.from_pretrained(
         directory, dtype=torch.float32, output_loading_info=True
     )
+    model, facts = loaded
     assert not any(facts[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         return model.eval()(torch.from_numpy(HELD[:4])).logits.numpy()

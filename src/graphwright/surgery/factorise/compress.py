@@ -200,9 +200,9 @@ def _share_out(
 
 def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole: int) -> int:
     if isinstance(budget, Params):
-        return budget.most
+        return int(budget.most)
     if isinstance(budget, Bytes):
-        return budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1)
+        return int(budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1))
     if budget.of == "flops":
         raise UsageError("a share of operations is no budget of factors", where="budget", fix="Ratio(share)")
     return int((1 - budget.share) * whole)
