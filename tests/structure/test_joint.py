@@ -245,6 +245,22 @@ def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
         opt.step(bad)
 
 
+@pytest.mark.parametrize("which", ["batch", "valid"])
+def test_one_batch_of_two_that_is_not_finite_changes_no_byte(which: str) -> None:
+    problem, opt = joint(mode="bilevel", penalties=[st.budget(8)])
+    opt.step(problem.batch(), problem.batch())
+    before = state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}
+    given = {"batch": problem.batch(), "valid": problem.batch()}
+    given[which]["x"][0, 0, 0] = np.nan
+    assert opt.step(**given).skipped
+    assert (state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}) == before
+    for _ in range(3):
+        opt.step(**given)
+    with pytest.raises(st.Diverged, match=r"node x\b"):
+        opt.step(**given)
+    assert opt.logits.count.item() == 1
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
     def run(opt: st.JointOptimizer, problem: Edges, steps: range) -> None:
         for step in steps:

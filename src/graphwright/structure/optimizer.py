@@ -23,7 +23,7 @@ from graphwright.plan import compile
 from graphwright.program.gates.gates import COST, FREE, LOGITS, STATE
 from graphwright.structure.elements import numbers
 from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, NotScalar
-from graphwright.structure.losses import Objective, carried, label
+from graphwright.structure.losses import Objective, Terms, carried, label
 from graphwright.structure.moments import LogitMoments
 from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
@@ -58,8 +58,8 @@ class JointOptimizer:
         penalties: functions of `Terms`, added to the task's loss.
         params: learning rate of Adam on the weights, or a function of what has `parameters()` to an optimizer.
         gates: learning rate of Adam on the logits; or by what is gated: {"edges": 0.02, "units": 0.01}, 0 for others.
-        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid` (first order); `alternate`: `turns` of each;
-            `gates` or `params` alone.
+        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid`, both from where the step began (first order);
+            `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
         warmup: steps on weights alone at first.
         policy: what goes online; by default `Policy()`.
@@ -102,7 +102,7 @@ class JointOptimizer:
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
         self.skipped = self._in_a_row = 0
-        self._steps: dict[tuple[bool, bool, tuple[str, ...]], Any] = {}
+        self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
         self._depends = False
         self._check(steps)
@@ -133,16 +133,14 @@ class JointOptimizer:
         """Steps made."""
         return self.view.step
 
-    def _phases(self) -> list[tuple[str, bool, bool]]:
-        """(whose batch, train weights, train gates) in order."""
+    def _turn(self) -> tuple[bool, bool, bool]:
+        """Whether this step trains weights, and gates, and whether those on a batch of their own."""
         if self.steps < self.warmup or self.mode == "params":
-            return [("batch", True, False)]
-        if self.mode == "bilevel":
-            return [("batch", True, False), ("valid", False, True)]
+            return True, False, False
         if self.mode == "alternate":
-            turn = (self.steps - self.warmup) % sum(self.turns) < self.turns[0]
-            return [("batch", turn, not turn)]
-        return [("batch", self.mode == "joint", True)]
+            weights = (self.steps - self.warmup) % sum(self.turns) < self.turns[0]
+            return weights, not weights, False
+        return self.mode != "gates", True, self.mode == "bilevel"
 
     def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
         """One step: arrays by name, the inputs of the program and whatever else the task reads.
@@ -151,22 +149,17 @@ class JointOptimizer:
             depends on no gate; UsageError without `valid` in bilevel mode. An exception of the policy leaves program
             and optimizer as before its check.
         """
-        view, given = self.view, {"batch": batch, "valid": valid}
-        phases = self._phases()
-        if any(given[which] is None for which, _, _ in phases):
+        view, (by_weights, by_gates, apart) = self.view, self._turn()
+        if apart and valid is None:
             raise UsageError("gates are trained on data that weights are not", expected="step(batch, valid)")
         view.anneal()
         self.logits.sync()
-        warm, found = view.temperatures, []
+        warm = view.temperatures
         with view.using("train" if self.noise else "soft"):
-            for which, by_weights, by_gates in phases:
-                arrays = given[which]
-                assert arrays is not None
-                found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
-        first = found[0]
-        bad = next((given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1]), None)
-        if bad is not None:
-            return self._skip(first, warm, bad)
+            found = self._run(batch, valid if apart else None, by_weights and self.weights is not None, by_gates)
+        *first, bad, worse = found
+        if bad or worse:
+            return self._skip(first, warm, batch if bad or valid is None else valid)
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
@@ -203,7 +196,7 @@ class JointOptimizer:
     def _report(
         self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
     ) -> StepReport:
-        parts = dict(zip(self._names, found[2:-1], strict=True))
+        parts = dict(zip(self._names, found[2:], strict=True))
         is_open, expected = self._open()
         return StepReport(step, found[0], found[1], parts, dict(warm), is_open, expected, edits, skipped)
 
@@ -215,50 +208,66 @@ class JointOptimizer:
         cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
         return int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
 
-    def _run(self, batch: BATCH, by_weights: bool, by_gates: bool) -> list[float]:
-        names = tuple(batch)
-        key = (by_weights, by_gates, names)
+    def _run(self, batch: BATCH, valid: BATCH | None, by_weights: bool, by_gates: bool) -> list[float]:
+        names, theirs = tuple(batch), tuple(valid or ())
+        key = (by_weights, by_gates, names, theirs)
         if key not in self._steps:
-            fn = self._traced(names, by_weights, by_gates)
+            fn = self._traced(names, theirs, by_weights, by_gates)
             self._steps[key] = compile(fn, executor=self.executor)
-        out = self._steps[key](*(batch[n] for n in names))
+        out = self._steps[key](*(batch[n] for n in names), *((valid or {})[n] for n in theirs))
         return [float(x) for x in out.numpy()]
 
-    def _traced(self, names: Sequence[str], by_weights: bool, by_gates: bool) -> Callable[..., Tensor]:
-        """The whole step as a function of tensors; it is taken down again after an edit."""
+    def _traced(
+        self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
+    ) -> Callable[..., Tensor]:
+        """The whole step as a function of tensors, those of the second batch last; taken down again after an edit."""
 
         def step(*values: Tensor) -> Tensor:
-            view, p = self.view, self.view.program
-            feeds = dict(zip(names, values, strict=True))
-            task, extra, terms = view.evaluate(feeds, self.task, self.penalties, self.logits.count)
-            loss = task
-            for term in extra:
-                loss = loss + term.to(loss.dtype)
+            p = self.view.program
+            own = values[: len(names)]
+            loss, task, extra, terms = self._objective(dict(zip(names, own, strict=True)))
             trained = self.weights.parameters() if self.weights is not None and by_weights else ()
             wanted: list[Parameter] = [v for v in trained if v.requires_grad]
             held = [p.weights[LOGITS]] if by_gates and self.logits.there else []
+            above = (loss, task, extra, terms)
+            if theirs:
+                above = self._objective(dict(zip(theirs, values[len(names) :], strict=True)))
             with no_grad():
                 if held and not self._depends:
-                    self._check_depends(task, extra, held)
-                slopes = grad(loss, [*wanted, *held], allow_unused=True)
-                bad = self._not_finite(loss, slopes)
+                    self._check_depends(above[1], above[2], held)
+                if theirs:
+                    ours, others = _slopes(loss, wanted), _slopes(above[0], held)
+                    slopes, bad = [*ours, *others], self._not_finite(loss, ours)
+                    worse = self._not_finite(above[0], others)
+                else:
+                    slopes = _slopes(loss, [*wanted, *held])
+                    bad = worse = self._not_finite(loss, slopes)
+                stay = call("maximum", bad, worse)
                 for parameter, slope in zip(wanted, slopes, strict=False):
                     parameter.grad = slope
                 if wanted and self.weights is not None:
                     if self.clip is not None:
                         clip_grad_norm_(wanted, self.clip)
-                    self.weights.step(found_inf=bad)
+                    self.weights.step(found_inf=stay)
                 if held and slopes[-1] is not None:
-                    self.logits.step(slopes[-1], bad, self.logit_limit)
+                    self.logits.step(slopes[-1], stay, self.logit_limit)
                 if by_gates:
                     for penalty in self.penalties:
                         for variable in carried(penalty).values():
-                            variable.assign(call("where", bad > 0.0, variable, penalty.climb(terms)))
-                self.logits.count.assign(self.logits.count + (1.0 - bad).to("float64"))
-            told = [loss, task, *extra, bad]
+                            variable.assign(call("where", stay > 0.0, variable, penalty.climb(above[3])))
+                self.logits.count.assign(self.logits.count + (1.0 - stay).to("float64"))
+            told = [loss, task, *extra, bad, worse]
             return call("concat", *(n.detach().to("float64").reshape(1) for n in told), axis=0)
 
         return step
+
+    def _objective(self, feeds: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
+        """Task and penalties together, the task, each penalty, and what they looked at."""
+        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, self.logits.count)
+        loss = task
+        for term in extra:
+            loss = loss + term.to(loss.dtype)
+        return loss, task, extra, terms
 
     def _check_depends(self, task: Tensor, extra: Sequence[Tensor], held: Sequence[Tensor]) -> None:
         """Raises: GatesUnused."""
@@ -305,6 +314,10 @@ class JointOptimizer:
         self.view.step = saved.step
         if isinstance(self.policy, Policy):
             self.policy.counts = {(a, b, c): n for a, b, c, n in saved.facts["counts"]}
+
+
+def _slopes(loss: Tensor, by: Sequence[Parameter]) -> Sequence[Tensor | None]:
+    return grad(loss, by, allow_unused=True) if by else ()
 
 
 def _unique(names: Sequence[str]) -> list[str]:
