@@ -128,7 +128,7 @@ def learn(
         view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params")
         final.propose(view)  # a target that can't be met is refused before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
-        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, steps=steps)
+        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)

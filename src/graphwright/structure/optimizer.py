@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -61,11 +62,13 @@ class JointOptimizer:
         mode: `joint`; `bilevel`: weights on `batch`, gates on `valid`, both from where the step began (first order);
             `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
-        warmup: steps on weights alone at first.
+        warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, as what they give
+            only disturbs. By default half of `steps` where both are trained, but never so many that gates can't close
+            in the rest; none if `steps` is not given.
         policy: what goes online; by default `Policy()`.
         prune_every: steps between two checks of the policy; 0 for none.
         clip: common norm of the gradients of the weights, at most.
-        steps: of the run, if it is known: warns where gates can't close in so many.
+        steps: of the run, if it is known: for the warm-up, and to warn where gates can't close in so many.
         logit_limit: logits stay within plus and minus this.
         executor: of the plan, see `gw.compile`.
         noise: without it gates run relaxed, as a function of their logits alone.
@@ -81,7 +84,7 @@ class JointOptimizer:
         gates: float | Mapping[str, float] = 0.02,
         mode: str = "joint",
         turns: tuple[int, int] = (1, 1),
-        warmup: int = 0,
+        warmup: int | None = None,
         policy: Proposes | None = None,
         prune_every: int = 0,
         clip: float | None = None,
@@ -93,7 +96,7 @@ class JointOptimizer:
         if mode not in MODES:
             raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
         self.view, self.task, self.penalties = view, task, tuple(penalties)
-        self.mode, self.turns, self.warmup, self.clip = mode, turns, warmup, clip
+        self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
         self.prune_every, self.logit_limit, self.executor, self.noise = prune_every, logit_limit, executor, noise
         weights = _Weights(view)
@@ -101,6 +104,7 @@ class JointOptimizer:
         if weights.parameters() and mode != "gates":
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
+        self.warmup = self._warmup(steps) if warmup is None else warmup
         self.skipped = self._in_a_row = 0
         self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
@@ -117,15 +121,27 @@ class JointOptimizer:
                 raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=self.task)
             if p.spec(outputs[self.task]).shape != ():
                 raise NotScalar("a loss is one number", where=self.task, got=p.spec(outputs[self.task]))
-        rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
-        start = [abs(e.z) for e in self.view.elements() if e.state == "soft"]
-        if steps and rate and start and steps * rate < 2 * max(start):
+        rate, reach = self._reach()
+        left = steps - self.warmup
+        if steps and rate and left * rate < reach:
             warn(
-                f"{steps} steps at {rate} move a logit by {steps * rate:.3g} at most: gates that begin at "
-                f"{max(start):.3g} need steps · lr of {2 * max(start):.3g} to close",
+                f"{left} steps at {rate} move a logit by {left * rate:.3g} at most: gates that begin at "
+                f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close",
                 GatesCannotClose,
                 3,
             )
+
+    def _reach(self) -> tuple[float, float]:
+        """The largest rate of gates, 0 if none are trained, and how far the farthest has to go to close and beyond."""
+        rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
+        return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
+
+    def _warmup(self, steps: int) -> int:
+        """The default: see the class."""
+        rate, reach = self._reach()
+        if self.weights is None or not rate or not reach:
+            return 0
+        return max(0, min(steps // 2, steps - ceil(reach / rate)))
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
