@@ -12,7 +12,7 @@ from fixtures import tiny_llama
 from graphwright import structure as st
 from graphwright.nn.functional import cross_entropy
 from graphwright.program import Program
-from graphwright.testing.planted import Edges
+from graphwright.testing.planted import Edges, Sources
 from seeds import deep
 
 STEPS = 300
@@ -42,6 +42,24 @@ def test_planted_edges_are_found(seed: int) -> None:
     assert done.loss_before is not None
     assert done.loss_after <= 1.05 * done.loss_before
     assert done.num_pruned_edges == len(done.cut) == 56 - sum(len(problem.program.in_edges(f"y{i}")) for i in range(8))
+
+
+@pytest.mark.parametrize("seed", range(deep(5, 1)))
+def test_sources_with_weights_of_their_own_are_found(seed: int) -> None:
+    """Gates wait for the weights: at random weights every source disturbs, and all gates would close."""
+    problem = Sources(seed, scale=0.3)
+    p = problem.program
+    with p.edit("gates on all edges") as e:
+        e.gate(list(p.in_edges("total")))
+    view = st.DifferentiableGraph(p, seed=seed)
+    opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1, steps=STEPS)
+    for _ in range(STEPS):
+        opt.step(problem.batch())
+    done = view.discretize(0.5, probe=problem.batch(512))
+    assert kept(done) == problem.planted
+    assert done.loss_after is not None
+    assert done.loss_before is not None
+    assert done.loss_after <= 1.05 * done.loss_before
 
 
 KINDS = {

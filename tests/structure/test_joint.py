@@ -105,6 +105,30 @@ def test_warmup_trains_weights_alone() -> None:
     assert not np.array_equal(problem.program.gates().logits(), before)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0),
+        ({"steps": 100}, 20),
+        ({"steps": 25}, 5),
+        ({"steps": 22}, 2),  # the logits begin at 1 and need 20 steps at 0.1
+        ({"steps": 100, "mode": "gates"}, 0),
+        ({"steps": 100, "mode": "bilevel"}, 20),
+        ({"steps": 100, "warmup": 7}, 7),
+    ],
+)
+def test_gates_wait_a_fifth_of_a_run_of_known_length_but_can_always_close(options: dict, expected: int) -> None:
+    assert joint(**options)[1].warmup == expected
+
+
+def test_a_budget_falls_from_where_gates_begin() -> None:
+    price = st.budget(0.5, steps=10)
+    problem, opt = joint(penalties=[price], warmup=4)
+    found = [opt.step(problem.batch()).penalties["budget"] for _ in range(6)]
+    assert found[:5] == pytest.approx([found[0]] * 5)  # the target is 1, and all gates are where they began
+    assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above
+
+
 def test_a_rate_of_zero_keeps_the_bits() -> None:
     problem, opt = joint(gates={"edges": 0.0, "nodes": 0.1})
     with problem.program.edit("a node too") as e:

@@ -63,7 +63,7 @@ class JointOptimizer:
             `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
         warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, as what they give
-            only disturbs. By default half of `steps` where both are trained, but never so many that gates can't close
+            only disturbs. By default a fifth of `steps` where both are trained, but never so many that gates can't close
             in the rest; none if `steps` is not given.
         policy: what goes online; by default `Policy()`.
         prune_every: steps between two checks of the policy; 0 for none.
@@ -139,9 +139,8 @@ class JointOptimizer:
     def _warmup(self, steps: int) -> int:
         """The default: see the class."""
         rate, reach = self._reach()
-        if self.weights is None or not rate or not reach:
-            return 0
-        return max(0, min(steps // 2, steps - ceil(reach / rate)))
+        trained = self.weights is not None and rate > 0
+        return max(0, min(steps // 5, steps - ceil(reach / rate))) if trained else 0
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
@@ -279,7 +278,8 @@ class JointOptimizer:
 
     def _objective(self, feeds: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
         """Task and penalties together, the task, each penalty, and what they looked at."""
-        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, self.logits.count)
+        number = call("maximum", self.logits.count - float(self.warmup), 0.0)
+        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number)
         loss = task
         for term in extra:
             loss = loss + term.to(loss.dtype)
