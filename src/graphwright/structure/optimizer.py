@@ -62,8 +62,8 @@ class JointOptimizer:
         mode: `joint`; `bilevel`: weights on `batch`, gates on `valid`, both from where the step began (first order);
             `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
-        warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, as what they give
-            only disturbs. By default a fifth of `steps` where both are trained, but never so many that gates can't close
+        warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, since they
+            only disturb. By default a fifth of `steps` where both are trained, but never so many that gates can't close
             in the rest; none if `steps` is not given.
         policy: what goes online; by default `Policy()`.
         prune_every: steps between two checks of the policy; 0 for none.
