@@ -304,6 +304,38 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
         np.testing.assert_array_equal(v.numpy(), opt.variables()[name].numpy(), err_msg=name)
 
 
+def test_a_run_is_one_plan_until_an_edit() -> None:
+    """Noise, temperatures, logits and multipliers are data: none of them is traced or planned anew."""
+    schedule = st.Schedule(1.0, 0.2, 10)
+    problem, opt = joint(kind="concrete", schedule=schedule, penalties=[st.budget(20, steps=20)])
+    given = problem.batch()
+    for step in range(12):
+        report = opt.step(given)
+        assert report.temperature == {"default": pytest.approx(schedule.at(step), rel=1e-6)}
+    (compiled,) = opt._steps.values()
+    plan = compiled.plan(*given.values())
+    assert compiled.traces == 1
+    assert {"gate", "gate_grad"} <= {instr.op for instr in plan.instrs}
+    with problem.program.edit("cut") as e:
+        e.cut(problem.edges()[0])
+    opt.step(given)
+    assert (len(opt._steps), compiled.traces) == (1, 2)
+
+
+def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
+    problem, opt = joint(schedule={"default": st.Schedule(5.0, 0.1, 10)})
+    view, z = opt.view, problem.program.gates().logits()
+    decided = view.probabilities()
+    for step in (0, 5, 10, 99):
+        (warm,) = view.anneal(step).values()
+        (now,) = set(view.probabilities(at="T").values())
+        assert now == pytest.approx(1 / (1 + np.exp(-1 / warm)), rel=1e-6)
+    assert warm == pytest.approx(0.1)
+    assert view.anneal(0) == {"default": 5.0}
+    assert view.probabilities() == decided
+    np.testing.assert_array_equal(problem.program.gates().logits(), z)
+
+
 def test_two_runs_are_equal_and_noise_differs_by_step_and_seed() -> None:
     series = []
     for seed in (3, 3, 4):

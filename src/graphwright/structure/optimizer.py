@@ -15,7 +15,7 @@ from warnings import warn
 
 import numpy as np
 
-from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad
+from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
@@ -229,7 +229,8 @@ class JointOptimizer:
         if key not in self._steps:
             fn = self._traced(names, theirs, by_weights, by_gates)
             self._steps[key] = compile(fn, executor=self.executor)
-        out = self._steps[key](*(batch[n] for n in names), *((valid or {})[n] for n in theirs))
+        given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
+        out = self._steps[key](*map(as_tensor, given))  # as tensors they go to the plan without a detour
         return [float(x) for x in out.numpy()]
 
     def _traced(
