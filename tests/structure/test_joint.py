@@ -336,6 +336,22 @@ def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
     np.testing.assert_array_equal(problem.program.gates().logits(), z)
 
 
+def test_a_device_draws_the_same_noise_and_makes_the_same_steps() -> None:
+    """Twenty steps with an edit among them; only sums round otherwise."""
+    runs = []
+    for device in ("cpu", "sim"):
+        problem, opt = joint(kind="hard_concrete", penalties=[st.budget(20, steps=20)], device=device)
+        losses = []
+        for step in range(20):
+            if step == 12:
+                with problem.program.edit("cut") as e:
+                    e.cut(problem.edges()[3])
+            losses.append(opt.step(problem.batch(16, seed=step)).loss)
+        runs.append((losses, problem.program.gates().logits(), problem.program.weights["w"].numpy()))
+    for ours, theirs in zip(*runs, strict=True):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
 def test_two_runs_are_equal_and_noise_differs_by_step_and_seed() -> None:
     series = []
     for seed in (3, 3, 4):

@@ -83,7 +83,7 @@ def _draw(rng, count):
         ({"seed": -1}, "0 or more"),
         ({"params": -0.1}, "0 or more"),
         ({"gates": float("nan")}, "a rate above 0"),
-        ({"units": ("heads",), "target": 0.01}, "protection keeps more"),
+        ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )
 def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):

@@ -15,6 +15,7 @@ from warnings import warn
 
 import numpy as np
 
+from graphwright.array import Device
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -70,7 +71,7 @@ class JointOptimizer:
         clip: common norm of the gradients of the weights, at most.
         steps: of the run, if it is known: for the warm-up, and to warn where gates can't close in so many.
         logit_limit: logits stay within plus and minus this.
-        executor: of the plan, see `gw.compile`.
+        executor, device: of the plan, see `gw.compile`.
         noise: without it gates run relaxed, as a function of their logits alone.
     """
 
@@ -91,6 +92,7 @@ class JointOptimizer:
         steps: int = 0,
         logit_limit: float = 10.0,
         executor: str = "auto",
+        device: Device | str = "cpu",
         noise: bool = True,
     ) -> None:
         if mode not in MODES:
@@ -98,7 +100,8 @@ class JointOptimizer:
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
-        self.prune_every, self.logit_limit, self.executor, self.noise = prune_every, logit_limit, executor, noise
+        self.prune_every, self.logit_limit, self.noise = prune_every, logit_limit, noise
+        self.options = {"executor": executor, "device": device}
         weights = _Weights(view)
         self.weights: Optimizer | None = None
         if weights.parameters() and mode != "gates":
@@ -228,7 +231,7 @@ class JointOptimizer:
         key = (by_weights, by_gates, names, theirs)
         if key not in self._steps:
             fn = self._traced(names, theirs, by_weights, by_gates)
-            self._steps[key] = compile(fn, executor=self.executor)
+            self._steps[key] = compile(fn, **self.options)
         given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
         out = self._steps[key](*map(as_tensor, given))  # as tensors they go to the plan without a detour
         return [float(x) for x in out.numpy()]
