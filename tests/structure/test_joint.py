@@ -105,6 +105,30 @@ def test_warmup_trains_weights_alone() -> None:
     assert not np.array_equal(problem.program.gates().logits(), before)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0),
+        ({"steps": 100}, 20),
+        ({"steps": 25}, 5),
+        ({"steps": 22}, 2),  # the logits begin at 1 and need 20 steps at 0.1
+        ({"steps": 100, "mode": "gates"}, 0),
+        ({"steps": 100, "mode": "bilevel"}, 20),
+        ({"steps": 100, "warmup": 7}, 7),
+    ],
+)
+def test_gates_wait_a_fifth_of_a_run_of_known_length_but_can_always_close(options: dict, expected: int) -> None:
+    assert joint(**options)[1].warmup == expected
+
+
+def test_a_budget_falls_from_where_gates_begin() -> None:
+    price = st.budget(0.5, steps=10)
+    problem, opt = joint(penalties=[price], warmup=4)
+    found = [opt.step(problem.batch()).penalties["budget"] for _ in range(6)]
+    assert found[:5] == pytest.approx([found[0]] * 5)  # the target is 1, and all gates are where they began
+    assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above
+
+
 def test_a_rate_of_zero_keeps_the_bits() -> None:
     problem, opt = joint(gates={"edges": 0.0, "nodes": 0.1})
     with problem.program.edit("a node too") as e:
@@ -245,6 +269,22 @@ def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
         opt.step(bad)
 
 
+@pytest.mark.parametrize("which", ["batch", "valid"])
+def test_one_batch_of_two_that_is_not_finite_changes_no_byte(which: str) -> None:
+    problem, opt = joint(mode="bilevel", penalties=[st.budget(8)])
+    opt.step(problem.batch(), problem.batch())
+    before = state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}
+    given = {"batch": problem.batch(), "valid": problem.batch()}
+    given[which]["x"][0, 0, 0] = np.nan
+    assert opt.step(**given).skipped
+    assert (state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}) == before
+    for _ in range(3):
+        opt.step(**given)
+    with pytest.raises(st.Diverged, match=r"node x\b"):
+        opt.step(**given)
+    assert opt.logits.count.item() == 1
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
     def run(opt: st.JointOptimizer, problem: Edges, steps: range) -> None:
         for step in steps:
@@ -262,6 +302,54 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
     assert other.program.hash() == problem.program.hash()
     for name, v in again.variables().items():
         np.testing.assert_array_equal(v.numpy(), opt.variables()[name].numpy(), err_msg=name)
+
+
+def test_a_run_is_one_plan_until_an_edit() -> None:
+    """Noise, temperatures, logits and multipliers are data: none of them is traced or planned anew."""
+    schedule = st.Schedule(1.0, 0.2, 10)
+    problem, opt = joint(kind="concrete", schedule=schedule, penalties=[st.budget(20, steps=20)])
+    given = problem.batch()
+    for step in range(12):
+        report = opt.step(given)
+        assert report.temperature == {"default": pytest.approx(schedule.at(step), rel=1e-6)}
+    (compiled,) = opt._steps.values()
+    plan = compiled.plan(*given.values())
+    assert compiled.traces == 1
+    assert {"gate", "gate_grad"} <= {instr.op for instr in plan.instrs}
+    with problem.program.edit("cut") as e:
+        e.cut(problem.edges()[0])
+    opt.step(given)
+    assert (len(opt._steps), compiled.traces) == (1, 2)
+
+
+def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
+    problem, opt = joint(schedule={"default": st.Schedule(5.0, 0.1, 10)})
+    view, z = opt.view, problem.program.gates().logits()
+    decided = view.probabilities()
+    for step in (0, 5, 10, 99):
+        (warm,) = view.anneal(step).values()
+        (now,) = set(view.probabilities(at="T").values())
+        assert now == pytest.approx(1 / (1 + np.exp(-1 / warm)), rel=1e-6)
+    assert warm == pytest.approx(0.1)
+    assert view.anneal(0) == {"default": 5.0}
+    assert view.probabilities() == decided
+    np.testing.assert_array_equal(problem.program.gates().logits(), z)
+
+
+def test_a_device_draws_the_same_noise_and_makes_the_same_steps() -> None:
+    """Twenty steps with an edit among them; only sums round otherwise."""
+    runs = []
+    for device in ("cpu", "sim"):
+        problem, opt = joint(kind="hard_concrete", penalties=[st.budget(20, steps=20)], device=device)
+        losses = []
+        for step in range(20):
+            if step == 12:
+                with problem.program.edit("cut") as e:
+                    e.cut(problem.edges()[3])
+            losses.append(opt.step(problem.batch(16, seed=step)).loss)
+        runs.append((losses, problem.program.gates().logits(), problem.program.weights["w"].numpy()))
+    for ours, theirs in zip(*runs, strict=True):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
 def test_two_runs_are_equal_and_noise_differs_by_step_and_seed() -> None:

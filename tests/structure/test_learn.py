@@ -78,7 +78,12 @@ def _draw(rng, count):
         ({"units": ("tails",)}, "no such units"),
         ({"units": ()}, "no such units"),
         ({"text": "too short"}, "too short"),
-        ({"units": ("heads",), "target": 0.01}, "protection keeps more"),
+        ({"steps": 0}, "1 or more"),
+        ({"window": 1}, "2 or more"),
+        ({"seed": -1}, "0 or more"),
+        ({"params": -0.1}, "0 or more"),
+        ({"gates": float("nan")}, "a rate above 0"),
+        ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )
 def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):
@@ -133,6 +138,16 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     picture = (tmp_path / "out" / "gates.svg").read_text()
     assert picture.count("<polyline") == 24
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
+
+
+@pytest.mark.parametrize("options", [["--prefer", "small"], ["--check", "perhaps"], ["--lr", "0"], ["--seed", "-1"]])
+def test_the_command_refuses_options_before_it_trains(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(st.JointOptimizer, "step", lambda *_: pytest.fail("a step was made"))
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["search", "bundled", str(out), *options])
+    assert done.exit_code == 2, done.output
+    assert "expected" in done.output
+    assert not out.exists()
 
 
 def test_many_gates_are_drawn_by_axis():

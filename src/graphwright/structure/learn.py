@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +107,12 @@ def learn(
     """
     if not 0 < target < 1:
         raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
+    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0)}
+    for name, (value, low) in least.items():
+        if not low <= value < inf:
+            raise UsageError("the number is out of its range", where=name, expected=f"{low} or more", got=value)
+    if not 0 < gates < inf:
+        raise UsageError("gates that do not move decide nothing", where="gates", expected="a rate above 0", got=gates)
     unknown = [kind for kind in units if kind not in KINDS]
     if unknown or not units:
         raise UsageError("no such units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
@@ -121,7 +128,7 @@ def learn(
         view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params")
         final.propose(view)  # a target that can't be met is refused before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
-        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, steps=steps)
+        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)

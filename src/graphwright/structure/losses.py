@@ -35,7 +35,7 @@ class Terms:
         elements: what can be opened, in order.
         values: results of the program's nodes in this step: all of its outputs, and those that penalties capture.
         feeds: the inputs by name.
-        step: number of the step, 0-d float.
+        step: number of the step, counted from the end of the warm-up, 0-d float.
     """
 
     program: Program
@@ -147,7 +147,7 @@ class budget:
     Attributes:
         target: share that may stay open, in [0, 1], or a number of elements above 1.
         of: `count`, or what `cost` takes.
-        steps: of the run; the target falls from 1 to its value over their first 30 %.
+        steps: of the run; from where gates begin to be trained, the target falls from 1 to its value over 30 % of them.
         rate: of λ₁. The gap of the fall sums up in it: at 0.5 hard gates that carry signal close with the others
             (`tests/structure/test_losses.py`).
     """

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import numpy as np
 
-from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad
+from graphwright.array import Device
+from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
@@ -23,7 +25,7 @@ from graphwright.plan import compile
 from graphwright.program.gates.gates import COST, FREE, LOGITS, STATE
 from graphwright.structure.elements import numbers
 from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, NotScalar
-from graphwright.structure.losses import Objective, carried, label
+from graphwright.structure.losses import Objective, Terms, carried, label
 from graphwright.structure.moments import LogitMoments
 from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
@@ -58,16 +60,18 @@ class JointOptimizer:
         penalties: functions of `Terms`, added to the task's loss.
         params: learning rate of Adam on the weights, or a function of what has `parameters()` to an optimizer.
         gates: learning rate of Adam on the logits; or by what is gated: {"edges": 0.02, "units": 0.01}, 0 for others.
-        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid` (first order); `alternate`: `turns` of each;
-            `gates` or `params` alone.
+        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid`, both from where the step began (first order);
+            `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
-        warmup: steps on weights alone at first.
+        warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, since they
+            only disturb. By default a fifth of `steps` where both are trained, but never so many that gates can't close
+            in the rest; none if `steps` is not given.
         policy: what goes online; by default `Policy()`.
         prune_every: steps between two checks of the policy; 0 for none.
         clip: common norm of the gradients of the weights, at most.
-        steps: of the run, if it is known: warns where gates can't close in so many.
+        steps: of the run, if it is known: for the warm-up, and to warn where gates can't close in so many.
         logit_limit: logits stay within plus and minus this.
-        executor: of the plan, see `gw.compile`.
+        executor, device: of the plan, see `gw.compile`.
         noise: without it gates run relaxed, as a function of their logits alone.
     """
 
@@ -81,28 +85,31 @@ class JointOptimizer:
         gates: float | Mapping[str, float] = 0.02,
         mode: str = "joint",
         turns: tuple[int, int] = (1, 1),
-        warmup: int = 0,
+        warmup: int | None = None,
         policy: Proposes | None = None,
         prune_every: int = 0,
         clip: float | None = None,
         steps: int = 0,
         logit_limit: float = 10.0,
         executor: str = "auto",
+        device: Device | str = "cpu",
         noise: bool = True,
     ) -> None:
         if mode not in MODES:
             raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
         self.view, self.task, self.penalties = view, task, tuple(penalties)
-        self.mode, self.turns, self.warmup, self.clip = mode, turns, warmup, clip
+        self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
-        self.prune_every, self.logit_limit, self.executor, self.noise = prune_every, logit_limit, executor, noise
+        self.prune_every, self.logit_limit, self.noise = prune_every, logit_limit, noise
+        self.options = {"executor": executor, "device": device}
         weights = _Weights(view)
         self.weights: Optimizer | None = None
         if weights.parameters() and mode != "gates":
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
+        self.warmup = self._warmup(steps) if warmup is None else warmup
         self.skipped = self._in_a_row = 0
-        self._steps: dict[tuple[bool, bool, tuple[str, ...]], Any] = {}
+        self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
         self._depends = False
         self._check(steps)
@@ -117,15 +124,26 @@ class JointOptimizer:
                 raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=self.task)
             if p.spec(outputs[self.task]).shape != ():
                 raise NotScalar("a loss is one number", where=self.task, got=p.spec(outputs[self.task]))
-        rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
-        start = [abs(e.z) for e in self.view.elements() if e.state == "soft"]
-        if steps and rate and start and steps * rate < 2 * max(start):
+        rate, reach = self._reach()
+        left = steps - self.warmup
+        if steps and rate and left * rate < reach:
             warn(
-                f"{steps} steps at {rate} move a logit by {steps * rate:.3g} at most: gates that begin at "
-                f"{max(start):.3g} need steps · lr of {2 * max(start):.3g} to close",
+                f"{left} steps at {rate} move a logit by {left * rate:.3g} at most: gates that begin at "
+                f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close",
                 GatesCannotClose,
                 3,
             )
+
+    def _reach(self) -> tuple[float, float]:
+        """The largest rate of gates, 0 if none are trained, and how far the farthest has to go to close and beyond."""
+        rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
+        return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
+
+    def _warmup(self, steps: int) -> int:
+        """The default: see the class."""
+        rate, reach = self._reach()
+        trained = self.weights is not None and rate > 0
+        return max(0, min(steps // 5, steps - ceil(reach / rate))) if trained else 0
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
@@ -133,16 +151,14 @@ class JointOptimizer:
         """Steps made."""
         return self.view.step
 
-    def _phases(self) -> list[tuple[str, bool, bool]]:
-        """(whose batch, train weights, train gates) in order."""
+    def _turn(self) -> tuple[bool, bool, bool]:
+        """Whether this step trains weights, and gates, and whether those on a batch of their own."""
         if self.steps < self.warmup or self.mode == "params":
-            return [("batch", True, False)]
-        if self.mode == "bilevel":
-            return [("batch", True, False), ("valid", False, True)]
+            return True, False, False
         if self.mode == "alternate":
-            turn = (self.steps - self.warmup) % sum(self.turns) < self.turns[0]
-            return [("batch", turn, not turn)]
-        return [("batch", self.mode == "joint", True)]
+            weights = (self.steps - self.warmup) % sum(self.turns) < self.turns[0]
+            return weights, not weights, False
+        return self.mode != "gates", True, self.mode == "bilevel"
 
     def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
         """One step: arrays by name, the inputs of the program and whatever else the task reads.
@@ -151,22 +167,17 @@ class JointOptimizer:
             depends on no gate; UsageError without `valid` in bilevel mode. An exception of the policy leaves program
             and optimizer as before its check.
         """
-        view, given = self.view, {"batch": batch, "valid": valid}
-        phases = self._phases()
-        if any(given[which] is None for which, _, _ in phases):
+        view, (by_weights, by_gates, apart) = self.view, self._turn()
+        if apart and valid is None:
             raise UsageError("gates are trained on data that weights are not", expected="step(batch, valid)")
         view.anneal()
         self.logits.sync()
-        warm, found = view.temperatures, []
+        warm = view.temperatures
         with view.using("train" if self.noise else "soft"):
-            for which, by_weights, by_gates in phases:
-                arrays = given[which]
-                assert arrays is not None
-                found.append(self._run(arrays, by_weights and self.weights is not None, by_gates))
-        first = found[0]
-        bad = next((given[of] for n, (of, _, _) in zip(found, phases, strict=True) if n[-1]), None)
-        if bad is not None:
-            return self._skip(first, warm, bad)
+            found = self._run(batch, valid if apart else None, by_weights and self.weights is not None, by_gates)
+        *first, bad, worse = found
+        if bad or worse:
+            return self._skip(first, warm, batch if bad or valid is None else valid)
         self._in_a_row = 0
         number, edits = view.step, ()
         view.step += 1
@@ -203,7 +214,7 @@ class JointOptimizer:
     def _report(
         self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
     ) -> StepReport:
-        parts = dict(zip(self._names, found[2:-1], strict=True))
+        parts = dict(zip(self._names, found[2:], strict=True))
         is_open, expected = self._open()
         return StepReport(step, found[0], found[1], parts, dict(warm), is_open, expected, edits, skipped)
 
@@ -215,50 +226,68 @@ class JointOptimizer:
         cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
         return int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
 
-    def _run(self, batch: BATCH, by_weights: bool, by_gates: bool) -> list[float]:
-        names = tuple(batch)
-        key = (by_weights, by_gates, names)
+    def _run(self, batch: BATCH, valid: BATCH | None, by_weights: bool, by_gates: bool) -> list[float]:
+        names, theirs = tuple(batch), tuple(valid or ())
+        key = (by_weights, by_gates, names, theirs)
         if key not in self._steps:
-            fn = self._traced(names, by_weights, by_gates)
-            self._steps[key] = compile(fn, executor=self.executor)
-        out = self._steps[key](*(batch[n] for n in names))
+            fn = self._traced(names, theirs, by_weights, by_gates)
+            self._steps[key] = compile(fn, **self.options)
+        given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
+        out = self._steps[key](*map(as_tensor, given))  # as tensors they go to the plan without a detour
         return [float(x) for x in out.numpy()]
 
-    def _traced(self, names: Sequence[str], by_weights: bool, by_gates: bool) -> Callable[..., Tensor]:
-        """The whole step as a function of tensors; it is taken down again after an edit."""
+    def _traced(
+        self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
+    ) -> Callable[..., Tensor]:
+        """The whole step as a function of tensors, those of the second batch last; taken down again after an edit."""
 
         def step(*values: Tensor) -> Tensor:
-            view, p = self.view, self.view.program
-            feeds = dict(zip(names, values, strict=True))
-            task, extra, terms = view.evaluate(feeds, self.task, self.penalties, self.logits.count)
-            loss = task
-            for term in extra:
-                loss = loss + term.to(loss.dtype)
+            p = self.view.program
+            own = values[: len(names)]
+            loss, task, extra, terms = self._objective(dict(zip(names, own, strict=True)))
             trained = self.weights.parameters() if self.weights is not None and by_weights else ()
             wanted: list[Parameter] = [v for v in trained if v.requires_grad]
             held = [p.weights[LOGITS]] if by_gates and self.logits.there else []
+            above = (loss, task, extra, terms)
+            if theirs:
+                above = self._objective(dict(zip(theirs, values[len(names) :], strict=True)))
             with no_grad():
                 if held and not self._depends:
-                    self._check_depends(task, extra, held)
-                slopes = grad(loss, [*wanted, *held], allow_unused=True)
-                bad = self._not_finite(loss, slopes)
+                    self._check_depends(above[1], above[2], held)
+                if theirs:
+                    ours, others = _slopes(loss, wanted), _slopes(above[0], held)
+                    slopes, bad = [*ours, *others], self._not_finite(loss, ours)
+                    worse = self._not_finite(above[0], others)
+                else:
+                    slopes = _slopes(loss, [*wanted, *held])
+                    bad = worse = self._not_finite(loss, slopes)
+                stay = call("maximum", bad, worse)
                 for parameter, slope in zip(wanted, slopes, strict=False):
                     parameter.grad = slope
                 if wanted and self.weights is not None:
                     if self.clip is not None:
                         clip_grad_norm_(wanted, self.clip)
-                    self.weights.step(found_inf=bad)
+                    self.weights.step(found_inf=stay)
                 if held and slopes[-1] is not None:
-                    self.logits.step(slopes[-1], bad, self.logit_limit)
+                    self.logits.step(slopes[-1], stay, self.logit_limit)
                 if by_gates:
                     for penalty in self.penalties:
                         for variable in carried(penalty).values():
-                            variable.assign(call("where", bad > 0.0, variable, penalty.climb(terms)))
-                self.logits.count.assign(self.logits.count + (1.0 - bad).to("float64"))
-            told = [loss, task, *extra, bad]
+                            variable.assign(call("where", stay > 0.0, variable, penalty.climb(above[3])))
+                self.logits.count.assign(self.logits.count + (1.0 - stay).to("float64"))
+            told = [loss, task, *extra, bad, worse]
             return call("concat", *(n.detach().to("float64").reshape(1) for n in told), axis=0)
 
         return step
+
+    def _objective(self, feeds: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
+        """Task and penalties together, the task, each penalty, and what they looked at."""
+        number = call("maximum", self.logits.count - float(self.warmup), 0.0)
+        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number)
+        loss = task
+        for term in extra:
+            loss = loss + term.to(loss.dtype)
+        return loss, task, extra, terms
 
     def _check_depends(self, task: Tensor, extra: Sequence[Tensor], held: Sequence[Tensor]) -> None:
         """Raises: GatesUnused."""
@@ -305,6 +334,10 @@ class JointOptimizer:
         self.view.step = saved.step
         if isinstance(self.policy, Policy):
             self.policy.counts = {(a, b, c): n for a, b, c, n in saved.facts["counts"]}
+
+
+def _slopes(loss: Tensor, by: Sequence[Parameter]) -> Sequence[Tensor | None]:
+    return grad(loss, by, allow_unused=True) if by else ()
 
 
 def _unique(names: Sequence[str]) -> list[str]:

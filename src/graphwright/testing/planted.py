@@ -62,6 +62,48 @@ class Edges:
         return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
 
 
+class Sources:
+    """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has weights W_j of its own.
+
+    Args:
+        sources, planted: how many there are, and how many carry signal.
+        correlated: correlation of the entries of two sources.
+
+    Attributes:
+        program: inputs x [batch, sources, 6], y [batch, 4]; output `loss`, the mean squared error.
+        planted: names of the edges that carry signal.
+    """
+
+    def __init__(
+        self, seed: int, sources: int = 8, planted: int = 3, scale: float = 1.0, correlated: float = 0.0
+    ) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.scale, self.correlated = scale, correlated
+        chosen = sorted(rng.choice(sources, planted, replace=False).tolist())
+        self.maps = {j: rng.normal(size=(4, 6)) / np.sqrt(6) for j in chosen}
+        self.count, b = sources, Builder("sources")
+        x, y = b.input("x", ("B", sources, 6)), b.input("y", ("B", 4))
+        made = []
+        for j in range(sources):
+            w = b.param(f"w{j}", (rng.normal(size=(4, 6)) / np.sqrt(6)).astype("f4"))
+            made.append(b.linear(b.slice(x, axis=1, start=j, size=1, step=1, name=f"x{j}"), w, name=f"s{j}"))
+        gap = b.sub(b.sum(b.junction(*made, name="total"), axes=(1,), name="flat"), y, name="gap")
+        b.output(b.mean(b.mul(gap, gap, name="square"), axes=(0, 1), name="mse"), name="loss")
+        self.program: Program = b.build()
+        self.planted = {f"s{j} -> total" for j in chosen}
+
+    def batch(self, size: int = 64) -> dict[str, np.ndarray]:
+        """Fresh inputs and noisy outputs."""
+        x = self.rng.normal(size=(size, self.count, 6))
+        if self.correlated:
+            common = self.rng.normal(size=(size, 1, 6))
+            x = np.sqrt(1 - self.correlated) * x + np.sqrt(self.correlated) * common
+        y = 0.1 * self.rng.normal(size=(size, 4))
+        for j, m in self.maps.items():
+            y += x[:, j] @ m.T
+        return {"x": x.astype("f4"), "y": (self.scale * y).astype("f4")}
+
+
 CHAIN, BLOCKS = 12, 6
 BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 

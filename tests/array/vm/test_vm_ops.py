@@ -68,6 +68,15 @@ def test_three_axes_that_do_not_merge_are_walked() -> None:
     assert agree("exp", [from_numpy(x[:, ::2, :].transpose(1, 0, 2))], {})
 
 
+def test_a_number_per_head_is_multiplied_in_over_any_layout() -> None:
+    """More rows than may be unrolled, but for one axis that is walked."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 70, 5, 8)).astype("f4")
+    g = from_numpy(rng.normal(size=(5, 1)).astype("f4"))
+    assert agree("mul", [from_numpy(x), g], {})
+    assert agree("mul", [from_numpy(np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)), g], {})
+
+
 AXES = list(chain.from_iterable(combinations(range(3), r) for r in range(1, 4)))
 
 

@@ -41,7 +41,7 @@ from graphwright.models.export.measure import (
     weight_counts,
 )
 from graphwright.models.export.receipt import SCHEMA, Receipt
-from graphwright.models.export.rungs import RUNGS, ExportPlan, Ladder, choose_rung, export_plan
+from graphwright.models.export.rungs import PREFER, RUNGS, ExportPlan, Ladder, choose_rung, export_plan
 from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
@@ -105,15 +105,8 @@ def export(
         need_onnx()
     if text is not None:
         need_tokenizer(model)
-    if check not in ("auto", "required", "none") or prefer not in ("stock", "size"):
-        raise UsageError(
-            "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
-        )
-    if check == "required" and not transformers_installed():
-        raise MissingExtra("hf", "proving an export")
-    _refuse_source(model, target)
+    check_export(model, target, check=check, prefer=prefer, overwrite=overwrite)
     refuse_soft(model.program, "an export")
-    check_free(target, overwrite)
     ladder = Ladder(model)
     plan = ladder.plan(prefer)
     chosen = choose_rung(plan, rung)
@@ -157,6 +150,30 @@ def export(
         write_card(place, receipt, target.name, code)
         receipt.write(place)
     return receipt
+
+
+def check_export(
+    model: Model,
+    directory: str | os.PathLike[str],
+    *,
+    check: str = "auto",
+    prefer: str = "stock",
+    overwrite: bool = False,
+) -> None:
+    """What an export refuses whatever becomes of the model, for asking before long work.
+
+    Args: as of `export`.
+    Raises: UsageError, MissingExtra, ExportError, DestinationExists.
+    """
+    target = target_path(directory)
+    if check not in ("auto", "required", "none") or prefer not in PREFER:
+        raise UsageError(
+            "unknown option", expected="check auto, required or none; prefer stock or size", got=(check, prefer)
+        )
+    if check == "required" and not transformers_installed():
+        raise MissingExtra("hf", "proving an export")
+    _refuse_source(model, target)
+    check_free(target, overwrite)
 
 
 def _refuse_source(model: Model, target: Path) -> None:

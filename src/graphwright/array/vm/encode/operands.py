@@ -113,7 +113,7 @@ def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[l
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
-    """Rows of 1 or 2 axes each, further axes unrolled."""
+    """Rows of 1 or 2 axes each, further axes unrolled, in whatever order makes few rows."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -121,7 +121,9 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list
     if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
         axes.append((1, (0,) * len(views)))  # one column
     if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
-        return None
+        axes[:-1] = sorted(axes[:-1], key=lambda axis: axis[0])  # the longest one is walked, not unrolled
+        if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
+            return None
     cols, steps = axes[-1]
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
