@@ -167,13 +167,13 @@ def test_growth_learns():
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
     from graphwright.array.population.deal import Parents
-    from graphwright.evolve.reproduce import breed
+    from graphwright.evolve.reproduce import Nursery
 
     def grow(generation):
         each = np.arange(50)
         alone = Parents(np.full(50, -1), each, np.arange(51), each)
-        run.genes, _, run.registry = breed(run.genes, np.zeros(50), alone, run.settings, run.registry, 2, 1, 0,
-                                           generation)  # fmt: skip
+        nursery = Nursery(run.settings, 2, 1, 0)
+        run.genes, _, run.registry = nursery.breed(run.genes, np.zeros(50), alone, run.registry, generation)
 
     def train(steps):
         fit(tabulate(run.genes, 2, 1), run.genes, task.lesson(), np.full(50, steps), np.full(50, 0.05))

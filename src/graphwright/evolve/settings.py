@@ -107,6 +107,10 @@ class NEAT:
         for name in _SHARES:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError("not a probability", where=name, expected="0 to 1", got=getattr(self, name))
+        for name in ("c1", "c2", "c3", "c4"):
+            if not getattr(self, name) >= 0.0:
+                raise UsageError("a term of a distance counts something or nothing", where=name, expected="0 or more",
+                                 got=getattr(self, name))  # fmt: skip
         if self.population < 2:
             raise UsageError("a population needs two genomes", where="population", got=self.population)
 
