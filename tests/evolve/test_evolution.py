@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -207,6 +208,8 @@ def test_nothing_to_stop_for_is_refused():
     task = ev.Task(X, [0, 1, 1, 0], split="same")
     with pytest.raises(ValueError, match="nothing would stop"):
         ev.Evolution(task).run()
+    with pytest.raises(ValueError, match="a target is a number"):
+        ev.Evolution(task).run(3, target="good")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TaskError, match="nothing to train on"):
         ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
 
@@ -252,6 +255,24 @@ def test_settings_go_through_json():
         ev.NEAT(activation="cube")
     with pytest.raises(ValueError, match="not a probability"):
         ev.NEAT(split_link=1.5)
+    with pytest.raises(ValueError, match="have an activation"):
+        ev.NEAT(activation=())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("population", 1), ("population", 20.5), ("tournament", 0), ("champions", -1), ("c1", -1.0), ("c3", math.nan),
+     ("power", math.inf), ("max_links", "many")],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(name, value):
+    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting out of range"):
+        ev.NEAT(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", -1), ("steps", 1.5), ("lr", math.nan), ("clip", -1.0)])
+def test_training_out_of_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"Train, {name}: a setting out of range"):
+        ev.Train(**{name: value})
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -265,9 +286,10 @@ def test_damaged_files_are_refused(tmp_path):
     arrays.write_bytes(whole)
     assert ev.resume(tmp_path / "run").generation == 1
     text = (tmp_path / "run" / "run.json").read_text()
-    (tmp_path / "run" / "run.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ResumeMismatch, match="damaged"):
-        ev.resume(tmp_path / "run")
+    for damaged in (text[: len(text) // 2], text.replace('"seed"', '"sed"'), text.replace('"best"', '"most"')):
+        (tmp_path / "run" / "run.json").write_text(damaged)
+        with pytest.raises(ResumeMismatch, match=r"run\.json is damaged"):
+            ev.resume(tmp_path / "run")
 
 
 def test_training_through_flat_activations_is_warned_of():
