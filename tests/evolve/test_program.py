@@ -197,6 +197,9 @@ def test_a_champion_is_a_program_like_any_other(tmp_path):
     assert again.hash() == p.hash()
     assert (again.run(x=x)["y"].to_numpy() == p.run(x=x)["y"].to_numpy()).all()
     assert "<svg" in p.to_svg()
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(p.to_onnx(tmp_path / "xor.onnx")), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], best.predict(x), rtol=0, atol=1e-5)
     link = next(e for e in best.genome.links if e.src > 3)
     why = [entry.why for entry in p.blame(f"n{link.dst}.l{link.id}")]
     assert why
