@@ -194,6 +194,35 @@ def test_the_test_cases_are_read_when_asked_for():
     assert task.test_reads == 1
 
 
+def test_labels_of_the_test_cases_decide_nothing():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    runs = []
+    for noise in (0.0, 1.0):
+        task = ev.Task(x, x[:, 0] > 0, seed=1)
+        task._test.y[:] += noise * rng.random(task._test.y.shape)
+        run: Any = ev.Evolution(task, None, ev.Hybrid(population=4, train=ev.Train(steps=5)), seed=2)
+        run.run(4, target=2.0)
+        runs.append(run)
+    assert [line.best for line in runs[0].log] == [line.best for line in runs[1].log]
+    assert runs[0].genes.weight.tobytes() == runs[1].genes.weight.tobytes()
+    other = ev.Task(1 - x, x[:, 0] > 0, seed=1)  # and what training and fitness read does decide
+    third: Any = ev.Evolution(other, None, ev.Hybrid(population=4, train=ev.Train(steps=5)), seed=2)
+    third.run(4, target=2.0)
+    assert third.genes.weight.tobytes() != runs[0].genes.weight.tobytes()
+
+
+def test_no_program_is_made_until_somebody_looks(monkeypatch):
+    made = []
+    real = ev.program.founder
+    for place in ("graphwright.evolve.program.founder", "graphwright.evolve.lineage.founder"):
+        monkeypatch.setattr(place, lambda *a, **k: made.append(1) or real(*a, **k))
+    run = run_of(generations=8)
+    assert not made
+    assert run.individual(run.best).program.nodes()
+    assert len(made) == 1
+
+
 def test_a_function_of_programs_can_be_the_fitness():
     def fitness(program):
         y = program.run(x=X, keep="outputs")["y"].to_numpy()[:, 0]
