@@ -38,7 +38,9 @@ class Nursery:
         self._unit = inputs + 1 + outputs  # links of a grown unit
         self._rates = rates(settings)
         self._acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
-        self._space, self._columns, self._scratch = _space(0, 0), (), ()
+        self._space = _space(0, 0)
+        self._columns: Any = ()
+        self._scratch: Any = ()
 
     def children(
         self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int

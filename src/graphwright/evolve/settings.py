@@ -17,7 +17,8 @@ def check(settings: Any, least: Mapping[str, int], whole: bool = False) -> None:
     """Settings are finite numbers, or whole ones, from a least value on. Raises: UsageError."""
     for name, low in least.items():
         value = getattr(settings, name)
-        if not (isinstance(value, Real) and low <= value < float("inf") and (not whole or value == int(value))):
+        number = float(value) if isinstance(value, Real) else float("nan")
+        if not low <= number < float("inf") or (whole and not number.is_integer()):
             raise UsageError("a setting out of range", where=f"{type(settings).__name__}, {name}", got=repr(value),
                              expected=f"a {'whole ' if whole else ''}number from {low} on")  # fmt: skip
 
@@ -187,5 +188,7 @@ _COUNTS = {
     "population": 2, "tries": 0, "tournament": 1, "champions": 0, "stagnation": 0, "silence": 0, "burst": 0,
     "max_nodes": 0, "max_links": 0,
 }  # fmt: skip
-_SIZES = dict.fromkeys(("power", "fine_power", "new_link", "most", "threshold", "c1", "c2", "c3", "c4"), 0)
+_SIZES: dict[str, int] = dict.fromkeys(
+    ("power", "fine_power", "new_link", "most", "threshold", "c1", "c2", "c3", "c4"), 0
+)
 """Least values of settings."""

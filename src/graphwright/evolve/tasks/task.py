@@ -240,11 +240,10 @@ class Task:
             answers = population.answers(self._cases[name])
             final = part.final(answers)
             metric = self._metric(final, part, population.logits)
-            if self.fitness is None and self.fitness_batch is None:
-                fitness = -self._loss(answers, part, population.logits)
+            given = self.fitness is not None or self.fitness_batch is not None
+            fitness = np.full(len(population), np.nan) if given else -self._loss(answers, part, population.logits)
         failures: dict[int, str] = {}
         if self.fitness is not None:
-            fitness = np.full(len(population), np.nan)
             for g in range(len(population)):
                 try:
                     fitness[g] = float(self.fitness(population.program(g)))
@@ -258,7 +257,6 @@ class Task:
             try:
                 fitness = np.asarray(self.fitness_batch(shown), np.float64).copy()
             except Exception as error:
-                fitness = np.full(len(population), np.nan)
                 failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
             if fitness.shape != (len(population),):
                 raise TaskError("fitness_batch gives one number per genome", where=self.name,
