@@ -86,7 +86,8 @@ class Nursery:
             self._space, self._scratch = _space(nodes, links), scratch(nodes)
             self._columns = tuple(tuple(part) for part in self._space)
         ids, ints, floats = self._columns
-        return Genes(np.empty(children + 1, np.int64), *ids, np.empty(children + 1, np.int64), *ints, *floats)
+        offsets = [np.empty(children + 1, np.int64) for _ in range(2)]
+        return Genes._make((offsets[0], *ids, offsets[1], *ints, *floats))
 
 
 def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
