@@ -8,6 +8,7 @@ the same genomes stands in both cases: it does what neat-python's `activate` doe
 from __future__ import annotations
 
 import math
+import random
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -66,18 +67,30 @@ def xor() -> Figure:
     return figure
 
 
-def ablation() -> Figure:
-    figure = Figure("XOR without parts of NEAT, 40 seeds", "as above; evaluations of unsolved seeds count in full")
+def ablation(seeds: int = 100) -> Figure:
+    figure = Figure(
+        f"XOR without parts of NEAT, {seeds} seeds", "as above, in the paper's order; unsolved seeds count in full"
+    )
     rows = {
         "all of it": {},
         "no crossover": {"crossover": False},
-        "full start: 3 random mutations of each founder": {"start": "random", "burst": 3},
+        "random start: 3 mutations of each founder": {"start": "random", "burst": 3},
         "no species": {"species": False},
         "no growth": {"growth": False},
     }
+    solved: list[int] = []
     for who, changes in rows.items():
-        add_runs(figure, who, solve(lambda s: ev.tasks.xor(), ev.NEAT(**changes), 40, max_generations=300))
+        found = solve(lambda s: ev.tasks.xor(), ev.NEAT(**changes), seeds, max_generations=300)
+        solved.append(sum(r.solved for r in found))
+        add_runs(figure, who, found, f"; p = {fisher(solved[0], solved[-1], seeds):.2g}" if changes else "")
+    figure.says.append("p: Fisher's exact test, one-sided, that all of it solves so many more seeds by chance.")
     return figure
+
+
+def fisher(more: int, fewer: int, seeds: int) -> float:
+    """Chance that the first of two samples has at least `more` of all hits, if both are alike."""
+    hits, ways = more + fewer, math.comb(2 * seeds, more + fewer)
+    return sum(math.comb(seeds, k) * math.comb(seeds, hits - k) for k in range(more, min(seeds, hits) + 1)) / ways
 
 
 def hybrid() -> Figure:
@@ -152,20 +165,32 @@ def grown(generations: int) -> ev.Evolution:
     return run
 
 
-def per_call(call: Any, least: float = 0.2) -> float:
-    """CPU seconds of a call: the median of rounds that take long enough to be timed."""
-    call()
-    count, taken = 1, []
-    while len(taken) < 7:
-        began = process_time()
-        for _ in range(count):
-            call()
-        spent = process_time() - began
-        if spent < least / 7 and not taken:
-            count *= 2
-        else:
-            taken.append(spent / count)
-    return median(taken)
+def per_call(calls: dict[str, Any], rounds: int = 11, least: float = 0.03) -> dict[str, list[float]]:
+    """CPU seconds of a call of each, in rounds that all take part in, each round long enough to be timed."""
+    counts = {}
+    for name, call in calls.items():
+        call()
+        count, spent = 1, 0.0
+        while spent < least:
+            count, began = 2 * count, process_time()
+            for _ in range(count):
+                call()
+            spent = process_time() - began
+        counts[name] = count
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            began = process_time()
+            for _ in range(counts[name]):
+                call()
+            taken[name].append((process_time() - began) / counts[name])
+    return taken
+
+
+def times(slow: list[float], fast: list[float]) -> str:
+    """How many times as fast, round by round."""
+    ratios = sorted(a / b for a, b in zip(slow, fast, strict=True))
+    return f"we are {median(ratios):.0f} times as fast ({ratios[0]:.0f} to {ratios[-1]:.0f})"
 
 
 def sigmoid49(z: float) -> float:
@@ -229,22 +254,25 @@ def evaluations() -> Figure:
         size = (
             f"{np.mean([g.hidden for g in genomes]):.1f} hidden, {np.mean([g.open_links for g in genomes]):.1f} links"
         )
-        count = 150 * len(x)
-        ours = count / per_call(lambda: outputs(table, genes, cases))
-        with_table = count / per_call(lambda: outputs(tabulate(genes, 2, 1), genes, cases))
-        slow = count / per_call(lambda: plain(nets, rows, 3))
-        figure.add(f"{label}: graphwright", ours / 1e6, "M/s", size)
-        figure.add(f"{label}: with the table written anew", with_table / 1e6, "M/s")
-        figure.add(f"{label}: plain Python loop", slow / 1e6, "M/s", f"we are {ours / slow:.0f} times as fast")
+        plan = ev.PopulationPlan([run.program(genes, g) for g in range(150)])
+        calls = {
+            "graphwright": lambda t=table, g=genes, c=cases: outputs(t, g, c),
+            "graphwright again": lambda t=table, g=genes, c=cases: outputs(t, g, c),
+            "PopulationPlan, cases given anew": lambda p=plan, x=x: p(x),
+            "with the table written anew": lambda g=genes, c=cases: outputs(tabulate(g, 2, 1), g, c),
+            "plain Python loop": lambda n=nets, r=rows: plain(n, r, 3),
+        }
         if neat is not None:
             made = [
                 neat.nn.FeedForwardNetwork([0, 1], [3], [(n, sigmoid49, sum, b, 1.0, links) for n, b, links in net])
                 for net in nets
             ]
-            theirs = count / per_call(lambda: [[net.activate(row) for row in rows] for net in made])
-            figure.add(
-                f"{label}: neat-python activate", theirs / 1e6, "M/s", f"we are {ours / theirs:.0f} times as fast"
-            )
+            calls["neat-python activate"] = lambda m=made, r=rows: [[net.activate(row) for row in r] for net in m]
+        taken = per_call(calls)
+        for who, seconds in taken.items():
+            slow = who in ("plain Python loop", "neat-python activate")
+            note = times(seconds, taken["graphwright"]) if slow else size if who == "graphwright" else ""
+            figure.add(f"{label}: {who}", 150 * len(x) / median(seconds) / 1e6, "M/s", note)
     if neat is None:
         figure.says.append(ABSENT)
     return figure
@@ -254,29 +282,32 @@ def generations() -> Figure:
     figure = Figure("Generations per second on XOR, population 150",
                     "CPU time of one thread; evaluation, species, crossover, mutation, lineage")  # fmt: skip
     for label, first, count in (("generations 1 to 30", 0, 30), ("generations 100 to 200", 100, 100)):
-        rates = []
+        ours, theirs, ends, size = [], [], [], ""
         for seed in range(5):
             run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=seed)
             if first:
                 run.run(first, target=2.0)
             began = process_time()
             run.run(first + count, target=2.0)
-            rates.append(count / (process_time() - began))
-        nodes = float(np.diff(run.genes.node_off).mean())
-        links = float(np.diff(run.genes.link_off).mean())
-        figure.add(f"{label}: graphwright", median(rates), "/s", f"at the end {nodes:.1f} nodes, {links:.1f} links",
-                   min(rates), max(rates))  # fmt: skip
-        if neat is not None:
-            theirs, size = neat_rate(first, count)
-            note = f"at the end {size}; we are {median(rates) / theirs:.0f} times as fast"
-            figure.add(f"{label}: neat-python", theirs, "/s", note)
+            ours.append((process_time() - began) / count)
+            ends.append([np.diff(off).mean() for off in (run.genes.node_off, run.genes.link_off)])
+            if neat is not None:
+                spent, size = neat_time(first, count, seed)
+                theirs.append(spent)
+        nodes, links = np.mean(ends, axis=0)
+        figure.add(f"{label}: graphwright", 1 / median(ours), "/s", f"at the end {nodes:.1f} nodes, {links:.1f} links",
+                   1 / max(ours), 1 / min(ours))  # fmt: skip
+        if theirs:
+            note = f"at the end {size}; {times(theirs, ours)}"
+            figure.add(f"{label}: neat-python", 1 / median(theirs), "/s", note, 1 / max(theirs), 1 / min(theirs))
     if neat is None:
         figure.says.append(ABSENT)
     return figure
 
 
-def neat_rate(first: int, count: int) -> tuple[float, str]:
-    """Generations per CPU second of neat-python with its own example's rates."""
+def neat_time(first: int, count: int, seed: int) -> tuple[float, str]:
+    """CPU seconds of a generation of neat-python with its own example's rates."""
+    random.seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "xor.cfg"
         path.write_text(CONFIG)
@@ -297,7 +328,7 @@ def neat_rate(first: int, count: int) -> tuple[float, str]:
     spent = process_time() - began
     genomes = list(population.population.values())
     nodes, links = (np.mean([len(getattr(g, part)) for g in genomes]) for part in ("nodes", "connections"))
-    return count / spent, f"{nodes:.1f} nodes, {links:.1f} links"
+    return spent / count, f"{nodes:.1f} nodes, {links:.1f} links"
 
 
 CONFIG = """[NEAT]

@@ -48,6 +48,19 @@ def test_a_cell_is_torch_s_and_begins_by_changing_nothing(kind):
     assert not cells(p)
 
 
+def test_a_program_with_a_cell_leaves_as_others_do(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
+    with p.edit("a memory") as e:
+        m.insert_cell(e, "out", np.random.default_rng(1), "gru", 4)
+        e.set_weight("b1.to.weight", rng.normal(size=(2, 4)).astype("f4"))
+    y = p.run(x=x)["y"].to_numpy()
+    p.save(tmp_path / "gru")
+    np.testing.assert_array_equal(gw.load(tmp_path / "gru").run(x=x)["y"].to_numpy(), y)
+    session = onnxruntime.InferenceSession(str(p.to_onnx(tmp_path / "gru.onnx")), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], y, rtol=0, atol=1e-5)
+
+
 def test_another_kind_keeps_the_way_out_and_says_what_goes():
     p = start()
     with p.edit("in") as e:

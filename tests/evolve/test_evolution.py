@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -193,6 +194,35 @@ def test_the_test_cases_are_read_when_asked_for():
     assert task.test_reads == 1
 
 
+def test_labels_of_the_test_cases_decide_nothing():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    runs = []
+    for noise in (0.0, 1.0):
+        task = ev.Task(x, x[:, 0] > 0, seed=1)
+        task._test.y[:] += noise * rng.random(task._test.y.shape)
+        run: Any = ev.Evolution(task, None, ev.Hybrid(population=4, train=ev.Train(steps=5)), seed=2)
+        run.run(4, target=2.0)
+        runs.append(run)
+    assert [line.best for line in runs[0].log] == [line.best for line in runs[1].log]
+    assert runs[0].genes.weight.tobytes() == runs[1].genes.weight.tobytes()
+    other = ev.Task(1 - x, x[:, 0] > 0, seed=1)  # and what training and fitness read does decide
+    third: Any = ev.Evolution(other, None, ev.Hybrid(population=4, train=ev.Train(steps=5)), seed=2)
+    third.run(4, target=2.0)
+    assert third.genes.weight.tobytes() != runs[0].genes.weight.tobytes()
+
+
+def test_no_program_is_made_until_somebody_looks(monkeypatch):
+    made = []
+    real = ev.program.founder
+    for place in ("graphwright.evolve.program.founder", "graphwright.evolve.lineage.founder"):
+        monkeypatch.setattr(place, lambda *a, **k: made.append(1) or real(*a, **k))
+    run = run_of(generations=8)
+    assert not made
+    assert run.individual(run.best).program.nodes()
+    assert len(made) == 1
+
+
 def test_a_function_of_programs_can_be_the_fitness():
     def fitness(program):
         y = program.run(x=X, keep="outputs")["y"].to_numpy()[:, 0]
@@ -207,6 +237,8 @@ def test_nothing_to_stop_for_is_refused():
     task = ev.Task(X, [0, 1, 1, 0], split="same")
     with pytest.raises(ValueError, match="nothing would stop"):
         ev.Evolution(task).run()
+    with pytest.raises(ValueError, match="a target is a number"):
+        ev.Evolution(task).run(3, target="good")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TaskError, match="nothing to train on"):
         ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
 
@@ -252,6 +284,24 @@ def test_settings_go_through_json():
         ev.NEAT(activation="cube")
     with pytest.raises(ValueError, match="not a probability"):
         ev.NEAT(split_link=1.5)
+    with pytest.raises(ValueError, match="have an activation"):
+        ev.NEAT(activation=())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("population", 1), ("population", 20.5), ("tournament", 0), ("champions", -1), ("c1", -1.0), ("c3", math.nan),
+     ("power", math.inf), ("max_links", "many")],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(name, value):
+    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting out of range"):
+        ev.NEAT(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", -1), ("steps", 1.5), ("lr", math.nan), ("clip", -1.0)])
+def test_training_out_of_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"Train, {name}: a setting out of range"):
+        ev.Train(**{name: value})
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -265,9 +315,10 @@ def test_damaged_files_are_refused(tmp_path):
     arrays.write_bytes(whole)
     assert ev.resume(tmp_path / "run").generation == 1
     text = (tmp_path / "run" / "run.json").read_text()
-    (tmp_path / "run" / "run.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ResumeMismatch, match="damaged"):
-        ev.resume(tmp_path / "run")
+    for damaged in (text[: len(text) // 2], text.replace('"seed"', '"sed"'), text.replace('"best"', '"most"')):
+        (tmp_path / "run" / "run.json").write_text(damaged)
+        with pytest.raises(ResumeMismatch, match=r"run\.json is damaged"):
+            ev.resume(tmp_path / "run")
 
 
 def test_training_through_flat_activations_is_warned_of():

@@ -62,7 +62,7 @@ def test_gradients_and_loss_of_heads_are_those_of_their_weighted_sum():
         population = run.population(genes)
         from graphwright.array.population.runner import Cases
 
-        return task._measures(population.answers(Cases.of(task.train.x)), task.train, True)[0]
+        return task._loss(population.answers(Cases.of(task.train.x)), task.train, True)
 
     before, weight = loss(), genes.weight.copy()
     table = tabulate(genes, task.inputs, task.outputs)

@@ -305,6 +305,15 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     run.run(max_evaluations=4, target=2)
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
 
+    @ev.mutation("never", sites=m.linears, weight=1e18)
+    def never(e, site, rng):
+        raise UsageError("not here")
+
+    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run.run(max_evaluations=4, target=2)
+    assert run.counters.refused["never"] >= 3  # refused for each child, named, and another one was made
+    assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
+
 
 def test_images_evolve_too():
     gw.manual_seed(0)

@@ -15,7 +15,7 @@ from graphwright.array.population.runner import Cases, Lesson, Session, fit, out
 from graphwright.evolve import tasks
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.genomes import columns_of, genome, join, minimal, take, with_room
-from graphwright.evolve.reproduce import breed, rates
+from graphwright.evolve.reproduce import Nursery, rates
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species, distance
 
@@ -65,22 +65,13 @@ def same(a, b):
 def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
     """A population some generations on, by random fitness."""
     genes, registry, _ = setup(inputs, outs, settings, seed)
-    rng = np.random.default_rng(seed)
+    rng, nursery = np.random.default_rng(seed), Nursery(settings, inputs, outs, seed)
     count = settings.population
     for g in range(1, generations):
         pool = rng.permutation(count)[: count // 2]
         fitness, one = rng.normal(size=count), np.zeros(count, np.int64)
-        genes, _, registry = breed(
-            genes,
-            fitness,
-            Parents(one - 1, one, np.array([0, len(pool)]), pool),
-            settings,
-            registry,
-            inputs,
-            outs,
-            seed,
-            g,
-        )
+        of = Parents(one - 1, one, np.array([0, len(pool)]), pool)
+        genes, _, registry = nursery.breed(genes, fitness, of, registry, g)
     return genes, registry
 
 
@@ -109,8 +100,9 @@ def test_children_are_those_of_the_slow_version(settings):
         off = np.concatenate([[0], np.cumsum([len(p) for p in pools])])
         elite = np.where(rng.random(count) < 0.1, rng.integers(0, count, count), -1)
         species = rng.integers(0, 3, count)
-        genes, births, registry = breed(
-            genes, fitness, Parents(elite, species, off, pool), settings, registry, inputs, outs, 99, generation
+        chosen = Parents(elite, species, off, pool)
+        genes, births, registry = Nursery(settings, inputs, outs, 99).breed(
+            genes, fitness, chosen, registry, generation
         )
         new = []
         for c in range(count):
@@ -189,7 +181,7 @@ def test_probabilities_are_those_asked_for():
     genes, registry, _ = setup(2, 1, settings)
     of = np.repeat([0, 1], count // 2)
     parents = Parents(np.full(count, -1), of, np.array([0, 10_000, 20_000]), np.arange(count))
-    _, births, _ = breed(genes, np.zeros(count), parents, settings, registry, 2, 1, 5, 1)
+    _, births, _ = Nursery(settings, 2, 1, 5).breed(genes, np.zeros(count), parents, registry, 1)
     share = np.bincount(births.mutation, minlength=len(MUTATIONS)) / count
     expected = {"split_link": 0.03, "add_link": 0.0, "weights": 0.97 * 0.8}  # 2-1: there is no link to add
     for name, p in expected.items():
@@ -208,7 +200,7 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     genes.link_open[:4] = 0  # all of the first parent, none of the second
     count = settings.population
     parents = Parents(np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]), np.arange(2))
-    out, births, _ = breed(genes, np.zeros(2), parents, settings, registry, 3, 1, 5, 1)
+    out, births, _ = Nursery(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
     crossed = np.repeat(births.father >= 0, 4)
     assert abs((1 - out.link_open[crossed]).mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / crossed.sum())
     alone = np.repeat((births.father < 0) & (births.mother == 0), 4)

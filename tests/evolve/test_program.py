@@ -167,13 +167,13 @@ def test_growth_learns():
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
     from graphwright.array.population.deal import Parents
-    from graphwright.evolve.reproduce import breed
+    from graphwright.evolve.reproduce import Nursery
 
     def grow(generation):
         each = np.arange(50)
         alone = Parents(np.full(50, -1), each, np.arange(51), each)
-        run.genes, _, run.registry = breed(run.genes, np.zeros(50), alone, run.settings, run.registry, 2, 1, 0,
-                                           generation)  # fmt: skip
+        nursery = Nursery(run.settings, 2, 1, 0)
+        run.genes, _, run.registry = nursery.breed(run.genes, np.zeros(50), alone, run.registry, generation)
 
     def train(steps):
         fit(tabulate(run.genes, 2, 1), run.genes, task.lesson(), np.full(50, steps), np.full(50, 0.05))
@@ -197,6 +197,9 @@ def test_a_champion_is_a_program_like_any_other(tmp_path):
     assert again.hash() == p.hash()
     assert (again.run(x=x)["y"].to_numpy() == p.run(x=x)["y"].to_numpy()).all()
     assert "<svg" in p.to_svg()
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(p.to_onnx(tmp_path / "xor.onnx")), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], best.predict(x), rtol=0, atol=1e-5)
     link = next(e for e in best.genome.links if e.src > 3)
     why = [entry.why for entry in p.blame(f"n{link.dst}.l{link.id}")]
     assert why

@@ -6,7 +6,7 @@ import numpy as np
 from test_population import evolved
 
 from graphwright.array.population.deal import offspring, parents, representatives
-from graphwright.evolve.reproduce import children
+from graphwright.evolve.reproduce import Nursery
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species, breeding
 
@@ -80,7 +80,7 @@ def test_the_champion_of_a_large_species_is_copied():
     of = np.repeat([0, 1], [35, 5])
     s = Species(of, np.array([3, 8]), np.array([9.0, 8.0]), np.array([0, 0]), 3.0, 9)
     settings = NEAT(population=40)
-    _, births, _ = children(genes, fitness, s, settings, registry, 3, 2, 1, 1, 0)
+    _, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
     champion = int(np.argmax(fitness[:35]))
     copies = (births.mother == champion) & (births.mutation == 0) & (births.father < 0)
     assert copies[0]
@@ -94,7 +94,7 @@ def test_a_lone_elite_survives_without_species():
     s = Species.founders(genes, NEAT(species=False))
     assert len(s) == 1
     settings = NEAT(population=40, species=False, champions=0, tournament=3, survival=1.0, weights=0.0)
-    _, births, _ = children(genes, fitness, s, settings, registry, 3, 2, 1, 1, 0)
+    _, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
     assert births.mother[0] == np.argmax(fitness)
     rank = np.argsort(np.argsort(-fitness))
     assert rank[births.mother].mean() < 14  # the best of three

@@ -243,6 +243,7 @@ def test_columns_of_words_and_other_ways_to_write_a_table(tmp_path):
         ("y\n1\n2\n", "nothing to predict from"),
         ("a,y\n1,x\n2\n", ":3: a row of another length"),
         ("a,y\n1,0\n2,0\nfour,1\n", ":4, column a: not a number"),
+        ("a,y\n1,0\n2,0\n1e39,1\n", ":4, column a: not a number"),
         ("a,y\n1,0\n,1\n", ":3, column a: a value is missing"),
         ("a,y\n1,0\nNaN,1\n", ":3, column a: a value is missing"),
         ("a,a,y\n1,0,1\n", "column 2: columns have names"),

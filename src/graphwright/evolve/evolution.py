@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -136,6 +137,9 @@ class Evolution:
         if all(limit is None for limit in limits) and (target if target is not None else self.task.target) is None:
             raise UsageError("nothing would stop this run", fix="run(max_generations=...)")
         aim = self.task.target if target is None else target
+        for value in (*limits, aim):
+            if value is not None and not isinstance(value, Real):
+                raise UsageError("a limit or a target is a number", got=repr(value)[:80])
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         saved = -1

@@ -136,17 +136,27 @@ class Lineage:
 
     def genome(self, key: Key) -> Genome:
         """The genes of an individual. Raises: KeyError if they were dropped: nobody lives that descends from it."""
+        genes, at = self._kept(key)
+        return genome(genes, at, self.inputs, self.outputs)
+
+    def columns(self, key: Key) -> Any:
+        """The genes of an individual as a population of one. Raises: KeyError, as `genome`."""
+        genes, at = self._kept(key)
+        return take(genes, np.array([at]))
+
+    def size(self, key: Key) -> tuple[int, int]:
+        """Hidden nodes and open links of an individual. Raises: KeyError, as `genome`."""
+        genes, at = self._kept(key)
+        nodes, links = genes.node_off[at + 1] - genes.node_off[at], slice(genes.link_off[at], genes.link_off[at + 1])
+        return int(nodes) - self.outputs, int(genes.link_open[links].sum())
+
+    def _kept(self, key: Key) -> tuple[Any, int]:
+        """The genes that are kept of a generation, and the place of an individual there."""
         past = self.past[key.generation]
         at = int(np.searchsorted(past.kept, key.index))
         if at == len(past.kept) or past.kept[at] != key.index:
             raise KeyError(f"no genes of {key} are kept: it has no living descendants and was no champion")
-        return genome(past.genes, at, self.inputs, self.outputs)
-
-    def columns(self, key: Key) -> Any:
-        """The genes of an individual as a population of one."""
-        past = self.past[key.generation]
-        self.genome(key)
-        return take(past.genes, np.searchsorted(past.kept, [key.index]))
+        return past.genes, at
 
     def replay(self, key: Key, batch: int | str = "B") -> Program:
         """An individual as a Program whose journal is its history: the founder, then one entry per generation."""

@@ -15,7 +15,7 @@ from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoGradien
 from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.lineage import Key, Lineage
-from graphwright.evolve.reproduce import breed, children
+from graphwright.evolve.reproduce import Nursery
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
@@ -68,6 +68,7 @@ class NeuronEvolution(Evolution):
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
         self._table: Any = None
+        self._nursery = Nursery(s, task.inputs, task.outputs, seed)
         for k in range(s.burst if s.start == "random" else 0):
             self._burst(k)
         self.species = Species.founders(self.genes, s)
@@ -140,7 +141,9 @@ class NeuronEvolution(Evolution):
         population = self.population()
         scores: Scores = self.task.score(population)
         fitness, metric, finite = scores.fitness, scores.metric, np.isfinite(scores.fitness)
+        scored = fitness
         if not finite.all():
+            scored = fitness[finite]
             fitness, metric = np.where(finite, fitness, -np.inf), np.where(finite, metric, -np.inf)
             self._failed(scores, fitness)
         if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
@@ -152,28 +155,27 @@ class NeuronEvolution(Evolution):
         self.fitness, self.metric = fitness, metric
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
-        top = int(np.argmax(fitness))
+        top = int(fitness.argmax())
         if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
             self.best, self.gained = Key(self.generation, top), self.generation
             self.lineage.pinned.add(self.best)
-        if aim is not None and metric.max() >= aim:
+        if aim is not None and np.fmax.reduce(metric) >= aim:
             self._confirm(aim, fitness, metric)
         shown = self.best if self.solution is None else self.solution
         if self._shown is None or self._shown[0] != shown:
-            genome = self.lineage.genome(shown)
-            self._shown = (shown, self.lineage.birth(shown).metric, genome.hidden, genome.open_links)
+            self._shown = (shown, self.lineage.birth(shown).metric, *self.lineage.size(shown))
         _, reached, hidden, links = self._shown
         numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
         self.log.append(
             Generation(
                 self.generation,
                 float(fitness[top]),
-                _median(fitness[finite]),
+                _median(scored),
                 reached,
                 hidden,
                 links,
                 dict(zip(numbers, sizes, strict=True)),
-                int(count - finite.sum()),
+                count - len(scored),
                 float(self.species.threshold),
             )
         )
@@ -231,10 +233,9 @@ class NeuronEvolution(Evolution):
         s, silent, table = self.settings, self.generation - self.gained, self.table
         chosen = representatives(self.species.of, len(self.species), self.seed, self.generation)
         old = self.genes
-        self.genes, self.births, self.registry = children(
-            old, self.fitness, self.species, s, self.registry, self.task.inputs, self.task.outputs, self.seed,
-            self.generation + 1, silent,
-        )  # fmt: skip
+        self.genes, self.births, self.registry = self._nursery.children(
+            old, self.fitness, self.species, self.registry, self.generation + 1, silent
+        )
         self._table = tabulate(self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.mother))
         self._refused(self.births)
         self.generation += 1
@@ -248,17 +249,16 @@ class NeuronEvolution(Evolution):
         count = self.settings.population
         each = np.arange(count)
         alone = Parents(np.full(count, -1), each, np.arange(count + 1), each)
-        self.genes, _, self.registry = breed(
-            self.genes, np.zeros(count), alone, self.settings, self.registry, self.task.inputs, self.task.outputs,
-            self.seed, (1 << 30) + k,
-        )  # fmt: skip
+        self.genes, _, self.registry = self._nursery.breed(
+            self.genes, np.zeros(count), alone, self.registry, (1 << 30) + k
+        )
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
     def _refused(self, births: Births) -> None:
         assert self.counters.refused is not None
-        for i in np.flatnonzero(births.refused):
-            name = MUTATIONS[i]
-            self.counters.refused[name] = self.counters.refused.get(name, 0) + int(births.refused[i])
+        for name, count in zip(MUTATIONS, births.refused.tolist(), strict=True):
+            if count:
+                self.counters.refused[name] = self.counters.refused.get(name, 0) + count
 
     def _failed(self, scores: Scores, fitness: np.ndarray) -> None:
         """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species, breeding
 
 
-@lru_cache(maxsize=16)
 def rates(settings: NEAT) -> Any:
     """The settings as the native loop takes them."""
     from graphwright.array.population.breed import WHOLE, Rates
@@ -28,55 +26,70 @@ def rates(settings: NEAT) -> Any:
     return Rates(**typed)
 
 
-def children(
-    genes: Any,
-    fitness: np.ndarray,
-    species: Species,
-    settings: NEAT,
-    registry: Any,
-    inputs: int,
-    outputs: int,
-    seed: int,
-    generation: int,
-    silent: int,
-) -> tuple[Any, Births, Any]:
-    """The next generation: its genes, how they came to be, and the registry with room for what was new.
+class Nursery:
+    """Where children come from. Its memory is kept: fresh pages cost more than what is written to them (measured).
 
     Args:
-        fitness: float64 [G]; -inf for those that have none.
-        generation: number of the next one.
-        silent: generations in which the best did not gain.
+        settings: of the run; inputs, outputs: of each genome; seed: of the run.
     """
-    from graphwright.array.population.deal import offspring, parents
 
-    breeds = breeding(species, settings, generation - 1, silent)
-    counts = offspring(fitness, species.of, breeds, settings.population)
-    of = parents(fitness, species.of, counts, settings.population, settings.survival, settings.champions)
-    return breed(genes, fitness, of, settings, registry, inputs, outputs, seed, generation)
+    def __init__(self, settings: NEAT, inputs: int, outputs: int, seed: int) -> None:
+        self.settings, self._sizes, self._seed = settings, (inputs, outputs), seed
+        self._unit = inputs + 1 + outputs  # links of a grown unit
+        self._rates = rates(settings)
+        self._acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
+        self._space = _space(0, 0)
+        self._columns: Any = ()
+        self._scratch: Any = ()
+
+    def children(
+        self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int
+    ) -> tuple[Any, Births, Any]:
+        """The next generation: its genes, how they came to be, and the registry with room for what was new.
+
+        Args:
+            fitness: float64 [G]; -inf for those that have none.
+            generation: number of the next one.
+            silent: generations in which the best did not gain.
+        """
+        from graphwright.array.population.deal import offspring, parents
+
+        s = self.settings
+        breeds = breeding(species, s, generation - 1, silent)
+        counts = offspring(fitness, species.of, breeds, s.population)
+        of = parents(fitness, species.of, counts, s.population, s.survival, s.champions)
+        return self.breed(genes, fitness, of, registry, generation)
+
+    def breed(
+        self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
+    ) -> tuple[Any, Births, Any]:
+        """The native call: children of `Parents`; see `array.population.breed`."""
+        from graphwright.array.population.breed import breed, largest
+
+        count = len(of.elite)
+        registry = with_room(registry, count * (self._unit + 4) + 64)
+        nodes, links = largest(genes)
+        out, births = self._room(count, nodes + 1, links + max(self._unit, 2)), founders(count)
+        breed(genes, fitness, of, out, births, registry, self._rates, self._acts, *self._sizes, self._seed, generation,
+              *self._scratch)  # fmt: skip
+        ends = int(out.node_off[-1]), int(out.link_off[-1]), int(out.link_off[-1])
+        ids, ints, floats = (part[:, :end].copy() for part, end in zip(self._space, ends, strict=True))
+        return out._make((out.node_off, *ids, out.link_off, *ints, *floats)), births, registry
+
+    def _room(self, children: int, nodes: int, links: int) -> Any:
+        """Columns for so many children of at most so many nodes and links each."""
+        from graphwright.array.population.breed import scratch
+        from graphwright.array.population.genes import Genes
+
+        if self._space[0].shape[1] < children * nodes or self._space[1].shape[1] < children * links:
+            nodes, links = 2 * children * nodes, 2 * children * links
+            self._space, self._scratch = _space(nodes, links), scratch(nodes)
+            self._columns = tuple(tuple(part) for part in self._space)
+        ids, ints, floats = self._columns
+        offsets = [np.empty(children + 1, np.int64) for _ in range(2)]
+        return Genes._make((offsets[0], *ids, offsets[1], *ints, *floats))
 
 
-def breed(
-    genes: Any, fitness: np.ndarray, of: Any, settings: NEAT, registry: Any, inputs: int, outputs: int, seed: int,
-    generation: int,
-) -> tuple[Any, Births, Any]:  # fmt: skip
-    """The native call: children of `Parents`; see `array.population.breed`."""
-    from graphwright.array.population import breed as native
-    from graphwright.array.population.genes import Genes
-
-    count = len(of.elite)
-    unit = inputs + 1 + outputs  # links of a grown unit
-    registry = with_room(registry, count * (unit + 4) + 64)
-    most_nodes = int((genes.node_off[1:] - genes.node_off[:-1]).max()) + 1
-    most_links = int((genes.link_off[1:] - genes.link_off[:-1]).max()) + max(unit, 2)
-    ints = np.empty((7, count * max(most_nodes, most_links)), np.int32)
-    floats = np.empty((4, count * most_links), np.float32)
-    out = Genes(np.empty(count + 1, np.int64), *ints[:2], np.empty(count + 1, np.int64), *ints[2:], *floats)
-    births = founders(count)
-    acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
-    native.breed(
-        genes, fitness, of, out, births, registry, rates(settings), acts, inputs, outputs, seed, generation,
-        *native.scratch(most_nodes),
-    )  # fmt: skip
-    nodes, links = out.node_off[-1], out.link_off[-1]
-    node_columns, link_columns = ([c[:n].copy() for c in part] for n, part in ((nodes, out[1:3]), (links, out[4:])))
-    return Genes._make([out.node_off, *node_columns, out.link_off, *link_columns]), births, registry
+def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns of nodes; of links, whole numbers and floats."""
+    return np.empty((2, nodes), np.int32), np.empty((5, links), np.int32), np.empty((4, links), np.float32)

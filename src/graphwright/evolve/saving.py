@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.population.births import Births
+from graphwright.errors import GraphwrightError
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import ResumeMismatch
 from graphwright.evolve.lineage import Key, Lineage, _Past
@@ -51,6 +52,22 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         got = content.get("schema") if isinstance(content, dict) else None
         raise ResumeMismatch("this is no saved run of this version", where=folder, expected=f"schema {SCHEMA}", got=got)
+    try:
+        return _resumed(folder, content, task, threads)
+    except GraphwrightError:
+        raise
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # a value is gone, or of another kind
+        got = f"{type(error).__name__}: {error}"
+        raise ResumeMismatch("run.json is damaged", where=folder, got=got, fix=before(folder)) from error
+
+
+def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> Any:
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Literal
 
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.errors import UsageError
 
 UNLIMITED = 1 << 20
+
+
+def check(settings: Any, least: Mapping[str, int], whole: bool = False) -> None:
+    """Settings are finite numbers, or whole ones, from a least value on. Raises: UsageError."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        number = float(value) if isinstance(value, Real) else float("nan")
+        if not low <= number < float("inf") or (whole and not number.is_integer()):
+            raise UsageError("a setting out of range", where=f"{type(settings).__name__}, {name}", got=repr(value),
+                             expected=f"a {'whole ' if whole else ''}number from {low} on")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,10 @@ class Train:
     steps: int = 60
     lr: float = 0.05
     clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self, {"steps": 0}, whole=True)
+        check(self, {"lr": 0, "clip": 0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +123,10 @@ class NEAT:
         for name in _SHARES:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError("not a probability", where=name, expected="0 to 1", got=getattr(self, name))
-        if self.population < 2:
-            raise UsageError("a population needs two genomes", where="population", got=self.population)
+        if not self.hidden:
+            raise UsageError("hidden nodes have an activation", where="activation", got=self.activation)
+        check(self, _COUNTS, whole=True)
+        check(self, _SIZES)
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -166,3 +184,11 @@ _SHARES = (
     "grow", "split_link", "add_link", "toggle_link", "remove_link", "set_activation", "weights", "perturb", "fine",
     "delays", "mutate_only", "interspecies", "reclose", "survival",
 )  # fmt: skip
+_COUNTS = {
+    "population": 2, "tries": 0, "tournament": 1, "champions": 0, "stagnation": 0, "silence": 0, "burst": 0,
+    "max_nodes": 0, "max_links": 0,
+}  # fmt: skip
+_SIZES: dict[str, int] = dict.fromkeys(
+    ("power", "fine_power", "new_link", "most", "threshold", "c1", "c2", "c3", "c4"), 0
+)
+"""Least values of settings."""

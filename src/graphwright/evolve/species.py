@@ -44,11 +44,9 @@ class Species:
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
         """Keep the best fitness of each species, and when it came."""
-        top = np.full(len(self), -np.inf)
-        np.maximum.at(top, self.of, fitness)
-        better = top > self.best
-        self.best = np.where(better, top, self.best)
-        self.gained = np.where(better, generation, self.gained)
+        from graphwright.array.population.deal import note
+
+        note(self.of, fitness, generation, self.best, self.gained)
 
     @staticmethod
     def founders(genes: Any, settings: NEAT, generation: int = 0) -> Species:
@@ -63,23 +61,18 @@ class Species:
         Args:
             old, representatives: a genome of `old` per species of this generation.
         """
+        from graphwright.array.population.deal import survivors
+
         count = len(genes.node_off) - 1
         if settings.species:
             from graphwright.array.population.compare import Coefficients, speciate
 
             c = Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
-            of, founders = speciate(old, representatives, genes, self.threshold, c)
+            of, made = speciate(old, representatives, genes, self.threshold, c)
         else:
-            of, founders = np.zeros(count, np.int64), np.zeros(0 if len(self) else 1, np.int64)
-        made, threshold = len(founders), self.threshold
-        ids, best, gained = self.ids, self.best, self.gained
-        if made:
-            ids = np.concatenate([ids, self.next_id + np.arange(made)])
-            best = np.concatenate([best, np.full(made, -np.inf)])
-            gained = np.concatenate([gained, np.full(made, generation)])
-        alive = np.bincount(of, minlength=len(ids)) > 0
-        if not alive.all():
-            of, ids, best, gained = (np.cumsum(alive) - 1)[of], ids[alive], best[alive], gained[alive]
+            of, made = np.zeros(count, np.int64), 0 if len(self) else 1
+        ids, best, gained = survivors(of, made, self.ids, self.best, self.gained, self.next_id, generation)
+        threshold = self.threshold
         if settings.target_species is not None:
             gap = len(ids) - settings.target_species
             threshold = max(_LEAST, threshold + _STEP * (gap > 0) - _STEP * (gap < 0))
@@ -100,10 +93,10 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
         silent: generations in which the population's best did not gain. When these are more than `silence`, the two
             best species alone breed, once, and count as new: the search starts again from them.
     """
-    order = np.argsort(-species.best, kind="stable")
     breeds = generation - species.gained < settings.stagnation
-    breeds[order[0]] = True
+    breeds[np.argmax(species.best)] = True
     if silent == settings.silence + 1:
+        order = np.argsort(-species.best, kind="stable")
         breeds[:] = False
         breeds[order[:2]] = True
         species.gained[order[:2]] = generation

@@ -51,7 +51,7 @@ class PopulationPlan:
 
         values = self._checked(x, (2, 3))
         answers = outputs(self.table, self.genes, Cases.of(values), self.threads)
-        return np.ascontiguousarray(answers if values.ndim == 3 else answers[:, :, 0])
+        return (answers if values.ndim == 3 else answers[:, :, 0]).copy()
 
     def each(self, x: np.ndarray) -> np.ndarray:
         """Answers of every genome to cases of its own: [G, N, inputs] to float32 [G, N, outputs]."""

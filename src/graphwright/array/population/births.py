@@ -28,10 +28,5 @@ class Births(NamedTuple):
 
 def founders(count: int) -> Births:
     """Nobody's children."""
-    return Births(
-        np.full(count, -1, np.int32),
-        np.full(count, -1, np.int32),
-        np.zeros(count, np.int8),
-        np.full(count, -1, np.int32),
-        np.zeros(len(MUTATIONS), np.int64),
-    )
+    mother, father, site = np.full((3, count), -1, np.int32)
+    return Births(mother, father, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

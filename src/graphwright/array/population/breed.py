@@ -13,7 +13,18 @@ import numpy as np
 from graphwright.array.population.births import Births
 from graphwright.array.population.deal import Parents
 from graphwright.array.population.draws import SIZE, begin, below, normal, uniform
-from graphwright.array.population.genes import LINK, SPLIT, UNIT, Genes, Registry, compiled, native, number_of, place
+from graphwright.array.population.genes import (
+    LINK,
+    SPLIT,
+    UNIT,
+    Genes,
+    Registry,
+    compiled,
+    copy_run,
+    native,
+    number_of,
+    place,
+)
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION = range(9)
 BREEDING = 1  # purpose of the random stream
@@ -163,27 +174,39 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 @native
 def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
     """Structure of the mother; matching genes from either, closed if one parent has them closed, mostly."""
-    q, q_end = (parents.node_off[father], parents.node_off[father + 1]) if father >= 0 else (0, 0)
-    for p in range(parents.node_off[mother], parents.node_off[mother + 1]):
-        out.node_id[n1], out.node_act[n1] = parents.node_id[p], parents.node_act[p]
-        while q < q_end and parents.node_id[q] < parents.node_id[p]:
+    n0, nodes = parents.node_off[mother], parents.node_off[mother + 1] - parents.node_off[mother]
+    l0, links = parents.link_off[mother], parents.link_off[mother + 1] - parents.link_off[mother]
+    copy_run(parents.node_id, n0, nodes, out.node_id, n1)
+    copy_run(parents.node_act, n0, nodes, out.node_act, n1)
+    copy_run(parents.link_id, l0, links, out.link_id, l1)
+    copy_run(parents.link_src, l0, links, out.link_src, l1)
+    copy_run(parents.link_dst, l0, links, out.link_dst, l1)
+    copy_run(parents.link_delay, l0, links, out.link_delay, l1)
+    copy_run(parents.link_open, l0, links, out.link_open, l1)
+    copy_run(parents.weight, l0, links, out.weight, l1)
+    copy_run(parents.first, l0, links, out.first, l1)
+    copy_run(parents.second, l0, links, out.second, l1)
+    copy_run(parents.steps, l0, links, out.steps, l1)
+    if father < 0:
+        return n1 + nodes, l1 + links
+    q, q_end = parents.node_off[father], parents.node_off[father + 1]
+    for n in range(n1, n1 + nodes):
+        while q < q_end and parents.node_id[q] < out.node_id[n]:
             q += 1
-        if q < q_end and parents.node_id[q] == parents.node_id[p] and uniform(rng) < 0.5:
-            out.node_act[n1] = parents.node_act[q]
-        n1 += 1
-    q, q_end = (parents.link_off[father], parents.link_off[father + 1]) if father >= 0 else (0, 0)
-    for p in range(parents.link_off[mother], parents.link_off[mother + 1]):
-        _copy(parents, p, out, l1)
-        while q < q_end and parents.link_id[q] < parents.link_id[p]:
+        if q < q_end and parents.node_id[q] == out.node_id[n] and uniform(rng) < 0.5:
+            out.node_act[n] = parents.node_act[q]
+    q, q_end = parents.link_off[father], parents.link_off[father + 1]
+    for e in range(l1, l1 + links):
+        while q < q_end and parents.link_id[q] < out.link_id[e]:
             q += 1
-        if q < q_end and parents.link_id[q] == parents.link_id[p]:
+        if q < q_end and parents.link_id[q] == out.link_id[e]:
+            both = out.link_open[e] and parents.link_open[q]
             if uniform(rng) < 0.5:
-                _copy(parents, q, out, l1)
-            out.link_open[l1] = 1
-            if not (parents.link_open[p] and parents.link_open[q]):
-                out.link_open[l1] = 0 if uniform(rng) < reclose else 1
-        l1 += 1
-    return n1, l1
+                _copy(parents, q, out, e)
+            out.link_open[e] = 1
+            if not both:
+                out.link_open[e] = 0 if uniform(rng) < reclose else 1
+    return n1 + nodes, l1 + links
 
 
 @native
@@ -314,6 +337,16 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
         else:
             weight = normal(rng) * rates.power
         out.weight[e] = min(max(weight, -rates.most), rates.most)
+
+
+@compiled
+def largest(genes: Genes) -> tuple[int, int]:
+    """Most nodes and most links of a genome."""
+    nodes, links = 0, 0
+    for g in range(len(genes.node_off) - 1):
+        nodes = max(nodes, genes.node_off[g + 1] - genes.node_off[g])
+        links = max(links, genes.link_off[g + 1] - genes.link_off[g])
+    return nodes, links
 
 
 @compiled

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphwright.array.population.genes import Genes, compiled, native
+from graphwright.array.vm import vector as v
+from graphwright.array.vm.narrow import load_i32
 
 _SMALL = 20  # links below which both genomes are small: then N = 1
 
@@ -21,21 +23,30 @@ class Coefficients(NamedTuple):
 
 
 @native
-def _distance(a: Any, i: int, b: Any, j: int, c: Any) -> float:
+def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
+    """δ; or some number from `enough` on, if disjoint links alone make it that."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
-    excess, disjoint, matching, gap = 0, 0, 0, 0.0
+    size = 1.0 if larger < _SMALL else np.float64(larger)
+    # an index could be negative, which is looked at for each; an address could not
+    left_ids, left_weights = (
+        a.link_id.ctypes.data,
+        a.weight.ctypes.data,
+    )
+    right_ids, right_weights = b.link_id.ctypes.data, b.weight.ctypes.data
+    disjoint, matching, gap = 0, 0, 0.0
     while p < p_end and q < q_end:
-        left, right = a.link_id[p], b.link_id[q]
+        left, right = load_i32(left_ids + 4 * p), load_i32(right_ids + 4 * q)
         if left == right:
             matching += 1
-            gap += abs(np.float64(a.weight[p]) - np.float64(b.weight[q]))
+            gap += abs(np.float64(v.load_f32(left_weights + 4 * p)) - np.float64(v.load_f32(right_weights + 4 * q)))
         else:
             disjoint += 1
+            if c.c2 * disjoint / size >= enough:  # no other term is negative
+                return enough
         p += left <= right
         q += right <= left
     excess = (p_end - p) + (q_end - q)
-    size = 1.0 if larger < _SMALL else np.float64(larger)
     total = (c.c1 * excess + c.c2 * disjoint) / size
     if matching:
         total += c.c3 * gap / matching
@@ -57,7 +68,7 @@ def _distance(a: Any, i: int, b: Any, j: int, c: Any) -> float:
 def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            out[i, j] = _distance(a, i, b, j, c)
+            out[i, j] = _distance(a, i, b, j, c, np.inf)
 
 
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
@@ -74,18 +85,18 @@ def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
 
 def speciate(
     old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, int]:
     """The first species whose representative is nearer than `threshold`, else a new one whose representative it is.
 
     Args:
         old: where representatives of the existing species live.
         representatives: int64 [S]; genomes of `old`.
-    Returns: species int64 [G]; and for each of them beyond S the genome of `genes` that founded it.
+    Returns: species int64 [G], and how many of them are beyond S.
     """
     count = len(genes.node_off) - 1
     species, founders = np.empty(count, np.int64), np.empty(count, np.int64)
     made = _speciate(old, representatives, genes, threshold, c, species, founders)
-    return species, founders[:made].copy()
+    return species, made
 
 
 @compiled
@@ -97,12 +108,12 @@ def _speciate(
     for g in range(len(species)):
         found = -1
         for s in range(known):
-            if _distance(old, representatives[s], genes, g, c) < threshold:
+            if _distance(old, representatives[s], genes, g, c, threshold) < threshold:
                 found = s
                 break
         if found < 0:
             for s in range(made):
-                if _distance(genes, founders[s], genes, g, c) < threshold:
+                if _distance(genes, founders[s], genes, g, c, threshold) < threshold:
                     found = known + s
                     break
         if found < 0:

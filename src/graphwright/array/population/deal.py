@@ -88,19 +88,28 @@ def parents(
         survival: best share of a species that breeds, at least one.
         champions: a species larger than this copies its best; 0 copies the best of all alone.
     """
-    order = np.lexsort((-fitness, of))
+    ranked, order = np.argsort(-fitness, kind="stable"), np.empty(len(fitness), np.int64)
     elite, species = np.empty(total, np.int64), np.empty(total, np.int64)
     pool_off, pool = np.empty(len(counts) + 1, np.int64), np.empty(len(order), np.int64)
-    made = _parents(order, fitness, of, counts, survival, champions, elite, species, pool_off, pool)
+    made = _parents(ranked, order, fitness, of, counts, survival, champions, elite, species, pool_off, pool)
     return Parents(elite, species, pool_off, pool[:made])
 
 
 @compiled
 def _parents(
-    order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float, champions: int,
-    elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
+    ranked: np.ndarray, order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float,
+    champions: int, elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
 ) -> int:  # fmt: skip
-    """Fill elite, species, pool_off and pool; returns the size of the pool."""
+    """Fill elite, species, pool_off and pool; returns the size of the pool. `order` is scratch: ranks by species."""
+    for s in range(len(pool_off)):
+        pool_off[s] = 0
+    for g in of:
+        pool_off[g + 1] += 1
+    for s in range(len(counts)):
+        pool_off[s + 1] += pool_off[s]
+    for g in ranked:
+        order[pool_off[of[g]]] = g
+        pool_off[of[g]] += 1
     made, at, child, best, home = 0, 0, 0, 0, 0
     for g in range(1, len(fitness)):
         if fitness[g] > fitness[best]:
@@ -126,6 +135,53 @@ def _parents(
     if not champions:
         elite[home] = best
     return made
+
+
+@compiled
+def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
+    """Raise `best` of each species to that of its members, and set `gained` where it rose; both [S], in place."""
+    for g in range(len(of)):
+        if fitness[g] > best[of[g]]:
+            best[of[g]], gained[of[g]] = fitness[g], generation
+
+
+def survivors(
+    of: np.ndarray, made: int, ids: np.ndarray, best: np.ndarray, gained: np.ndarray, next_id: int, generation: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, best and gained of the species that have members, `made` new ones behind the S that were.
+
+    Args:
+        of: int64 [G]; rows of species, made rows of the survivors in place.
+        next_id: id of the first new one; its best is -inf, and `generation` its gain.
+    """
+    count = len(ids) + made
+    new = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
+    left = _survivors(of, ids, best, gained, next_id, generation, *new, np.empty(count, np.int64))
+    return new[0][:left], new[1][:left], new[2][:left]
+
+
+@compiled
+def _survivors(
+    of: np.ndarray, ids: np.ndarray, best: np.ndarray, gained: np.ndarray, next_id: int, generation: int,
+    new_ids: np.ndarray, new_best: np.ndarray, new_gained: np.ndarray, row: np.ndarray,
+) -> int:  # fmt: skip
+    for s in range(len(row)):
+        row[s] = 0
+    for s in of:
+        row[s] = 1
+    left = 0
+    for s in range(len(row)):
+        if not row[s]:
+            continue
+        if s < len(ids):
+            new_ids[left], new_best[left], new_gained[left] = ids[s], best[s], gained[s]
+        else:
+            new_ids[left], new_best[left], new_gained[left] = next_id + s - len(ids), -np.inf, generation
+        row[s] = left
+        left += 1
+    for g in range(len(of)):
+        of[g] = row[of[g]]
+    return left
 
 
 def representatives(of: np.ndarray, count: int, seed: int, generation: int) -> np.ndarray:

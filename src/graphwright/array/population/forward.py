@@ -6,96 +6,111 @@ as the longest delay asks for. Cases are padded to whole vectors.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from graphwright.array.population.activations import activate
+from graphwright.array.population.genes import compiled, native
 from graphwright.array.population.table import Table
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.machine import source
-from graphwright.native import njit
+from graphwright.array.vm.narrow import load_i32
 
 LANES = 16
+LINE = 64
+"""Bytes of a cache line, and of a vector."""
 
 
-@cache
-def forward() -> Any:
-    """The compiled loop; see `run` in its body for what the arguments are."""
-    return _build(source(Path(__file__).parent))
+@native
+def _slot(step: int, ring: int) -> int:
+    """Where a step lies in a ring. Most rings hold one step, and a division takes as long as a row."""
+    return step % ring if ring > 1 else 0
 
 
-def _build(stamp: int) -> Any:
-    @njit(cache=True, error_model="numpy", nogil=True)
-    def run(
-        table: Table,
-        weight: np.ndarray,
-        x: int,
-        x_ring: int,
-        genome_stride: int,
-        inputs: int,
-        steps: int,
-        begin: int,
-        padded: int,
-        values: int,
-        values_stride: int,
-        ring: int,
-        most_rows: int,
-        y: int,
-        outputs: int,
-        low: int,
-        high: int,
-    ) -> int:
-        """Genomes low to high.
+@native
+def _genome(
+    rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
+    begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
+) -> None:  # fmt: skip
+    """Some steps of one genome; for the arguments see `advance`."""
+    row_bytes = 4 * padded
+    step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
+    for t in range(begin, begin + steps):
+        now, shown = values + _slot(t, ring) * step_bytes, x + _slot(t, x_ring) * seen_bytes
+        for r in range(count):
+            row = rows + 12 * r
+            kind, low, high = load_i32(row), load_i32(row + 4), load_i32(row + 8)
+            for n in range(0, row_bytes, LINE):
+                total = v.splat(np.float32(0.0))
+                for i in range(low, high):
+                    link = links + 12 * i
+                    src, delay = load_i32(link), load_i32(link + 4)
+                    base = now - seen_bytes if src > inputs else shown  # rows stand behind inputs and bias
+                    known = True
+                    if delay:
+                        before = t - delay
+                        known = src > inputs or before >= 0
+                        if src > inputs:
+                            base = values + _slot(before + ring, ring) * step_bytes - seen_bytes
+                        elif known:
+                            base = x + _slot(before, x_ring) * seen_bytes
+                    part = v.splat(np.float32(0.0))
+                    if known:
+                        one = v.splat(v.load_f32(weight + 4 * load_i32(link + 8)))
+                        part = v.mul(v.load(base + src * row_bytes + n), one)
+                    total = part if i == low else v.add(total, part)
+                v.store(now + r * row_bytes + n, activate(kind, total))
+        for o in range(outputs):
+            source = now + load_i32(ends + 4 * o) * row_bytes
+            for n in range(0, row_bytes, LINE):
+                v.store(y + n, v.load(source + n))
+            y += row_bytes
 
-        Args:
-            x: address of float32 [x_ring, inputs + 1, padded], or with a stride in bytes one such block per genome;
-                step t lies at t modulo x_ring.
-            begin: step at which this call starts; what came before lies in `values`.
-            values: address of float32 [ring, most_rows, padded], zeroed before the first step; with a stride in bytes
-                one per genome, else all genomes use it in turn, and it is zeroed here.
-            y: address of float32 [G, steps, outputs, padded].
-        """
-        row_bytes = 4 * padded
-        step_bytes = row_bytes * most_rows
-        zero = np.float32(0.0)
+
+@compiled
+def answer(
+    table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, low: int, high: int
+) -> None:
+    """Genomes low to high on all cases, from the first step on.
+
+    Args:
+        x: float32 [tiles, steps, inputs + 1, padded].
+        values: float32 with room for [ring, most, padded] and a line; genomes use it in turn.
+        y: float32 [tiles, G, steps, outputs, padded].
+    """
+    tiles, steps, seen, padded = x.shape
+    rows, links, ends = table.rows.ctypes.data, table.links.ctypes.data, table.outputs.ctypes.data
+    outputs = y.shape[3]
+    memory = (values.ctypes.data + LINE - 1) // LINE * LINE
+    size = 4 * table.ring * table.most * padded
+    for k in range(tiles):
         for g in range(low, high):
-            base, count = table.row_off[g], table.row_off[g + 1] - table.row_off[g]
-            feed, mine = x + g * genome_stride, values + g * values_stride
-            if ring > 1 and not values_stride:
-                for n in range(0, ring * step_bytes, 4 * LANES):
-                    v.store(mine + n, v.splat(zero))
-            for t in range(steps):
-                now = mine + ((begin + t) % ring) * step_bytes
-                for r in range(count):
-                    kind, first, last = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
-                    for n in range(0, row_bytes, 4 * LANES):
-                        total = v.splat(zero)
-                        for i in range(first, last):
-                            src, delay = table.links[i, 0], table.links[i, 1]
-                            w = v.splat(weight[table.links[i, 2]])
-                            if src > inputs:
-                                at = now
-                                if delay:
-                                    at = mine + ((begin + t + ring - delay) % ring) * step_bytes
-                                part = v.mul(v.load(at + (src - inputs - 1) * row_bytes + n), w)
-                            elif delay > begin + t:
-                                part = v.splat(zero)
-                            else:
-                                part = v.mul(
-                                    v.load(
-                                        feed + (((begin + t - delay) % x_ring) * (inputs + 1) + src) * row_bytes + n
-                                    ),
-                                    w,
-                                )
-                            total = part if i == first else v.add(total, part)
-                        v.store(now + r * row_bytes + n, activate(kind, total))
-                out = y + (g * steps + t) * outputs * row_bytes
-                for o in range(outputs):
-                    for n in range(0, row_bytes, 4 * LANES):
-                        v.store(out + o * row_bytes + n, v.load(now + np.int64(table.outputs[g, o]) * row_bytes + n))
-        return 0 if stamp else 1
+            if table.ring > 1:  # delayed links read 0 before the first step
+                for at in range(memory, memory + size, LINE):
+                    v.store(at, v.splat(np.float32(0.0)))
+            _genome(
+                rows + 12 * table.row_off[g], table.row_off[g + 1] - table.row_off[g], links, ends + 4 * g * outputs,
+                outputs, weight.ctypes.data, x.ctypes.data + k * x.strides[0], steps, seen - 1, 0, steps, padded,
+                memory, table.ring, table.most, y.ctypes.data + k * y.strides[0] + g * y.strides[1],
+            )  # fmt: skip
 
-    return run
+
+@compiled
+def advance(
+    table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, step: int, low: int, high: int
+) -> None:
+    """One step of genomes low to high, each in cases of its own.
+
+    Args:
+        x: float32 [G, ring, inputs + 1, padded]; a step lies at its number modulo ring.
+        values: float32 [G, ring, most, padded], zeros before the first step.
+        y: float32 [G, outputs, padded].
+        step: number of the step.
+    """
+    _, ring, seen, padded = x.shape
+    rows, links, ends = table.rows.ctypes.data, table.links.ctypes.data, table.outputs.ctypes.data
+    outputs = y.shape[1]
+    for g in range(low, high):
+        _genome(
+            rows + 12 * table.row_off[g], table.row_off[g + 1] - table.row_off[g], links, ends + 4 * g * outputs,
+            outputs, weight.ctypes.data, x.ctypes.data + g * x.strides[0], ring, seen - 1, step, 1, padded,
+            values.ctypes.data + g * values.strides[0], ring, table.most, y.ctypes.data + g * y.strides[0],
+        )  # fmt: skip

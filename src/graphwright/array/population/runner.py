@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.forward import LANES, forward
+from graphwright.array.population.forward import LANES, advance, answer
 from graphwright.array.population.genes import Genes
 from graphwright.array.population.names import LOSSES
 from graphwright.array.population.table import Table, tabulate
@@ -55,7 +55,7 @@ class Cases:
         count, steps, inputs = values.shape
         width = min(_padded(count), tile)
         tiles = max(1, -(-count // width))
-        blocks = _aligned((tiles, steps, inputs + 1, width))
+        blocks = np.zeros((tiles, steps, inputs + 1, width), np.float32)
         blocks[:, :, inputs] = 1.0
         for k in range(tiles):
             part = values[k * width : (k + 1) * width]
@@ -63,36 +63,26 @@ class Cases:
         return Cases(blocks, count, steps, inputs)
 
 
-def spread(call: Callable[[int, int, int], Any], genomes: int, threads: int) -> None:
-    """Call with (thread, low, high) over equal shares of the genomes."""
+def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
+    """Call with (low, high) over equal shares of the genomes."""
     threads = max(1, min(threads, genomes))
-    ends = [genomes * k // threads for k in range(threads + 1)]
     if threads == 1:
-        call(0, 0, genomes)
+        call(0, genomes)
         return
+    ends = [genomes * k // threads for k in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(call, k, ends[k], ends[k + 1]) for k in range(threads)]:
-            done.result()
+        list(pool.map(call, ends[:-1], ends[1:]))
 
 
 def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.ndarray:
     """What all genomes answer to all cases: float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
-    genomes, out = len(table.row_off) - 1, table.outputs.shape[1]
+    genomes, out = table.outputs.shape
     tiles, steps, _, width = cases.blocks.shape
-    ring, most = table.ring, table.most
-    run = forward()
     y = np.empty((tiles, genomes, steps, out, width), np.float32)
-    memory = [_aligned((ring, most, width)) for _ in range(max(1, min(threads, genomes)))]
+    room = table.ring * table.most * width + LANES
 
-    def call(thread: int, low: int, high: int) -> None:
-        values = memory[thread].ctypes.data
-        for k in range(tiles):
-            x = cases.blocks[k].ctypes.data
-            at = y[k].ctypes.data
-            run(
-                table, genes.weight, x, steps, 0, cases.inputs, steps, 0, width, values, 0, ring, most, at, out,
-                low, high,
-            )  # fmt: skip
+    def call(low: int, high: int) -> None:
+        answer(table, genes.weight, cases.blocks, np.empty(room, np.float32), y, low, high)
 
     spread(call, genomes, threads)
     whole = y[0] if tiles == 1 else y.transpose(1, 2, 3, 0, 4).reshape(genomes, steps, out, tiles * width)
@@ -109,32 +99,26 @@ class Session:
     """
 
     def __init__(self, table: Table, genes: Genes, episodes: int, inputs: int, threads: int = 1) -> None:
-        self._threads = threads
-        self._genomes, self._out = len(table.row_off) - 1, table.outputs.shape[1]
-        self._width, self._episodes, self._inputs = _padded(episodes), episodes, inputs
-        self._ring, self._most = table.ring, table.most
-        self._x = _aligned((self._genomes, self._ring, inputs + 1, self._width))
+        self._table, self._weight, self._threads = table, genes.weight, threads
+        self._genomes, out = table.outputs.shape
+        width = _padded(episodes)
+        self._x = _aligned((self._genomes, table.ring, inputs + 1, width))
         self._x[:, :, inputs] = 1.0
-        self._y = _aligned((self._genomes, 1, self._out, self._width))
-        self._values = _aligned((self._genomes, self._ring, self._most, self._width))
-        self._run, self._steps = forward(), 0
-        # addresses and strides do not change from step to step
-        self._before = (table, genes.weight, self._x.ctypes.data, self._ring, self._x[0].nbytes, inputs, 1)
-        self._after = (self._width, self._values.ctypes.data, self._values[0].nbytes, self._ring, self._most)
-        self._after += (self._y.ctypes.data, self._out)
+        self._y = _aligned((self._genomes, out, width))
+        self._values = _aligned((self._genomes, table.ring, table.most, width))
+        self._shown = self._x[:, :, :inputs, :episodes].transpose(1, 0, 3, 2)
+        self._answers = self._y[:, :, :episodes].transpose(0, 2, 1)
+        self._steps = 0
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """Float32 [G, episodes, inputs] to [G, episodes, outputs]; valid until the next step."""
-        self._x[:, self._steps % self._ring, : self._inputs, : self._episodes] = x.transpose(0, 2, 1)
-        if self._threads == 1:
-            self._run(*self._before, self._steps, *self._after, 0, self._genomes)
-        else:
-            spread(self._part, self._genomes, self._threads)
+        self._shown[self._steps % len(self._shown)] = x
+        spread(self._part, self._genomes, self._threads)
         self._steps += 1
-        return self._y[:, 0, :, : self._episodes].transpose(0, 2, 1)
+        return self._answers
 
-    def _part(self, thread: int, low: int, high: int) -> None:
-        self._run(*self._before, self._steps, *self._after, low, high)
+    def _part(self, low: int, high: int) -> None:
+        advance(self._table, self._weight, self._x, self._values, self._y, self._steps, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +182,14 @@ def fit(
     _, steps, _, width = lesson.cases.blocks.shape
     most = table.most
     losses = np.zeros((genomes, 2))
-    memory = [_aligned((3, steps, most, width)) for _ in range(max(1, min(threads, genomes)))]
     run = train()
 
-    def call(thread: int, low: int, high: int) -> None:
+    def call(low: int, high: int) -> None:
+        memory = _aligned((3, steps, most, width))
         run(
             table, genes, lesson.cases.blocks.ctypes.data, lesson.cases.inputs, steps, width,
             lesson.target.ctypes.data, lesson.share.ctypes.data, out, lesson.heads, lesson.worth,
-            np.asarray(epochs, np.int64), np.asarray(lr, np.float64), float(clip), memory[thread].ctypes.data, most,
+            np.asarray(epochs, np.int64), np.asarray(lr, np.float64), float(clip), memory.ctypes.data, most,
             losses, low, high,
         )  # fmt: skip
 

@@ -162,7 +162,8 @@ def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
         padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])
         runs = [program.run({name: padded[i : i + size]}, keep="outputs")[out] for i in range(0, len(padded), size)]
         answers = np.concatenate([r.to_numpy() for r in runs])[: len(x)]
-    loss, metric = task._measures(np.ascontiguousarray(answers).reshape(1, *part.y.shape), part, True)
+    whole = np.ascontiguousarray(answers).reshape(1, *part.y.shape)
+    loss, metric = task._loss(whole, part, True), task._metric(part.final(whole), part, True)
     return float(metric[0]), float(loss[0])
 
 

@@ -20,7 +20,7 @@ def xor() -> Task:
     Fitness is (4 - Σ|error|)²; solved are four answers on the right side of one half. Source: NEAT 2002, section 4.1.
     """
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
-    y = np.array([0, 1, 1, 0])
+    y = np.array([0.0, 1.0, 1.0, 0.0])
 
     def fitness(answers: np.ndarray) -> np.ndarray:
         return (4.0 - np.abs(answers[..., 0] - y).sum(1)) ** 2

@@ -78,15 +78,17 @@ class Measured:
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
         """The metric of last answers [G, N, outputs] of all heads; float64 [G]."""
-        final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
+        if self.stop - self.start < final.shape[-1]:
+            final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
             spread = ((right - right.mean(0)) ** 2).sum()
             return 1 - np.ascontiguousarray(((final - right) ** 2).reshape(len(final), -1)).sum(1) / max(spread, 1e-30)
         if self.loss == "cross_entropy":
             hit = final.argmax(-1) == right.argmax(-1)
         else:
-            hit = ((final > (0.0 if logits else 0.5)) == (right > 0.5)).all(-1)
-        return hit.sum(-1) / hit.shape[-1]
+            hit = (final > (0.0 if logits else 0.5)) == (right > 0.5)
+            hit = hit[..., 0] if hit.shape[-1] == 1 else hit.all(-1)
+        return np.add.reduce(hit, -1) / hit.shape[-1]
 
 
 def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:

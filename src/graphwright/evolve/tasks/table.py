@@ -12,6 +12,7 @@ from graphwright.evolve.tasks.task import Task
 from graphwright.files import StrPath, UnreadableFile
 
 WORDS = 20  # different words of a column that become inputs
+_LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
@@ -93,9 +94,9 @@ def _column(path: StrPath, name: str, cells: list[tuple[int, str]]) -> np.ndarra
 
 
 def _number(text: str) -> float | None:
-    """The finite number that a text is, or None."""
+    """The number that a text is, or None if it is none that float32 holds."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if np.isfinite(value) else None
+    return value if abs(value) <= _LARGEST else None

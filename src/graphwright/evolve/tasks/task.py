@@ -89,7 +89,8 @@ class Part:
     def final(self, answers: np.ndarray) -> np.ndarray:
         """Answers [G, N, T, outputs] at the last step of each case, float64 [G, N, outputs]."""
         one = answers.shape[2] == 1
-        return (answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]).astype(np.float64)
+        last = answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]
+        return last.astype(np.float64, order="C")
 
     @cached_property
     def right(self) -> np.ndarray:
@@ -237,49 +238,46 @@ class Task:
             self._cases[name] = Cases.of(part.x)
         with np.errstate(invalid="ignore", over="ignore"):
             answers = population.answers(self._cases[name])
-            whole = self.fitness is None and self.fitness_batch is None
-            loss, metric = self._measures(answers, part, population.logits, whole)
+            final = part.final(answers)
+            metric = self._metric(final, part, population.logits)
+            given = self.fitness is not None or self.fitness_batch is not None
+            fitness = np.full(len(population), np.nan) if given else -self._loss(answers, part, population.logits)
         failures: dict[int, str] = {}
         if self.fitness is not None:
-            fitness = np.full(len(population), np.nan)
             for g in range(len(population)):
                 try:
                     fitness[g] = float(self.fitness(population.program(g)))
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
-            shown = part.final(answers)
+            shown = final
             for head in self.heads.values() if population.logits else ():
                 if head.loss != "mse":
                     shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
             try:
                 fitness = np.asarray(self.fitness_batch(shown), np.float64).copy()
             except Exception as error:
-                fitness = np.full(len(population), np.nan)
                 failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
             if fitness.shape != (len(population),):
                 raise TaskError("fitness_batch gives one number per genome", where=self.name,
                                 expected=(len(population),), got=fitness.shape)  # fmt: skip
-        else:
-            fitness = -loss
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
     def _losses(self) -> list[tuple[str, int, int, float]]:
         """Of each head, as native training takes them."""
         return [(h.loss, h.start, h.stop, h.weight) for h in self.heads.values()]
 
-    def _measures(
-        self, answers: np.ndarray, part: Part, logits: bool, with_loss: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Loss over the steps that count (0 if nobody needs it), and the metric at the last step; each float64 [G]."""
-        final, heads = part.final(answers), list(self.heads.values())
-        loss = np.zeros(len(answers))
-        if with_loss:
-            y, share = answers.astype(np.float64), part.counts / part.counts.sum()
-            for head in heads:
-                loss += head.weight * head.cost(y, part.y, share, logits)
-        measured = [head.measure(final, part.right, logits) for head in heads]
-        return loss, measured[0] if len(heads) == 1 else np.min(measured, axis=0)
+    def _loss(self, answers: np.ndarray, part: Part, logits: bool) -> np.ndarray:
+        """Loss of answers [G, N, T, outputs] over the steps that count; float64 [G]."""
+        loss, y, share = np.zeros(len(answers)), answers.astype(np.float64), part.counts / part.counts.sum()
+        for head in self.heads.values():
+            loss += head.weight * head.cost(y, part.y, share, logits)
+        return loss
+
+    def _metric(self, final: np.ndarray, part: Part, logits: bool) -> np.ndarray:
+        """The metric of last answers [G, N, outputs], float64 [G]; of several heads the worst."""
+        measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
+        return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 
     def measures(self, answers: np.ndarray, part: Part, logits: bool) -> dict[str, float]:
         """The metric of each head, of one network's answers [N, T, outputs]."""
