@@ -61,15 +61,17 @@ def search(
     Gates are trained against the model itself (distillation) under a budget that falls to --target. OUT gets the
     checkpoint with its receipt, and gates.svg: probabilities over training.
     """
+    from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.export.export import check_export
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.pictures import probabilities
 
     set_threads(threads)
-    model = open(directory)
-    check_export(model, out, check=check, prefer=prefer, overwrite=overwrite)  # now, not after the training
+    check_free(out, overwrite)  # this and what follows now, not after the training
     words = None if text is None else read_text(text)
+    model = open(directory)
+    check_export(model, out, check=check, prefer=prefer, overwrite=overwrite)
     kinds = tuple(k.strip() for k in units.split(",") if k.strip())
     with warnings.catch_warnings(record=True) as heard, bar(quiet or as_json) as report:
         warnings.simplefilter("always", GatesCannotClose)

@@ -118,12 +118,13 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list
     if 0 in out.shape:
         return []
     axes = merged(out.shape, [spread(view, out.shape) for view in views])
-    if not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1]):
+    scattered = not axes or axes[-1][1][0] != 1 or any(s not in (0, 1) for s in axes[-1][1])
+    if scattered:
         axes.append((1, (0,) * len(views)))  # one column
-    if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
+    if prod(n for n, _ in axes[:-2]) > MOST_ROWS and not scattered:
         axes[:-1] = sorted(axes[:-1], key=lambda axis: axis[0])  # the longest one is walked, not unrolled
-        if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
-            return None
+    if prod(n for n, _ in axes[:-2]) > MOST_ROWS:
+        return None
     cols, steps = axes[-1]
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
