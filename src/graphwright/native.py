@@ -59,7 +59,7 @@ def _seed(source: Path, place: Path) -> None:
                 part.replace(here)
 
 
-config: Any = numba.config
+config: Any = vars(numba)["config"]
 if not config.CACHE_LOCATOR_CLASSES:  # the user's own list is left alone
     known = [kind.__name__ for kind in CacheImpl._locator_classes]
     known.insert(known.index("UserWideCacheLocator"), f"{__name__}.{Seeded.__name__}")

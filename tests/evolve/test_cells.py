@@ -103,7 +103,7 @@ def test_training_over_time_lowers_the_task_s_loss(loss):
     p = start(40, 4)
     answers = p.run(x=x)["y"].to_numpy()
     part = task.train
-    ours = train._over_time(*(gw.tensor(v) for v in (answers, part.y, part.counts)), loss).item()
+    ours = train._over_time(gw.tensor(answers), gw.tensor(part.y), gw.tensor(part.counts), loss).item()
     assert ours == pytest.approx(train.measure(task, p, part)[1], rel=1e-5)
 
 

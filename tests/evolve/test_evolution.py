@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on(tmp_path):
         "run.run(100000, target=2.0, save=sys.argv[1], save_every=1)\n"
     )
     rng = np.random.default_rng(time.time_ns())
-    reached = 0
+    reached, again = 0, None
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on(tmp_path):
         assert len(again.log) >= reached
         reached = len(again.log)
     upto = reached + 5
+    assert again is not None
     again.run(upto, target=2.0)
     whole = run_of(seed=5, generations=upto)
     for a, b in zip(whole.genes, again.genes, strict=True):

@@ -8,6 +8,7 @@ import pytest
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population import runner
+from graphwright.evolve.mutations import links
 
 X = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
@@ -38,7 +39,7 @@ def test_all_at_once_is_each_alone(programs, monkeypatch):
 
 def test_an_edit_is_seen_by_the_next_plan(programs):
     p = programs[0].fork("edited")
-    link = ev.mutations.links.open_links(p)[0]
+    link = links.open_links(p)[0]
     with p.edit("close") as e:
         ev.mutations.toggle_link(e, link, np.random.default_rng(0))
     before, after = ev.PopulationPlan([programs[0], p])(X)

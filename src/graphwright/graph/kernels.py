@@ -16,7 +16,7 @@ from graphwright.native import njit
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 # _nrt=False: these loops own no array, and counting references to ten of them costs 20 times the work (measured).
-_njit: Any = njit(cache=True, error_model="numpy", _nrt=False)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]  # not in its stubs
+_njit: Any = njit(cache=True, error_model="numpy", _nrt=False)
 
 
 def _compiled(loop: F) -> F:

@@ -336,7 +336,7 @@ class JointOptimizer:
             self.policy.counts = {(a, b, c): n for a, b, c, n in saved.facts["counts"]}
 
 
-def _slopes(loss: Tensor, by: Sequence[Parameter]) -> Sequence[Tensor | None]:
+def _slopes(loss: Tensor, by: Sequence[Variable]) -> Sequence[Tensor | None]:
     return grad(loss, by, allow_unused=True) if by else ()
 
 

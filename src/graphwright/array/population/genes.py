@@ -18,12 +18,12 @@ from graphwright.array.vm.machine import source
 from graphwright.native import njit
 
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
-native: Any = njit(error_model="numpy", nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]  # not in its stubs
+native: Any = njit(error_model="numpy", nogil=True, _nrt=False)
 
 
 def compiled(loop: Any) -> Any:
     """A loop that numba keeps on disk until any file of this folder, or of the VM's, changes."""
-    made: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)(loop)  # pyright: ignore[reportCallIssue]
+    made: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)(loop)
     made._cache._cache_file._source_stamp = source(Path(__file__).parent)  # numba looks at the loop's file alone
     return made
 

@@ -114,7 +114,7 @@ def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) 
 def _tabulate(
     genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
     ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, places: np.ndarray,
-) -> tuple[int, int, int, int]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """Write the table; returns the number of its links, `most`, `ring` and `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
     target, source, by_target = places[0], places[1], places[2]

@@ -70,7 +70,7 @@ class VmSegment:
             runs: address of a count to raise with every call.
         """
         other = copy(self)
-        other._hold([*lead, *self._code], [-1] * len(lead) + self._owner, runs)
+        other._hold([*lead, *self._code.tolist()], [-1] * len(lead) + self._owner, runs)
         return other
 
     def _shared(self) -> object:

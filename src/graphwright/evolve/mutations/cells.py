@@ -102,7 +102,7 @@ def _put(
             path = sub.path(n)
             if sub.op(n) == "param":
                 path = path.rpartition(".")[2]
-                s.set_weight(n, rng.uniform(-bound, bound, sub.spec(n).shape).astype(spec.dtype.numpy))
+                s.set_weight(n, rng.uniform(-bound, bound, sub.spec(n).sizes).astype(spec.dtype.numpy))
             if sub.op(n) != "input":
                 name = f"{base}.{cell}.{path}"
                 s.rename(n, name, key=name if sub.op(n) in STORED else None)

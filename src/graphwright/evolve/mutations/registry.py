@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Site = Any
 """A node, or the name of an axis."""
-Mutation = Callable[..., None]
+Mutation = Callable[..., Any]
 """m(e, site, rng, **attributes) on an open edit; raises UsageError where it cannot be made."""
 M = TypeVar("M", bound=Mutation)
 
