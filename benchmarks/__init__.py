@@ -1,1 +1,1 @@
-"""One file a figure; `python -m benchmarks [NAME ...]` runs them and writes `benchmarks/results/NAME.json`."""
+"""One file a figure; `python -m benchmarks [NAME ...]` runs them and writes `benchmarks/results/MACHINE/NAME.json`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,15 +121,16 @@ def show(figure: Figure) -> str:
 
 
 def write(name: str, figures: list[Figure]) -> None:
-    """Store the result."""
-    RESULTS.mkdir(exist_ok=True)
+    """Store the result, among those of this kind of machine."""
     data = {
         "name": name,
         "command": f"python -m benchmarks {name}",
         "machine": machine(),
         "figures": [asdict(f) for f in figures],
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    folder = RESULTS / re.sub(r"\W+", "-", data["machine"]["cpu"].lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 PEAK = """

@@ -1,13 +1,16 @@
-"""`docs/performance.md` from the stored results."""
+"""`docs/performance.md` from the stored results and the reasons in `limits.md`."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import RESULTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+LIMITS = Path(__file__).with_name("limits.md")
 
 
 def render() -> None:
@@ -17,31 +20,38 @@ def render() -> None:
         "",
         "Each table is printed by the command under it; the page is written by `python -m benchmarks`.",
         "Medians with bootstrap 95 % intervals; `A/A` is the first row measured again, as the noise of the machine.",
+        "What was measured on a second kind of machine stands under the first, with its name in the title.",
         "",
+        LIMITS.read_text(encoding="utf-8"),
     ]
-    for path in sorted(RESULTS.glob("*.json")):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        m = data["machine"]
-        versions = ", ".join(f"{k} {v}" for k, v in m["versions"].items())
-        for figure in data["figures"]:
-            lines += [
-                f"## {figure['title']}",
-                "",
-                figure["conditions"] + ".",
-                "",
-                "| | value | 95 % | |",
-                "| --- | ---: | --- | --- |",
-            ]
-            for r in figure["rows"]:
-                span = f"{r['low']:,.4g} to {r['high']:,.4g}" if r["low"] is not None else ""
-                lines.append(f"| {r['who']} | {r['value']:,.4g} {r['unit']} | {span} | {r['note']} |")
-            lines += ["", *(f"{s}\n" for s in figure["says"])]
-        lines += [
-            f"`{data['command']}`, {m['cores']} cores of {m['cpu']}, Python {m['python']}, {versions}, "
-            f"commit {m['commit']}.",
-            "",
-        ]
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*/*.json")]
+    often = Counter(data["machine"]["cpu"] for data in stored)
+    first = max(sorted(often), key=often.__getitem__)
+    for data in sorted(stored, key=lambda d: (d["name"], d["machine"]["cpu"] != first, d["machine"]["cpu"])):
+        lines += _tables(data, "" if data["machine"]["cpu"] == first else f" ({data['machine']['cpu']})")
     PAGE.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _tables(data: dict[str, Any], where: str) -> list[str]:
+    """One benchmark's figures, and how they were made; `where` goes into their titles."""
+    lines: list[str] = []
+    m = data["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in m["versions"].items())
+    for figure in data["figures"]:
+        lines += [
+            f"## {figure['title']}{where}",
+            "",
+            figure["conditions"] + ".",
+            "",
+            "| | value | 95 % | |",
+            "| --- | ---: | --- | --- |",
+        ]
+        for r in figure["rows"]:
+            span = f"{r['low']:,.4g} to {r['high']:,.4g}" if r["low"] is not None else ""
+            lines.append(f"| {r['who']} | {r['value']:,.4g} {r['unit']} | {span} | {r['note']} |")
+        lines += ["", *(f"{s}\n" for s in figure["says"])]
+    made = f"{m['cores']} cores of {m['cpu']}, Python {m['python']}, {versions}, commit {m['commit']}"
+    return [*lines, f"`{data['command']}`, {made}.", ""]
 
 
 if __name__ == "__main__":
