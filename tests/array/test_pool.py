@@ -90,6 +90,20 @@ def test_a_step_that_repeats_asks_the_driver_for_nothing() -> None:
     assert counts == counts[:1] * 5
 
 
+def test_mixed_sizes_are_served_from_what_was_given_back() -> None:
+    """Twelve sizes from 1 KiB to 4 MiB, eight alive at a time; without a pool each request would go to the driver."""
+    driver = SimDriver()
+    pool = MemoryPool(driver)
+    sizes = np.random.default_rng(0).permutation(np.tile(np.logspace(10, 22, 12, base=2).astype(int), 100)).tolist()
+    held: list[Block] = []
+    for n in sizes:
+        if len(held) == 8:
+            pool.free(held.pop(0))
+        held.append(pool.alloc(n))
+    assert pool.stats().allocs == len(sizes) == 1200
+    assert driver.allocs < 0.2 * len(sizes)
+
+
 def test_sums_of_a_trace_worked_out_by_hand() -> None:
     pool = MemoryPool(SimDriver())
     a = pool.alloc(1000, owner="a")  # class 1024
