@@ -127,7 +127,7 @@ def planned() -> Figure:
             opt.step()
             return loss
 
-        run = gw.compile(step) if who == "planned" else step
+        run = gw.compile(step, executor="aten") if who == "planned" else step  # the bits of the eager loop
         losses[who] = [float(run(gw.tensor(x)).item()) for x in xs[:3]]  # warm
         given = [gw.tensor(x) for x in xs[3:]]
         taken = tensor_allocations(lambda run=run, given=given, who=who: losses[who].extend(
