@@ -312,6 +312,7 @@ def test_texts_and_places_are_looked_at_before_the_work(call, tmp_path, monkeypa
         (("edit", "bundled", "--insert", "layers.1.mid -> layers.1.out", "--out", "x"), "source -> target : op"),
         (("edit", "bundled", "--apply", __file__, "--out", "x"), "test_cli.py, line 1"),
         (("edit", "bundled", "--apply", "/no/such/journal", "--out", "x"), "/no/such/journal"),
+        (("edit", "bundled", "y", "--out", "x"), "y and --out x"),
         (("export", "bundled", "/proc/nowhere/out"), "/proc/nowhere"),
         (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node of this name"),
         (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),

@@ -151,7 +151,7 @@ def test_a_file_that_is_no_recipe(pair, tmp_path, text):
 
 def test_on_the_command_line(pair, tmp_path):
     path, out = written(tmp_path), tmp_path / "out"
-    done = CliRunner().invoke(app, ["edit", str(pair[1]), "--apply", str(path), "--out", str(out), "--json"])
+    done = CliRunner().invoke(app, ["edit", str(pair[1]), "--apply", str(path), str(out), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["journal"] == 4
     assert json.loads(done.stdout)["warnings"] == []

@@ -19,6 +19,9 @@ def register(app: typer.Typer) -> None:
 @verb
 def edit(
     directory: Dir,
+    place: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Where the model is saved, as --out.", show_default=False)
+    ] = None,
     cut: Annotated[
         list[str] | None, typer.Option(metavar="EDGE", help='Edge into a junction: "source -> target".')
     ] = None,
@@ -55,6 +58,9 @@ def edit(
     from graphwright.models.saved import is_saved
     from graphwright.program import apply_recipe
 
+    if None not in (place, out) and place != out:
+        raise UsageError("two places to save to", where="OUT", got=f"{place} and --out {out}", fix="give one of them")
+    out = out or place
     model = open(directory)
     p = model.program
     saved = is_saved(resolve(directory))
@@ -82,9 +88,9 @@ def edit(
                 path, value = _sides(text.partition("="), "node.attr=value")
                 node, attr = _sides(path.rpartition("."), "node.attr=value")
                 e.set_attr(node, **{attr: _value(value)})
-    place = out if out is not None else resolve(directory)
+    saved_to = out if out is not None else resolve(directory)
     if changes:
-        model.save(place, overwrite=out is None or overwrite)
+        model.save(saved_to, overwrite=out is None or overwrite)
     facts = {
         "version": p.version,
         "before": before,
@@ -98,7 +104,7 @@ def edit(
         emit_json(facts)
         return
     if changes:
-        say(f"version {p.version}, hash {before[:12]} -> {facts['after'][:12]}" + f", saved to {place}")
+        say(f"version {p.version}, hash {before[:12]} -> {facts['after'][:12]}" + f", saved to {saved_to}")
     for warning in facts["warnings"]:
         say(f"warning  {warning}")
     if log or not changes:
