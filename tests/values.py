@@ -1,7 +1,8 @@
-"""The array and the gradient of a tensor, and the gradient rule of an op, for tests that know that there is one."""
+"""What tests ask of a tensor that has it: its array, its gradient, the gradient rule of an op, a line of source."""
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -33,3 +34,9 @@ def vjp_of(name: str) -> Callable[..., tuple]:
     vjp = OPS[name].vjp
     assert vjp is not None, f"{name} has no gradient"
     return vjp
+
+
+def source_at(line: str) -> str:
+    """The statement at a `file:line`."""
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip()
