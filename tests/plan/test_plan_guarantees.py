@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import graphwright as gw
 from graphwright.array import Device, from_numpy, poison
@@ -214,3 +215,28 @@ def test_moments_of_what_an_edit_left_alone_are_kept() -> None:
     assert {k: v.data.tobytes() for k, v in opt.variables().items()} == moments
     step()
     assert {k: v.data.tobytes() for k, v in opt.variables().items()} != moments
+
+
+def plus_one() -> Any:
+    b = Builder("plus_one")
+    b.output(b.add(b.input("x", (200, 200)), b.const("one", np.ones((), "f4"))), "y")
+    plan = b.build().compile(x=(200, 200))
+    return lambda value: plan(x=np.full((200, 200), value, "f4"))["y"]
+
+
+def test_a_result_stays_as_long_as_anything_of_it_is_held() -> None:
+    run = plus_one()
+    first, second = run(0), run(1)
+    as_torch, part = torch.from_dlpack(first), second.to_numpy()[3:5]
+    del first, second
+    later = [run(i) for i in range(2, 6)]
+    assert (as_torch == 1).all()
+    assert (part == 2).all()
+    assert [[float(r.to_numpy().min()), float(r.to_numpy().max())] for r in later] == [[n, n] for n in (3, 4, 5, 6)]
+
+
+def test_memory_of_a_large_result_that_nobody_holds_is_used_again() -> None:
+    run = plus_one()
+    assert len({run(i).to_numpy().ctypes.data for i in range(6)}) == 1
+    held = [run(i) for i in range(4)]
+    assert len({r.to_numpy().ctypes.data for r in held}) == 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphwright.array import bfloat16, float32, int8
 from graphwright.array.vm import segment
-from graphwright.array.vm.code import FEW, GROUP, SCRATCH, WORK, ZEROS, Code
+from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.encode.products import SHORT
 from graphwright.array.vm.segment import VmSegment
@@ -133,7 +133,7 @@ def test_a_token_that_is_not_finite_stays_so(value: float) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "i8"])
 def test_rows_that_are_too_long_to_be_brought_into_order_are_packed(kind: str) -> None:
     each = WORK[{"bf16": 2, "i8": 1}[kind]]
-    k = (SCRATCH - ZEROS) // each * GROUP
+    k = (STRIPS - ZEROS) // each * GROUP
     rng = np.random.default_rng(0)
     for terms, fits in ((k, True), (k + 1, False)):
         x, q = rng.normal(size=(1, terms)).astype("f4"), rng.integers(-127, 128, (3, terms)).astype("i1")

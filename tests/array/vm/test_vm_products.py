@@ -58,6 +58,16 @@ def test_matmul_of_any_size_and_order(m: int, n: int, k: int, a_order: str, b_or
     assert (np.abs(product("matmul", a, b) - truth) <= limit).all()
 
 
+@pytest.mark.parametrize("a_order", ["C", "F"])
+@pytest.mark.parametrize("b_order", ["C", "F"])
+@pytest.mark.parametrize(("m", "n", "k"), [(395, 165, 300), (27, 161, 1027), (193, 300, 19)])
+def test_operands_that_lie_far_apart_are_packed(m: int, n: int, k: int, a_order: str, b_order: str) -> None:
+    rng = np.random.default_rng(k)
+    a, b = laid(rng, m, k, a_order), laid(rng, k, n, b_order)
+    limit = np.abs(a).astype("f8") @ np.abs(b) * (k + 1) * 2.0**-24
+    assert (np.abs(product("matmul", a, b) - a.astype("f8") @ b.astype("f8")) <= limit).all()
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (4, 8, 2), (13, 33, 300), (12, 32, 256), (7, 40, 600)])
 def test_linear_starts_from_its_bias_once(m: int, n: int, k: int, bias: bool) -> None:

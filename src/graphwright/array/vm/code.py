@@ -8,10 +8,15 @@ CELLS = 16
 BYTES = 8 * CELLS
 ZEROS = 128
 TILES_END = ZEROS + (1 << 16)
-SCRATCH = TILES_END + (1 << 16)
-"""Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention."""
-SPARE = SCRATCH - TILES_END
-"""Bytes of the last part."""
+DEPTH, BLOCK = 256, 192
+"""Terms and rows of A that a product takes at a time."""
+STRIPS = TILES_END + (1 << 16)
+SPARE = STRIPS - TILES_END
+"""Bytes of the part before it."""
+SCRATCH = STRIPS + 4 * DEPTH * BLOCK + 1024
+"""Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention; rows of
+a product's A, packed.
+"""
 FEW = 4
 """Rows of activations up to which a product is bound by reading its weights."""
 GROUP = 64

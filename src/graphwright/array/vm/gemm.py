@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from graphwright.array.vm.code import ZEROS
+from graphwright.array.vm.code import BLOCK, DEPTH, STRIPS, ZEROS
 from graphwright.array.vm.llvm import (
     F32,
     FLOATS,
@@ -29,9 +29,20 @@ from graphwright.array.vm.llvm import (
     pointer,
 )
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import first, fma, load_f32, load_first, pick_first, splat, store_f32, store_first
+from graphwright.array.vm.vector import (
+    first,
+    fma,
+    load_f32,
+    load_first,
+    pick_first,
+    splat,
+    store,
+    store_f32,
+    store_first,
+)
 
-DEPTH, PANEL = 256, 32
+PANEL = 32
+_FAR = 1 << 23  # rows of A times the bytes that a panel of B is spread over, from where on it is copied
 
 
 def _tile(rows: int, vectors: int) -> Any:
@@ -54,36 +65,37 @@ def _tile(rows: int, vectors: int) -> Any:
                 return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
             return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
 
-        before = builder.block
-        loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
-        builder.cbranch(builder.icmp_signed(">", k, I64(0)), loop, done)
-        builder.position_at_end(loop)
-        left, at_a, at_b = (builder.phi(I64) for _ in range(3))
-        none, sums = ir.Constant(FLOATS, None), [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
-        panel = [fetch(builder.add(at_b, I64(64 * v)), v) for v in range(vectors)]
-        grown = []
-        for r in range(rows):
-            entry = aligned(builder.load(pointer(builder, place(at_a, row_a, r, 0), F32)), 4)
-            wide = broadcast(builder, entry)
-            grown.append(
-                [intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide, panel[v], sums[r][v]) for v in range(vectors)]
-            )
-        steps = ((left, k, builder.sub(left, I64(1))), (at_a, a, builder.add(at_a, col_a)))
-        for phi, begin, then in (*steps, (at_b, b, builder.add(at_b, row_b))):
-            phi.add_incoming(begin, before)
-            phi.add_incoming(then, loop)
+        def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
+            """A loop that adds `unrolled` terms a turn, `count` turns or none; where it came to."""
+            before = builder.block
+            loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
+            builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
+            builder.position_at_end(loop)
+            given = (count, at_a, at_b, *sums)
+            phis = [builder.phi(value.type) for value in given]
+            left, a, b, *grown = phis
+            for _ in range(unrolled):
+                panel = [fetch(builder.add(b, I64(64 * v)), v) for v in range(vectors)]
+                for r in range(rows):
+                    wide = broadcast(builder, aligned(builder.load(pointer(builder, place(a, row_a, r, 0), F32)), 4))
+                    for v in range(vectors):
+                        i = vectors * r + v
+                        grown[i] = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide, panel[v], grown[i])
+                a, b = builder.add(a, col_a), builder.add(b, row_b)
+            then = (builder.sub(left, I64(1)), a, b, *grown)
+            for phi, begin, end in zip(phis, given, then, strict=True):
+                phi.add_incoming(begin, before)
+                phi.add_incoming(end, loop)
+            builder.cbranch(builder.icmp_signed(">", left, I64(1)), loop, done)
+            builder.position_at_end(done)
+            return tuple(joined(builder, (x, before), (y, loop)) for x, y in zip(given[1:], then[1:], strict=True))
+
+        none = ir.Constant(FLOATS, None)
+        reached_a, reached_b, *pairs = terms(builder.ashr(k, I64(1)), a, b, [none] * (rows * vectors), 2)
+        _, _, *sums = terms(builder.and_(k, I64(1)), reached_a, reached_b, pairs, 1)
         for r in range(rows):
             for v in range(vectors):
-                sums[r][v].add_incoming(none, before)
-                sums[r][v].add_incoming(grown[r][v], loop)
-        builder.cbranch(builder.icmp_signed(">", left, I64(1)), loop, done)
-        builder.position_at_end(done)
-        for r in range(rows):
-            for v in range(vectors):
-                sums[r][v] = joined(builder, (none, before), (grown[r][v], loop))
-        for r in range(rows):
-            for v in range(vectors):
-                value = builder.fadd(sums[r][v], fetch(place(init, row_i, r, v), v))
+                value = builder.fadd(sums[vectors * r + v], fetch(place(init, row_i, r, v), v))
                 masked_store(builder, value, place(c, row_c, r, v), masks[v], "v16f32", 4)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
@@ -99,11 +111,12 @@ def _rows(height: int, vectors: int) -> Any:
 
     @native
     def run(
-        i: Any, m: Any, a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any,
+        i: Any, m: Any, a: Any, step_a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any,
         k: Any, columns: Any, init: Any, row_i: Any,
     ) -> Any:  # fmt: skip
+        col_a = col_a or 4 * height
         while i + height <= m:
-            tile(a + i * row_a, row_a, col_a, b, row_b, c + i * row_c, row_c, k, columns, init + i * row_i, row_i)
+            tile(a + i * step_a, row_a, col_a, b, row_b, c + i * row_c, row_c, k, columns, init + i * row_i, row_i)
             i += height
         return i
 
@@ -111,7 +124,7 @@ def _rows(height: int, vectors: int) -> Any:
 
 
 _wide12, _wide8, _wide4, _wide2, _wide1 = (_rows(height, 2) for height in (12, 8, 4, 2, 1))
-_thin16, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (16, 8, 4, 2, 1))
+_thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8, 4, 2, 1))
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
@@ -127,14 +140,16 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def turned(fetch: Any) -> Any:
-    """16 rows of `source`, 16 numbers each, as columns of `target` (rows of 128 bytes); what is outside reads as 0.
+    """16 rows of `source`, 16 numbers each, as columns of `target` (`pitch` bytes a row); what is outside reads as 0.
+
+    Rows of the target are written whole and in order: where they overlap, the later one stays.
 
     `fetch(builder, address, mask)` reads 16 numbers as float32.
     """
 
-    def turn(typingctx, source, stride, target, rows, columns):
+    def turn(typingctx, source, stride, target, pitch, rows, columns):
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            source, stride, target, rows, columns = args
+            source, stride, target, pitch, rows, columns = args
             inside = first_lanes(builder, columns)
             none = ir.Constant(inside.type, None)
             taken = []
@@ -142,10 +157,11 @@ def turned(fetch: Any) -> Any:
                 mask = builder.select(builder.icmp_signed(">", rows, I64(r)), inside, none)
                 taken.append(fetch(builder, builder.add(source, builder.mul(stride, I64(r))), mask))
             for r, vector in enumerate(_transpose(builder, taken)):
-                aligned(builder.store(vector, pointer(builder, builder.add(target, I64(4 * PANEL * r)), FLOATS)), 4)
+                place = builder.add(target, builder.mul(pitch, I64(r)))
+                aligned(builder.store(vector, pointer(builder, place, FLOATS)), 4)
             return ir.Constant(ir.IntType(8).as_pointer(), None)
 
-        return types.void(*[types.int64] * 5), codegen
+        return types.void(*[types.int64] * 6), codegen
 
     return intrinsic(turn)
 
@@ -156,10 +172,15 @@ _turn = turned(lambda b, address, mask: masked_load(b, address, mask, FLOATS, "v
 @native
 def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any) -> None:
     """B[terms, columns] into rows of 32."""
-    if row_b == 4:
+    if col_b == 4:
+        mask, more = first(columns), first(columns - 16)
+        for k in range(terms):
+            store(scratch + 4 * PANEL * k, load_first(b + k * row_b, mask))
+            store(scratch + 4 * PANEL * k + 64, load_first(b + k * row_b + 64, more))
+    elif row_b == 4:
         for j in range(0, columns, 16):
             for k in range(0, terms, 16):
-                _turn(b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, columns - j, terms - k)
+                _turn(b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, 4 * PANEL, columns - j, terms - k)
     else:
         for k in range(terms):
             for j in range(columns):
@@ -190,23 +211,43 @@ def _small(
 
 
 @native
+def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
+    """A[m, terms], adjacent along either, into strips as high as the tiles that read them, one term after the other."""
+    i, at = 0, packed
+    while i < m:
+        left = m - i
+        height = 12 if left >= 12 else 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
+        if row_a == 4:
+            mask = first(height)
+            for k in range(terms):
+                store(at + 4 * height * k, load_first(a + 4 * i + k * col_a, mask))
+        else:
+            for k in range(0, terms, 16):
+                _turn(a + i * row_a + 4 * k, row_a, at + 4 * height * k, 4 * height, height, terms - k)
+        i, at = i + height, at + 4 * height * terms
+
+
+@native
 def tiles(
-    a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any, m: Any, terms: Any, columns: Any,
-    init: Any, row_i: Any,
+    a: Any, step_a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any,
+    m: Any, terms: Any, columns: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """C[m, columns] = init + A[m, terms] · B for one panel of at most 32 adjacent columns."""
+    """C[m, columns] = init + A[m, terms] · B for one panel of at most 32 adjacent columns.
+
+    `step_a` bytes lead from row to row of A, and `row_a` within a tile; `col_a` 0 stands for strips.
+    """
     if columns > 16:
-        i = _wide12(0, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _wide8(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _wide4(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _wide2(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        _wide1(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide8(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide4(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _wide2(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        _wide1(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
     else:
-        i = _thin16(0, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _thin8(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _thin4(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        i = _thin2(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
-        _thin1(i, m, a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin8(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin4(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        i = _thin2(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
+        _thin1(i, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
 
 
 @native
@@ -221,19 +262,25 @@ def gemm(
     if n <= 16 and m <= 16 and k <= 32:
         _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
         return
-    panel = scratch + ZEROS
+    panel, strips = scratch + ZEROS, scratch + STRIPS
+    stripped = n >= 4 * PANEL and ((row_a == 4 and col_a >= 1024) or (col_a == 4 and row_a >= 4096))
+    copied = col_b != 4 or min(m, BLOCK) * min(k, DEPTH) * row_b > _FAR
     for k0 in range(0, max(k, 1), DEPTH):
         terms = min(DEPTH, k - k0)
-        for j in range(0, n, PANEL):
-            columns = min(PANEL, n - j)
-            at_b, step_b = b + k0 * row_b + 4 * j, row_b
-            if col_b != 4 and columns > 1:
-                _pack(b + k0 * row_b + j * col_b, row_b, col_b, terms, columns, panel)
-                at_b, step_b = panel, 4 * PANEL
-            elif col_b != 4:
-                at_b = b + k0 * row_b + j * col_b
-            start, step_i = (init + 4 * j, row_i) if k0 == 0 else (c + 4 * j, row_c)
-            if k0 == 0 and init == 0:
-                start = scratch
-            at_a, out = a + k0 * col_a, c + 4 * j
-            tiles(at_a, row_a, col_a, at_b, step_b, out, row_c, m, terms, columns, start, step_i)
+        for i in range(0, m, BLOCK):
+            rows = min(BLOCK, m - i)
+            at_a, step_a, down_a, along_a = a + i * row_a + k0 * col_a, row_a, row_a, col_a
+            if stripped:
+                _strips(at_a, row_a, col_a, rows, terms, strips)
+                at_a, step_a, down_a, along_a = strips, 4 * terms, 4, 0
+            for j in range(0, n, PANEL):
+                columns = min(PANEL, n - j)
+                at_b, step_b = b + k0 * row_b + j * col_b, row_b
+                if copied and columns > 1:
+                    _pack(at_b, row_b, col_b, terms, columns, panel)
+                    at_b, step_b = panel, 4 * PANEL
+                out = c + i * row_c + 4 * j
+                start, step_i = (init + i * row_i + 4 * j, row_i) if k0 == 0 else (out, row_c)
+                if k0 == 0 and init == 0:
+                    start = scratch
+                tiles(at_a, step_a, down_a, along_a, at_b, step_b, out, row_c, rows, terms, columns, start, step_i)

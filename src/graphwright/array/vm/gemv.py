@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.code import GROUP, ZEROS
+from graphwright.array.vm.code import DEPTH, GROUP, ZEROS
 from graphwright.array.vm.elementwise import F, cell
-from graphwright.array.vm.gemm import DEPTH, PANEL, tiles, turned
+from graphwright.array.vm.gemm import PANEL, tiles, turned
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import (
     dot_i8,
@@ -217,7 +217,7 @@ _turn_bf16, _turn_i8 = turned(fetch_bf16), turned(fetch_i8)
 def _widened(w: Any, k: Any, panel: Any, terms: Any, columns: Any) -> None:
     for j in range(0, columns, 16):
         for i in range(0, terms, 16):
-            _turn_bf16(w + 2 * (j * k + i), 2 * k, panel + 4 * j + 4 * PANEL * i, columns - j, terms - i)
+            _turn_bf16(w + 2 * (j * k + i), 2 * k, panel + 4 * j + 4 * PANEL * i, 4 * PANEL, columns - j, terms - i)
 
 
 @native
@@ -226,7 +226,7 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
     for j in range(0, columns, 16):
         for i in range(0, terms, 16):
             place = panel + 4 * j + 4 * PANEL * i
-            _turn_i8(w + j * k + i, k, place, columns - j, terms - i)
+            _turn_i8(w + j * k + i, k, place, 4 * PANEL, columns - j, terms - i)
             row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # behind the panel: a row of it that no product reads
             for r in range(min(16, columns - j)):
                 store_f32(row + 4 * r, load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
@@ -253,4 +253,4 @@ def panels(row: Any, scratch: Any, quantised: Any) -> None:
             else:
                 _widened(w + 2 * (r * k + k0), k, panel, terms, columns)
             init, step = (y + 4 * r, sy) if k0 else (bias + 4 * r if bias else scratch, 0)
-            tiles(x + 4 * k0, sx, 4, panel, 4 * PANEL, y + 4 * r, sy, tokens, terms, columns, init, step)
+            tiles(x + 4 * k0, sx, sx, 4, panel, 4 * PANEL, y + 4 * r, sy, tokens, terms, columns, init, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import memmove
+from sys import getrefcount
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -12,6 +13,10 @@ import numpy as np
 from graphwright.array import CPU, Device, DType, NDArray, Storage, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.autograd import Tensor
+
+_LARGE = 1 << 16  # bytes of a result
+_KEPT = 2  # a caller holds the last result while the next one is made
+_UNHELD = 3  # references to a block that none but `reader` knows, when it asks
 
 _made: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
 
@@ -89,7 +94,10 @@ def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given],
 
 
 def reader(source: NDArray) -> Callable[[], NDArray]:
-    """What copies a value out of planned memory; it stays on its device."""
+    """What copies a value out of planned memory; it stays on its device.
+
+    A large copy is made where an earlier one lay that nobody holds any more: fresh pages cost more than the copy.
+    """
     if source.device != CPU:
         return source.copy
     host, kind, shape, strides = source.to_numpy(bits=True), source.dtype, source.shape, row_major(source.shape)
@@ -101,7 +109,20 @@ def reader(source: NDArray) -> Callable[[], NDArray]:
         copy = host.copy()
         return NDArray(Storage(copy if flat else copy.reshape(-1), size, CPU), kind, shape, strides)
 
-    return read
+    blocks: list[np.ndarray] = []
+
+    def read_large() -> NDArray:
+        for block in blocks:
+            if getrefcount(block) == _UNHELD:
+                break
+        else:
+            block = np.empty(host.size, host.dtype)
+            if len(blocks) < _KEPT:
+                blocks.append(block)
+        np.copyto(block.reshape(host.shape), host)
+        return NDArray(Storage(block, size, CPU), kind, shape, strides)
+
+    return read if size < _LARGE else read_large
 
 
 def as_array(given: Any) -> NDArray:

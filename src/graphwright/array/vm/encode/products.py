@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from graphwright.array.dtype import bfloat16, float32, int8
-from graphwright.array.vm.code import FEW, GROUP, SCRATCH, WORK, ZEROS, Code
+from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
 from graphwright.array.vm.encode.operands import (
     MOST_ROWS,
     Row,
@@ -63,7 +63,7 @@ _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 def _few(m: int, w: View) -> bool:
     """Whether m rows are so few that reading the weights is what takes time, and fit the scratch in their order."""
-    return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= SCRATCH - ZEROS
+    return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 
 def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scales: int = 0) -> Row:
