@@ -320,12 +320,3 @@ def test_damaged_files_are_refused(tmp_path):
         (tmp_path / "run" / "run.json").write_text(damaged)
         with pytest.raises(ResumeMismatch, match=r"run\.json is damaged"):
             ev.resume(tmp_path / "run")
-
-
-def test_training_through_flat_activations_is_warned_of():
-    for changes in ({"activation": "sign"}, {"output": "step"}, {"activation": ("step", "sign")}):
-        with pytest.warns(ev.NoGradientPath, match="flat"):
-            run = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(**changes), seed=0)  # pyright: ignore[reportArgumentType]
-    run.run(1, target=2.0)  # and indeed: nothing but the links into the outputs could move
-    ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(activation=("step", "tanh")), seed=0)
-    ev.Evolution(ev.tasks.xor(), None, ev.NEAT(activation="step"), seed=0)

@@ -16,7 +16,7 @@ from graphwright.evolve import mutations as m
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.layers import engine, train
 from graphwright.evolve.layers.cross import cross
-from graphwright.evolve.layers.recipe import LADDER, Recipe
+from graphwright.evolve.layers.recipe import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
 
 QUICK = {"population": 4, "steps": 20}
@@ -32,6 +32,11 @@ def start(inputs, outputs):
 
 def evolution(seed=0, task=None, **settings) -> Any:
     return ev.Evolution(task or ev.tasks.two_moons(300), ev.blocks(start(2, 1)), ev.Layers(**settings), seed=seed)
+
+
+def only(*names):
+    """Rates by which nothing but these is drawn."""
+    return {name: float(name in names) for name in (*m.MUTATIONS, *GENES)}
 
 
 def test_layers_evolve_until_the_moons_are_apart():
@@ -204,7 +209,7 @@ def test_moments_follow_a_weight_and_new_weights_begin_anew():
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin"])
 def test_children_inherit_trained_weights_or_those_before(inherit):
-    run = evolution(1, population=1, steps=10, crossover=0, learning_rate=1.0, inherit=inherit)
+    run = evolution(1, population=1, steps=10, crossover=0, rates=only("learning_rate"), inherit=inherit)
     run.run(max_generations=1)
     mother = run.members[0]
     program, moments = mother.heritage
@@ -235,7 +240,8 @@ def test_a_child_is_trained_by_its_own_recipe(monkeypatch):
     rates = []
     make = train.optimizer
     monkeypatch.setattr(train, "optimizer", lambda p, r: rates.append(r) or make(p, r))
-    run = evolution(1, population=2, steps=1, crossover=0, learning_rate=0.5, switch=0.3, relearn=0.2)
+    run = evolution(1, population=2, steps=1, crossover=0,
+                    rates=only("learning_rate", "optimizer", "loss"))  # fmt: skip
     run.run(max_evaluations=15)
     used = [r for r in rates]
     assert all(b.recipe in used for b in run.births)
@@ -251,10 +257,10 @@ def test_statuses(monkeypatch):
     assert run.run(max_generations=9, target=2, callback=lambda r: True).status == "CallbackStopped"
     assert run.run(target=0.0).status == "TargetReached"
     monkeypatch.setattr(engine, "MUTATIONS", {})
-    idle = evolution(population=2, steps=1, crossover=0, learning_rate=0, switch=0, relearn=0)
+    idle = evolution(population=2, steps=1, crossover=0, rates=dict.fromkeys(GENES, 0.0))
     assert idle.run(max_generations=50, target=2).status == "NoApplicableMutation"
     monkeypatch.undo()
-    still = evolution(population=1, steps=0, crossover=0, learning_rate=1.0, switch=0, relearn=0, pareto=ev.Pareto())
+    still = evolution(population=1, steps=0, crossover=0, rates=only("learning_rate"), pareto=ev.Pareto())
     assert still.run(max_generations=60, target=2).status == "Converged"
     assert len(still.log) == 21
 
@@ -301,7 +307,7 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     def halve(e, site, rng):
         e.set_weight(e.program.operands(site)[1].node, lambda w: w / 2)
 
-    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run = evolution(population=2, steps=5, rates=dict.fromkeys(GENES, 0.0), crossover=0)
     run.run(max_evaluations=4, target=2)
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
 
@@ -309,7 +315,7 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     def never(e, site, rng):
         raise UsageError("not here")
 
-    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run = evolution(population=2, steps=5, rates=dict.fromkeys(GENES, 0.0), crossover=0)
     run.run(max_evaluations=4, target=2)
     assert run.counters.refused["never"] >= 3  # refused for each child, named, and another one was made
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
