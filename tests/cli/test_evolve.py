@@ -73,3 +73,13 @@ def test_layers_evolve_are_kept_and_go_on(tmp_path):
     assert "candidates" in text
     assert "0: start" in text
     assert "by gradients" in call("iris", "--layers", "--hybrid", code=2)
+
+
+def test_seeds_are_told_as_distributions(tmp_path):
+    args = ("xor", "--hybrid", "--generations", 2, "--seeds", 3, "--seed", 5)
+    facts = json.loads(call(*args, "--json"))
+    assert facts["seeds"] == [5, 6, 7]
+    assert set(facts["success"]) == {"rate", "low", "high"}
+    assert [r["generations"] for r in facts["runs"]] == [2, 2, 2]
+    assert call(*args).startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
+    assert "not kept" in call(*args, "--out", tmp_path / "run", code=2)

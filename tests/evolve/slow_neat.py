@@ -102,9 +102,9 @@ def child(parents, fitness, pools, species, elite, rates, acts, inputs, outputs,
     pool, father = pools[species], -1
     mother = pick(pool)
     if stream.uniform() >= rates.mutate_only:
-        if stream.uniform() < rates.interspecies:
-            pool = [g for p in pools for g in p]
-        father = pick(pool)
+        others = [g for k, p in enumerate(pools) if k != species for g in p]
+        far = stream.uniform() < rates.interspecies and others
+        father = others[stream.below(len(others))] if far else pick(pool)
         if father == mother:
             father = -1
         else:

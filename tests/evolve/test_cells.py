@@ -109,7 +109,7 @@ def test_training_over_time_lowers_the_task_s_loss(loss):
 
 def test_a_run_on_sequences_grows_cells_and_goes_on(tmp_path):
     task = ev.tasks.parity(3)
-    settings = ev.Layers(population=2, steps=5, crossover=0.0, learning_rate=0.0)
+    settings = ev.Layers(population=2, steps=5, crossover=0.0, rates={"insert_cell": 9.0, "cell_type": 9.0})
     run: Any = ev.Evolution(task, ev.blocks(start(4, 3, 1, 1)), settings, seed=0)
     run.run(max_evaluations=4, target=2.0, save=tmp_path / "run")
     assert {b.mutation for b in run.births} & {"insert_cell", "cell_type"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import graphwright as gw
 from graphwright import evolve as ev
@@ -16,7 +17,7 @@ from graphwright.evolve import mutations as m
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.layers import engine, train
 from graphwright.evolve.layers.cross import cross
-from graphwright.evolve.layers.recipe import LADDER, Recipe
+from graphwright.evolve.layers.recipe import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
 
 QUICK = {"population": 4, "steps": 20}
@@ -32,6 +33,11 @@ def start(inputs, outputs):
 
 def evolution(seed=0, task=None, **settings) -> Any:
     return ev.Evolution(task or ev.tasks.two_moons(300), ev.blocks(start(2, 1)), ev.Layers(**settings), seed=seed)
+
+
+def only(*names):
+    """Rates by which nothing but these is drawn."""
+    return {name: float(name in names) for name in (*m.MUTATIONS, *GENES)}
 
 
 def test_layers_evolve_until_the_moons_are_apart():
@@ -57,35 +63,37 @@ def test_layers_evolve_until_the_moons_are_apart():
     assert str(result).startswith(str(result.status))
 
 
-def test_a_run_is_the_same_twice_and_interrupted(tmp_path):
-    whole = evolution(3, **QUICK)
-    whole.run(max_evaluations=21)
-    parts = evolution(3, **QUICK)
-    parts.run(max_generations=3)
-    # what is explored early depends on the share of the run that is done
-    parts.save(tmp_path / "run")
-    resumed: Any = ev.resume(tmp_path / "run", parts.task)
-    assert isinstance(resumed, engine.LayerEvolution)
-    again = evolution(3, **QUICK)
-    again.run(max_generations=3)
-    for run in (resumed, again):
+def test_a_run_is_the_same_twice_and_its_best_is_found_on_disk(tmp_path):
+    runs = [evolution(3, **QUICK) for _ in range(2)]
+    for run in runs:
         run.run(max_evaluations=21)
-    assert resumed.births == again.births
-    for a, b in zip(resumed.members, again.members, strict=True):
-        assert a.program.structure_hash() == b.program.structure_hash()
-        assert {k: v.data.tobytes() for k, v in a.program.variables().items()} == {
-            k: v.data.tobytes() for k, v in b.program.variables().items()
-        }
-        assert {k: v.tobytes() for k, v in a.moments.items()} == {k: v.tobytes() for k, v in b.moments.items()}
-    twice = evolution(3, **QUICK)
-    twice.run(max_evaluations=21)
-    assert twice.births == whole.births
-    resumed.save(tmp_path / "a")
-    again.save(tmp_path / "b")
-    texts = [json.loads((tmp_path / n / "run.json").read_text()) for n in "ab"]
-    assert texts[0] == texts[1]
-    best = ev.load_best(tmp_path / "a", whole.task)
-    assert train.measure(whole.task, best.program, whole.task.valid)[0] == best.metric
+    assert runs[0].births == runs[1].births
+    runs[0].save(tmp_path / "run")
+    best, task = ev.load_best(tmp_path / "run", runs[0].task), runs[0].task
+    assert best.birth == runs[0]._best().birth
+    assert train.measure(task, best.program, task.valid) == (best.metric, best.birth.loss)
+
+
+def test_a_network_is_scored_as_it_answers():
+    """Dropout and norms of a batch are for training: answers are those of torch's evaluation; scoring moves nothing."""
+    gw.manual_seed(0)
+    n, t = gw.nn, torch.nn
+    net = n.Sequential(n.Linear(2, 4), n.Dropout(0.5), n.BatchNorm1d(4), n.Tanh(), n.Linear(4, 1), n.Dropout(0.1))
+    task, p = ev.tasks.two_moons(120), gw.trace(net, gw.zeros(16, 2))
+    run: Any = ev.Evolution(task, ev.blocks(p), ev.Layers(population=2, steps=6, rates=only("learning_rate")), seed=0)
+    run.run(max_generations=2, target=2.0)
+    for member in run.members:
+        theirs = t.Sequential(
+            t.Linear(2, 4), t.Dropout(0.5), t.BatchNorm1d(4), t.Tanh(), t.Linear(4, 1), t.Dropout(0.1)
+        )
+        weights = {k: member.program.weights.array(k).to_numpy().copy() for k in theirs.state_dict()}
+        theirs.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
+        answers = theirs.eval()(torch.from_numpy(task.valid.x[:, 0])).detach().numpy()[:, 0]
+        assert member.metric == np.mean((answers > 0) == task.valid.y[:, 0, 0])
+        assert weights["2.num_batches_tracked"] == 6 * (member.birth.generation + 1)  # of training, not of scoring
+        before = member.program.hash()
+        assert train.measure(task, member.program, task.valid) == (member.metric, member.birth.loss)
+        assert member.program.hash() == before
 
 
 def test_a_saved_run_of_another_task_or_with_parts_missing_is_refused(tmp_path):
@@ -204,7 +212,7 @@ def test_moments_follow_a_weight_and_new_weights_begin_anew():
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin"])
 def test_children_inherit_trained_weights_or_those_before(inherit):
-    run = evolution(1, population=1, steps=10, crossover=0, learning_rate=1.0, inherit=inherit)
+    run = evolution(1, population=1, steps=10, crossover=0, rates=only("learning_rate"), inherit=inherit)
     run.run(max_generations=1)
     mother = run.members[0]
     program, moments = mother.heritage
@@ -235,7 +243,8 @@ def test_a_child_is_trained_by_its_own_recipe(monkeypatch):
     rates = []
     make = train.optimizer
     monkeypatch.setattr(train, "optimizer", lambda p, r: rates.append(r) or make(p, r))
-    run = evolution(1, population=2, steps=1, crossover=0, learning_rate=0.5, switch=0.3, relearn=0.2)
+    run = evolution(1, population=2, steps=1, crossover=0,
+                    rates=only("learning_rate", "optimizer", "loss"))  # fmt: skip
     run.run(max_evaluations=15)
     used = [r for r in rates]
     assert all(b.recipe in used for b in run.births)
@@ -251,10 +260,10 @@ def test_statuses(monkeypatch):
     assert run.run(max_generations=9, target=2, callback=lambda r: True).status == "CallbackStopped"
     assert run.run(target=0.0).status == "TargetReached"
     monkeypatch.setattr(engine, "MUTATIONS", {})
-    idle = evolution(population=2, steps=1, crossover=0, learning_rate=0, switch=0, relearn=0)
+    idle = evolution(population=2, steps=1, crossover=0, rates=dict.fromkeys(GENES, 0.0))
     assert idle.run(max_generations=50, target=2).status == "NoApplicableMutation"
     monkeypatch.undo()
-    still = evolution(population=1, steps=0, crossover=0, learning_rate=1.0, switch=0, relearn=0, pareto=ev.Pareto())
+    still = evolution(population=1, steps=0, crossover=0, rates=only("learning_rate"), pareto=ev.Pareto())
     assert still.run(max_generations=60, target=2).status == "Converged"
     assert len(still.log) == 21
 
@@ -301,7 +310,7 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     def halve(e, site, rng):
         e.set_weight(e.program.operands(site)[1].node, lambda w: w / 2)
 
-    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run = evolution(population=2, steps=5, rates=dict.fromkeys(GENES, 0.0), crossover=0)
     run.run(max_evaluations=4, target=2)
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
 
@@ -309,7 +318,7 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     def never(e, site, rng):
         raise UsageError("not here")
 
-    run = evolution(population=2, steps=5, learning_rate=0, switch=0, relearn=0, crossover=0)
+    run = evolution(population=2, steps=5, rates=dict.fromkeys(GENES, 0.0), crossover=0)
     run.run(max_evaluations=4, target=2)
     assert run.counters.refused["never"] >= 3  # refused for each child, named, and another one was made
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3

@@ -175,25 +175,6 @@ def test_equal_structure_has_equal_numbers():
     assert len(set(ends.values())) == len(ends)
 
 
-def test_probabilities_are_those_asked_for():
-    count = 20_000
-    settings = NEAT(population=count, split_link=0.03, add_link=0.05)
-    genes, registry, _ = setup(2, 1, settings)
-    of = np.repeat([0, 1], count // 2)
-    parents = Parents(np.full(count, -1), of, np.array([0, 10_000, 20_000]), np.arange(count))
-    _, births, _ = Nursery(settings, 2, 1, 5).breed(genes, np.zeros(count), parents, registry, 1)
-    share = np.bincount(births.mutation, minlength=len(MUTATIONS)) / count
-    expected = {"split_link": 0.03, "add_link": 0.0, "weights": 0.97 * 0.8}  # 2-1: there is no link to add
-    for name, p in expected.items():
-        assert abs(share[MUTATIONS.index(name)] - p) <= 3 * math.sqrt(p * (1 - p) / count) + 1e-9
-    assert births.refused[MUTATIONS.index("add_link")] > 800
-    assert abs((births.father < 0).mean() - 0.25) < 3 * math.sqrt(0.25 * 0.75 / count) + 1e-3
-    crossed = births.father >= 0
-    far = (births.mother[crossed] // 10_000) != of[crossed]
-    far |= (births.father[crossed] // 10_000) != of[crossed]
-    assert 0 < far.mean() < 0.002
-
-
 def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     settings = NEAT(population=20_000, split_link=0, add_link=0, weights=0, mutate_only=0.0)
     genes, registry, _ = setup(3, 1, NEAT(population=2))

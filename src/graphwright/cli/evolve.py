@@ -47,6 +47,9 @@ def evolve(
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that lies there.")] = None,
     save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two states.")] = 10,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs from N seeds, as distributions.", show_default=False)
+    ] = None,
     lineage: Annotated[bool, typer.Option("--lineage", help="Show the champion's history of edits.")] = False,
     seed: Seed = 0,
     threads: Threads = 0,
@@ -57,11 +60,14 @@ def evolve(
     """Let a network find its structure for a task, by NEAT.
 
     --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes
-    on from there, to the bit.
+    on from there, to the bit. --seeds tells how often the search succeeds, and at what cost.
     """
     from graphwright import evolve as ev
 
     given = _task(task, target)
+    if seeds is not None and (resume is not None or out is not None):
+        raise UsageError("runs from several seeds are not kept", got="--seeds with --out or --resume",
+                         fix="--seed N --out DIR for one of them")  # fmt: skip
     if resume is not None:
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
@@ -69,14 +75,16 @@ def evolve(
         raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, or a file.csv",
                          fix="graphwright evolve xor")  # fmt: skip
     else:
-        changes: dict[str, Any] = {} if population is None else {"population": population}
-        if layers:
-            if hybrid or delays:
-                raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
-            run = ev.Evolution(given, ev.blocks(_linear(given)), ev.Layers(**changes), seed=seed, threads=threads or 1)
-        else:
-            settings = _neurons(given, changes, hybrid, delays)
-            run = ev.Evolution(given, ev.scalar(), settings, seed=seed, threads=threads or 1)
+        start, settings = _search(
+            given, {} if population is None else {"population": population}, layers, hybrid, delays
+        )
+        if seeds is not None:
+            found = ev.over_seeds(given, start, settings, seeds=range(seed, seed + seeds), threads=threads or 1,
+                                  test=not isinstance(given.split, str), max_generations=generations,
+                                  max_evaluations=evaluations)  # fmt: skip
+            emit_json(found.to_json()) if as_json else say(str(found))
+            return
+        run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -115,6 +123,17 @@ def _task(task: str | None, target: str | None) -> Any:
             raise UsageError("a CSV needs the column to predict", where=task, fix="--target COLUMN")
         return tasks.csv(task, target)
     return tasks.named(task)
+
+
+def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:
+    """What evolves, and how."""
+    from graphwright import evolve as ev
+
+    if not layers:
+        return ev.scalar(), _neurons(task, changes, hybrid, delays)
+    if hybrid or delays:
+        raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
+    return ev.blocks(_linear(task)), ev.Layers(**changes)
 
 
 def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> Any:

@@ -27,6 +27,7 @@ from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.mutations import mutation
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.saving import load_best, resume
+from graphwright.evolve.seeds import Seeds, over_seeds
 from graphwright.evolve.settings import NEAT, Hybrid, Train
 from graphwright.evolve.status import Status
 from graphwright.evolve.tasks import Head, Task
@@ -57,6 +58,7 @@ __all__ = [
     "Recipe",
     "Result",
     "ResumeMismatch",
+    "Seeds",
     "Status",
     "Task",
     "TaskError",
@@ -65,6 +67,7 @@ __all__ = [
     "load_best",
     "mutation",
     "mutations",
+    "over_seeds",
     "pareto",
     "pictures",
     "program",

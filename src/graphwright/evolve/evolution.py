@@ -148,7 +148,7 @@ class Evolution:
                 status = self._limit(*limits, aim)
                 if status is not None:
                     break
-            self._advance(aim, max_evaluations)
+            self._advance(aim, max_generations, max_evaluations)
             self.counters.seconds = perf_counter() - began
             if report is not None:
                 report(self._progress(max_generations, max_evaluations))
@@ -187,7 +187,7 @@ class Evolution:
         """Whether the present generation has its fitness."""
         raise NotImplementedError
 
-    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+    def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         """Breed if the present generation was scored, and score."""
         raise NotImplementedError
 

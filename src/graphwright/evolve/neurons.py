@@ -11,9 +11,10 @@ import numpy as np
 from graphwright.array.population.births import Births, founders
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoGradientPath, NoisyFitness, TaskError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
 from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import minimal, take
+from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
 from graphwright.evolve.lineage import Key, Lineage
 from graphwright.evolve.reproduce import Nursery
 from graphwright.evolve.result import Individual, Result
@@ -26,7 +27,6 @@ from graphwright.progress import Progress
 if TYPE_CHECKING:
     from graphwright.files import StrPath
 
-_FLAT = {"step", "sign"}  # activations whose slope is 0
 _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
 
@@ -58,9 +58,6 @@ class NeuronEvolution(Evolution):
         s = self.settings
         if s.train is not None and task.lesson is None:
             raise TaskError("this task has nothing to train on", where=task.name, fix="NEAT(), without train")
-        if s.train is not None and (s.output in _FLAT or set(s.hidden) <= _FLAT):
-            flat = "outputs" if s.output in _FLAT else "all hidden nodes"
-            warnings.warn(NoGradientPath(f"{flat} are flat, so training moves nothing below them"), stacklevel=2)
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
             raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",
@@ -79,13 +76,14 @@ class NeuronEvolution(Evolution):
         self.gained = 0
         self.solution: Key | None = None
         self._shown: tuple[Key, float, int, int] | None = None
+        self._blocked = False  # whether it was said that training can't reach some weights
 
     # -- running -----------------------------------------------------------------------------------------------------
     @property
     def _scored(self) -> bool:
         return self.fitness is not None
 
-    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+    def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         if self.fitness is not None:
             self._reproduce()
         self._evaluate(aim)
@@ -204,6 +202,8 @@ class NeuronEvolution(Evolution):
         s, count = self.settings, self.settings.population
         assert s.train is not None
         genes = self.genes
+        if not self._blocked:
+            self._warn_of_blocked()
         if s.inherit == "baldwin":
             genes = type(genes)(*(column.copy() for column in genes))
             self._trained = genes
@@ -218,6 +218,16 @@ class NeuronEvolution(Evolution):
         fit(self.table, genes, lesson, steps, np.full(count, s.train.lr),
             s.train.clip, self.threads)  # fmt: skip
         self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
+
+    def _warn_of_blocked(self) -> None:
+        """Say once that gradients can't reach some links."""
+        genes = self.genes
+        blocked = blocked_links(genes, self.task.inputs, self.task.outputs)
+        if len(blocked):
+            self._blocked = True
+            of = np.searchsorted(genes.link_off, blocked, "right") - 1
+            names = [f"link {genes.link_id[e]} of genome {g}" for e, g in zip(blocked, of, strict=True)]
+            warn_of_blocked(f"{self.task.name}, generation {self.generation}", names, stacklevel=6)
 
     @property
     def scored(self) -> Any:

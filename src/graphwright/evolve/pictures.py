@@ -11,12 +11,15 @@ from html import escape
 from math import log10
 from typing import TYPE_CHECKING, Any
 
+from graphwright.evolve.blueprint import structure
 from graphwright.evolve.genomes import Genome
 
 if TYPE_CHECKING:
     from graphwright.evolve.layers.result import LayerResult
     from graphwright.evolve.lineage import Key, Lineage
     from graphwright.evolve.neurons import Generation
+
+__all__ = ["fitness", "front", "lineage", "network", "species", "structure"]
 
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"

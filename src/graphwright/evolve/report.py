@@ -8,11 +8,12 @@ from graphwright.evolve.status import Status
 
 
 def facts(run: Any, status: Status) -> dict[str, Any]:
-    """Where it ended, and what it cost."""
+    """Where it ended, and what it cost; seconds in environments are part of the seconds."""
     c = run.counters
     return {
         "task": run.task.name,
         "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
+        "target": run.task.target,
         "seed": run.seed,
         "status": str(status),
         "generations": len(run.log),
@@ -30,6 +31,15 @@ def facts(run: Any, status: Status) -> dict[str, Any]:
 def same_cases(report: dict[str, Any]) -> str:
     """What a report of a task without a split has to say."""
     return " (the same cases for training, validation and test)" if report["split"] == "same" else ""
+
+
+def cost(report: dict[str, Any]) -> str:
+    """Passes, the share of time in environments, and refused mutations, as one line of a print."""
+    share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
+    parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
+    parts += [f"{100 * share:.0f} % of the time in environments"] if share else []
+    parts += [f"{refused:,} mutations refused"] if refused else []
+    return "; ".join(parts)
 
 
 def without_fitness(report: dict[str, Any], what: str) -> list[str]:

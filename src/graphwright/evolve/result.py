@@ -9,8 +9,10 @@ import numpy as np
 
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
-from graphwright.evolve.report import facts, same_cases, without_fitness
+from graphwright.evolve.program import founder
+from graphwright.evolve.report import cost, facts, same_cases, without_fitness
 from graphwright.evolve.status import Status
+from graphwright.program.cost import flops
 
 if TYPE_CHECKING:
     from graphwright.evolve.neurons import NeuronEvolution
@@ -111,6 +113,7 @@ class Result:
             "hidden": best.genome.hidden,
             "links": best.genome.open_links,
             "parameters": best.genome.open_links,
+            "flops": flops(founder(best.genome), {"B": 1}),
             "species": len(run.log[-1].species),
             "champion": {"generation": best.key.generation, "index": best.key.index},
         }
@@ -123,8 +126,7 @@ class Result:
             f"{r['seconds']:.2f} s",
             f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {fitness:.4g}{same_cases(r)}",
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
-            f"  {r['species']} species, {r['forward_passes']:,} passes forward, {r['backward_passes']:,} with "
-            "gradients",
+            f"  {r['species']} species; {cost(r)}",
             *without_fitness(r, "genomes had no fitness"),
         ]
         return "\n".join(lines)

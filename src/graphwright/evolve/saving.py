@@ -162,6 +162,8 @@ def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[s
         for g in range(content["past"])
     ]
     run.lineage = lineage
+    if run.settings.inherit == "baldwin" and run.fitness is not None:
+        run._trained = lineage.past[-1].genes
     run.best = None if content["best"] is None else Key(*content["best"])
     run.solution = None if content["solution"] is None else Key(*content["solution"])
     run.log = [_line(line) for line in content["log"]]

@@ -391,9 +391,12 @@ def breed(
             low, high = of.pool_off[of.species[child]], of.pool_off[of.species[child] + 1]
             mother, father = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
             if uniform(rng) >= rates.mutate_only:
-                if uniform(rng) < rates.interspecies:
-                    low, high = 0, len(of.pool)
-                father = _parent(rng, of.pool, low, high, rates.tournament)
+                others = len(of.pool) - (high - low)
+                if uniform(rng) < rates.interspecies and others:
+                    at = below(rng, others)  # in the pool without the child's own species
+                    father = of.pool[at if at < low else at + high - low]
+                else:
+                    father = _parent(rng, of.pool, low, high, rates.tournament)
                 if father == mother:
                     father = np.int64(-1)
                 elif _fitter(parents, fitness, father, mother):

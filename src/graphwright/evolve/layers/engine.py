@@ -14,10 +14,11 @@ import numpy as np
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
 from graphwright.evolve.evolution import Blocks, Evolution
+from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.cross import cross
 from graphwright.evolve.layers.member import Birth, Member, Moments
-from graphwright.evolve.layers.recipe import LOSSES, Recipe
+from graphwright.evolve.layers.recipe import GENES, LOSSES, Recipe
 from graphwright.evolve.layers.result import LayerResult
 from graphwright.evolve.layers.settings import Layers
 from graphwright.evolve.mutations.registry import MUTATIONS, Kind, parts, where
@@ -67,6 +68,10 @@ class LayerEvolution(Evolution):
         if parameters(self.start) > s.max_params or self._flops(self.start) > s.max_flops:
             raise LimitTooSmall("the start is larger than the limits", expected=f"{s.max_params} parameters",
                                 got=parameters(self.start))  # fmt: skip
+        unknown = set(s.rates) - {*MUTATIONS, *GENES}
+        if unknown:
+            raise UsageError("rates of mutations that are not there", got=", ".join(sorted(unknown)),
+                             expected=", ".join((*MUTATIONS, *GENES)))  # fmt: skip
         self.members: list[Member] = []
         self.archive: list[Member] = []
         self.births: list[Birth] = []
@@ -74,13 +79,14 @@ class LayerEvolution(Evolution):
         self.seats = train.Seats()
         self.gained = self.steady = 0
         self._idle = False
+        self._blocked = False  # whether it was said that training can't reach some weights
 
     # -- a generation ------------------------------------------------------------------------------------------------
     @property
     def _scored(self) -> bool:
         return bool(self.members)
 
-    def _advance(self, aim: float | None, evaluations: int | None) -> None:
+    def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         if not self.members:
             s = self.settings
             recipe = Recipe.of(s.lr, s.optimizer, self.task.loss)
@@ -89,7 +95,8 @@ class LayerEvolution(Evolution):
             self.generation += 1
             count = self.settings.population
             left = count if evaluations is None else evaluations - self.counters.evaluations
-            done = self.counters.evaluations / evaluations if evaluations else 0.0
+            done = max(self.counters.evaluations / evaluations if evaluations else 0.0,
+                       len(self.log) / generations if generations else 0.0)  # fmt: skip
             born = [self._child(done) for _ in range(min(count, left))]
         alive = [m for m in born if isinstance(m, Member)]
         self._check(len(born), len(alive))
@@ -134,41 +141,43 @@ class LayerEvolution(Evolution):
                     recipe = replace(recipe, rate=father.birth.recipe.rate)
         opt = train.optimizer(program, mother.birth.recipe)
         train.restore(opt, moments)
-        name = site = block = ""
-        draw = rng.random()
-        stuck = self.generation - self.gained > s.stagnation
-        if not stuck and draw < s.learning_rate:
-            recipe, name = recipe.step(rng), "learning_rate"
-        elif not stuck and draw < s.learning_rate + s.switch:
-            recipe, name = recipe.switch(), "optimizer"
-        elif not stuck and draw < s.learning_rate + s.switch + s.relearn:
-            recipe, name = recipe.relearn(self._losses), "loss"
-        else:
-            name, site, block = self._mutate(program, rng, done)
+        name, site, block, recipe = self._mutate(program, recipe, rng, done)
         kept = train.moments(opt) if recipe.optimizer == mother.birth.recipe.optimizer else {}
         return self._candidate(program, kept, recipe, mother.number, None if father is None else father.number,
                                name, site, block)  # fmt: skip
 
-    def _mutate(self, program: Program, rng: np.random.Generator, done: float) -> tuple[str, str, str]:
+    def rates(self, done: float) -> dict[str, float]:
+        """Weights by which mutations are drawn for the next children, with `done` of the run behind."""
+        s, late = self.settings, done >= self.settings.explore
+        stuck = self.generation - self.gained > s.stagnation
+        table = {k.name: (k.explore, k.refine) for k in MUTATIONS.values() if k.structural or not stuck}
+        if not stuck:
+            table |= {gene: both for gene, both in GENES.items() if gene != "loss" or len(self._losses) > 1}
+        weights = {name: float(s.rates.get(name, both[late])) for name, both in table.items()}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def _mutate(
+        self, program: Program, recipe: Recipe, rng: np.random.Generator, done: float
+    ) -> tuple[str, str, str, Recipe]:
         """One mutation out of those that can be made; after a refused one, which changed nothing, another is tried."""
-        early = done < self.settings.explore
-        kinds = [k for k in MUTATIONS.values() if (k.explore if early else k.refine)]
-        while kinds:
-            weights = np.array([k.explore if early else k.refine for k in kinds])
-            kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
+        rates = self.rates(done)
+        names = list(rates)
+        for at in tried(np.array(list(rates.values())), rng)[0]:
+            if names[at] in GENES:
+                return names[at], "", "", recipe.changed(names[at], self._losses, rng)
+            kind = MUTATIONS[names[at]]
             sites = kind.sites(program)
             if len(sites):
                 site = where(program, sites[int(rng.integers(len(sites)))])
                 block = self._number(program, kind, site) if kind.adds else ""
                 try:
                     self.apply(program, kind, site, block, self._stream(_APPLY))
-                    return kind.name, site, block
+                    return kind.name, site, block, recipe
                 except GraphwrightError:
                     refused = self.counters.refused
                     assert refused is not None
                     refused[kind.name] = refused.get(kind.name, 0) + 1
-            kinds.remove(kind)
-        return _NOTHING, "", ""
+        return _NOTHING, "", "", recipe
 
     def apply(self, program: Program, kind: Kind, site: str, block: str, rng: np.random.Generator) -> None:
         """One mutation as one edit. Raises: what the edit raises, or TaskError beyond the limits; nothing changed."""
@@ -203,6 +212,9 @@ class LayerEvolution(Evolution):
     ) -> Member | Birth:  # fmt: skip
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
         seedling = program.fork(f"seedling {number}") if s.inherit == "baldwin" else None
+        if s.steps and not self._blocked and (blocked := blocked_params(program)):
+            self._blocked = True
+            warn_of_blocked(f"{self.task.name}, candidate {number}", blocked, stacklevel=4)
         opt = train.optimizer(program, recipe)
         train.restore(opt, moments)
         seeds = train.moments(opt) if seedling is not None else {}
@@ -324,6 +336,14 @@ class LayerEvolution(Evolution):
         while found[-1].mother is not None:
             found.append(self.births[found[-1].mother])
         return found[::-1]
+
+
+def tried(weights: np.ndarray, rng: np.random.Generator, count: int = 1) -> np.ndarray:
+    """Orders in which things are drawn by weight, each time among those that are left: int64 [count, len(weights)].
+
+    Independent exponential times of these rates come in such an order.
+    """
+    return np.argsort(rng.exponential(size=(count, len(weights))) / weights, axis=1)
 
 
 _NOTHING = "no mutation could be made"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ LOSSES = {
     "heads": ("heads",),
 }
 """Loss of a task -> losses that training may lower instead; fitness is always by the task's own."""
+GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
+"""How often a gene of training changes, early and late in a run, beside the mutations of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class Recipe:
         """The learning rate."""
         return LADDER[self.rate]
 
+    def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> Recipe:
+        """Another value of one of `GENES`; `losses` are those that training may lower."""
+        if gene == "learning_rate":
+            return self.step(rng)
+        return self.switch() if gene == "optimizer" else self.relearn(losses)
+
     def step(self, rng: np.random.Generator) -> Recipe:
         """Another rate: one place up or down four times of five, else two; the ladder's ends hold."""
         step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
@@ -54,10 +62,9 @@ class Recipe:
         low, high = _RANGE[other]
         return replace(self, optimizer=other, rate=min(max(self.rate, low), high))
 
-    def relearn(self, losses: Iterable[str]) -> Recipe:
+    def relearn(self, losses: Sequence[str]) -> Recipe:
         """The next of the losses."""
-        names = list(losses)
-        return replace(self, loss=names[(names.index(self.loss) + 1) % len(names)])
+        return replace(self, loss=losses[(losses.index(self.loss) + 1) % len(losses)])
 
     def to_json(self) -> dict[str, Any]:
         """By name, with the rate in numbers too."""

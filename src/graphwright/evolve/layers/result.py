@@ -8,7 +8,8 @@ import numpy as np
 
 from graphwright.evolve.layers.member import Birth, Member
 from graphwright.evolve.layers.train import measure
-from graphwright.evolve.report import facts, same_cases, without_fitness
+from graphwright.evolve.mutations.units import widths
+from graphwright.evolve.report import cost, facts, same_cases, without_fitness
 from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
@@ -61,10 +62,12 @@ class LayerResult:
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
-        run, best = self.evolution, self.best.birth
+        run, best, best_program = self.evolution, self.best.birth, self.best.program
         return {
             **facts(run, self.status),
-            "metric": {"name": run.task.metric, "valid": best.metric, "median": run.log[-1].median},
+            "fitness": {"best": best.metric, "median": run.log[-1].median},
+            "metric": {"name": run.task.metric, "valid": best.metric},
+            "hidden": sum(best_program.axes()[a].size for a in widths(best_program)),
             "parameters": best.params,
             "flops": best.flops,
             "recipe": best.recipe.to_json(),
@@ -80,8 +83,7 @@ class LayerResult:
             f"  {r['metric']['name']} {r['metric']['valid']:.4g} with {r['parameters']:,} parameters, "
             f"{r['flops']:,} operations a case{same_cases(r)}",
             f"  candidate {r['champion']['candidate']}: {r['champion']['what']}; trained by {self.best.birth.recipe}",
-            f"  {r['front']} that no other dominates; {r['forward_passes']:,} passes forward, "
-            f"{r['backward_passes']:,} with gradients",
+            f"  {r['front']} that no other dominates; {cost(r)}",
             *without_fitness(r, "failed"),
         ]
         return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,12 @@ from graphwright.evolve.layers.recipe import Recipe
 from graphwright.evolve.layers.settings import Layers
 from graphwright.evolve.stored import number, read_arrays, write_arrays, write_run
 from graphwright.files import StrPath, atomic_directory
+from graphwright.graph import Chain
 from graphwright.program import load
+from graphwright.program.editing.journal import Journal
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
 
 
 def save(run: LayerEvolution, directory: StrPath) -> None:
@@ -30,10 +35,10 @@ def save(run: LayerEvolution, directory: StrPath) -> None:
         for m in members.values():
             home = place / "members" / str(m.number)
             home.mkdir()
-            m.program.save(home / "program", history="none")
+            _without_times(m.program, run.start).save(home / "program", history="none")
             digests[str(m.number)] = {"moments": write_arrays(home, "moments", m.moments)}
             if m.seedling is not None:
-                m.seedling.save(home / "seedling", history="none")
+                _without_times(m.seedling, run.start).save(home / "seedling", history="none")
                 digests[str(m.number)]["seeds"] = write_arrays(home, "seeds", m.seeds)
         content = {
             "steady": run.steady,
@@ -44,6 +49,13 @@ def save(run: LayerEvolution, directory: StrPath) -> None:
             "tensors": digests,
         }
         write_run(place, run, content)
+
+
+def _without_times(program: Program, start: Program) -> Program:
+    """A fork whose journal goes on from the start's: entries have times; what became of a member is in its births."""
+    twin = program.fork(program.name)
+    twin.journal = Journal(Chain(base=start.journal.hash))
+    return twin
 
 
 def restore(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> LayerEvolution:

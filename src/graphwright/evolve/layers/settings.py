@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any
 
 from graphwright.errors import UsageError
@@ -39,8 +41,11 @@ class Layers:
         lr, optimizer: at the start; from then on they are genes.
         pareto: survive by several objectives; else by the metric, of equals those with fewer parameters.
         crossover: share of children that have two parents.
-        learning_rate, switch, relearn: share of children whose rate, optimizer or loss changes, and nothing else.
-        explore: share of a run in which structure changes most; then it refines.
+        rates: how often a mutation is drawn, by name, in place of its two weights in the table; 0 is never. A child
+            gets one mutation, drawn by weight among those that can be made; changes of `learning_rate`, `optimizer`
+            and `loss` are some of them.
+        explore: share of the generations (or of the candidates, whichever is further) in which mutations are drawn by
+            their first weight; then by the second.
         stagnation: generations without gain after which only structure changes, until the next gain.
         inherit: weights of a child: "lamarck" trained ones, "baldwin" those before training.
         max_params, max_flops, max_width: limits of a candidate; flops are those of one case.
@@ -54,9 +59,7 @@ class Layers:
     optimizer: str = "adam"
     pareto: Pareto | None = None
     crossover: float = 0.2
-    learning_rate: float = 0.1
-    switch: float = 0.02
-    relearn: float = 0.02
+    rates: Mapping[str, float] = field(default_factory=dict)
     explore: float = 0.4
     stagnation: int = 20
     inherit: str = "lamarck"
@@ -65,10 +68,13 @@ class Layers:
     max_width: int = 4096
 
     def __post_init__(self) -> None:
-        shares = {n: getattr(self, n) for n in ("crossover", "learning_rate", "switch", "relearn", "explore")}
+        shares = {n: getattr(self, n) for n in ("crossover", "explore")}
         wrong = {n: v for n, v in shares.items() if not 0 <= v <= 1}
         if wrong:
             raise UsageError("not a share", where=", ".join(wrong), expected="0 to 1", got=wrong)
+        odd = {n: v for n, v in self.rates.items() if not isinstance(v, Real) or not 0 <= float(v) < float("inf")}
+        if odd:
+            raise UsageError("a rate is a number from 0 on", where=", ".join(odd), got=odd)
         if self.optimizer not in OPTIMIZERS or self.inherit not in ("lamarck", "baldwin"):
             raise UsageError("no such setting", expected=f"optimizer {OPTIMIZERS}, inherit lamarck or baldwin",
                              got=f"{self.optimizer}, {self.inherit}")  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.autograd import Tensor
+from graphwright.evolve.layers.inference import inference
 from graphwright.evolve.layers.member import Moments
 from graphwright.evolve.layers.recipe import Recipe
 from graphwright.evolve.layers.settings import Layers
@@ -153,7 +154,8 @@ def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Ten
 
 
 def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
-    """Metric and loss of a program on a part of a task's data."""
+    """Metric and loss of a program on a part of a task's data, as it answers; the program stays as it is."""
+    program = inference(program)
     x = part.x.reshape(len(part.x), *cases(program))
     name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
     if size is None:

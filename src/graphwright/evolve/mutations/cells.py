@@ -98,12 +98,32 @@ def _put(
     sub = record(lambda x: net(x)[0], (spec,), ("x",))[0]
     bound = units**-0.5
     with sub.edit("names and weights") as s:
-        for n in list(sub.nodes()):
-            path = sub.path(n)
+        for n, name in _names(sub).items():
             if sub.op(n) == "param":
-                path = path.rpartition(".")[2]
                 s.set_weight(n, rng.uniform(-bound, bound, sub.spec(n).sizes).astype(spec.dtype.numpy))
-            if sub.op(n) != "input":
-                name = f"{base}.{cell}.{path}"
-                s.rename(n, name, key=name if sub.op(n) in STORED else None)
+            path = f"{base}.{cell}.{name}"
+            s.rename(n, path, key=path if sub.op(n) in STORED else None)
     e.replace(nodes, sub)
+
+
+def _names(sub: Program) -> dict[NodeId, str]:
+    """Names in an unrolled cell: `step.<t>.<op>` for what a step computes, equal in all steps, so that they fold."""
+    x, ends, order = sub.node(sub.input_names()[0]), {v.node for v in sub.outputs()}, list(sub.order())
+    steps: dict[NodeId, int] = {}
+    for n in order:
+        if x in sub.producers(n):
+            steps[n] = int(sub.attrs(n)["start"]) if sub.op(n) == "slice" else 0
+        elif n != x and n not in ends and sub.op(n) not in STORED:
+            steps[n] = max((steps[p] for p in sub.producers(n) if p in steps), default=0)
+    for n in reversed(order):  # what only a later step reads is its own, though it is computed from the state before
+        after = [steps.get(c, -1) for c in sub.consumers(n)]
+        if n in steps and after:
+            steps[n] = max(steps[n], min(after))
+    names: dict[NodeId, str] = {}
+    counts: dict[str, int] = {}
+    for n in order:
+        if n != x:
+            name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n).rpartition(".")[2]
+            counts[name] = counts.get(name, 0) + 1
+            names[n] = name if counts[name] == 1 else f"{name}_{counts[name]}"
+    return names

@@ -100,7 +100,7 @@ def add_delay_link(
     _open(e, _new(e, p.value(held), total, float(weight)), total)
 
 
-@mutation("toggle_link", sites=links, weight=0.02)
+@mutation("toggle_link", sites=links, weight=0.0)
 def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     """Close an open link, or open a closed one."""
     link = _link(e.program, site)
@@ -110,7 +110,7 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
         _open(e, link, _target(e.program, link))
 
 
-@mutation("remove_link", sites=links, weight=0.02)
+@mutation("remove_link", sites=links, weight=0.0)
 def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     """Take a link out, with the neurons and states that only it needed."""
     p = e.program

@@ -25,6 +25,7 @@ class Kind:
         name: of the mutation; sites: where it may be made; apply: the mutation.
         explore, refine: how often it is drawn, early and late in a run, beside the others that can be made; 0 is never.
         adds: it adds a part, whose nodes are named `b<number>....`; `block=` says which number.
+        structural: it changes the structure; others are not drawn while a run gains nothing.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kind:
     explore: float
     refine: float
     adds: bool = False
+    structural: bool = True
 
 
 MUTATIONS: dict[str, Kind] = {}
@@ -45,16 +47,18 @@ def mutation(
     weight: float,
     refine: float | None = None,
     adds: bool = False,
+    structural: bool = True,
 ) -> Callable[[M], M]:
     """Register a mutation: `m(e, site, rng)` on a site that `sites(program)` lists.
 
     Args:
         weight: how often it is drawn, beside those of the others that can be made; `refine`, later in a run.
         adds: it takes `block=`, the name of the part it adds.
+        structural: it changes the structure; False for one that is not drawn while a run gains nothing.
     """
 
     def enter(function: M) -> M:
-        MUTATIONS[name] = Kind(name, sites, function, weight, weight if refine is None else refine, adds)
+        MUTATIONS[name] = Kind(name, sites, function, weight, weight if refine is None else refine, adds, structural)
         return function
 
     return enter

@@ -32,6 +32,7 @@ class Composition:
         arrangements: per group; equal groups share one.
         lines: per group, its label when it is closed.
         marks: per group, what the difference of two programs does to it.
+        roomy: nodes whose shape needs more room around its text than a box.
     """
 
     view: View
@@ -41,12 +42,15 @@ class Composition:
     marks: list[str]
     members: list[list[int]]
     arranged: int
+    roomy: set[int] = field(default_factory=set)
     _placed: dict[int, Placed] = field(default_factory=dict)
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def node_size(self, node: int, pins: int = 0) -> Size:
         """Size of a node's box, wide enough for its pins."""
         w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
+        if node in self.roomy:
+            w, h = w * 7 // 10 * 2, h * 3 // 4 * 2
         w = max(w, (pins + 2) * PIN)
         return Size(w // 2, w // 2, h)
 

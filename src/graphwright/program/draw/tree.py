@@ -197,6 +197,8 @@ def digest(scene: Scene, tree: Tree, labels: list[tuple[str, ...]]) -> None:
             else:
                 node = scene.nodes[child]
                 attrs = [(k, v) for k, v in node.attrs.items() if k != "key"]  # a key holds the full path
+                if node.attrs.get("axis") == 1 and str(node.attrs.get("start")) == module.segment:
+                    attrs.remove(("start", node.attrs["start"]))  # each step of a loop reads its own step of a sequence
                 parts.append((labels[child], node.path.rpartition(".")[2], node.op, attrs, node.mark))
         parts.extend((n.child, n.slot, n.targets) for n in module.nets)
         module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,77 @@
+"""Weights that gradients can't reach: every way from them to an output leads through a function whose slope is 0."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.names import ACTIVATIONS
+from graphwright.evolve.errors import NoGradientPath
+from graphwright.ops import OPS
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
+
+FLAT = ("step", "sign")
+"""Activations of neurons whose slope is 0."""
+_CODES = [ACTIVATIONS.index(name) for name in FLAT]
+
+
+def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
+    """Open links of a population whose weight moves an output, but not by a gradient: places of them, int64."""
+    flat = np.isin(genes.node_act, _CODES)
+    if not flat.any():
+        return np.zeros(0, np.int64)
+    genomes = np.arange(len(genes.node_off) - 1)
+    span = int(genes.node_id.max()) + 1
+    nodes = np.repeat(genomes * span, np.diff(genes.node_off)) + genes.node_id
+    first = np.repeat(genomes * span, np.diff(genes.link_off))
+    still = genes.link_open != 0
+    into = np.searchsorted(nodes, first + genes.link_dst)
+    neural = still & (genes.link_src > inputs)
+    back, ahead = np.searchsorted(nodes, (first + genes.link_src)[neural]), into[neural]
+
+    def reached(passes: np.ndarray) -> np.ndarray:
+        """Nodes from which an output is reached over nodes that let something pass."""
+        found, before = passes & (genes.node_id <= inputs + outputs), -1
+        while before != (before := int(found.sum())):
+            found[back[found[ahead]]] = True
+            found &= passes
+        return found
+
+    return np.flatnonzero(still & reached(np.ones_like(flat))[into] & ~reached(~flat)[into])
+
+
+def blocked_params(program: Program) -> list[str]:
+    """Keys of trainable weights that an output depends on, but has no gradient for."""
+    after = {program.operands(w)[0].node: program.operands(w)[1].node for w in program.writes()}
+
+    def above(passes: Callable[[NodeId], bool]) -> set[NodeId]:
+        found: set[NodeId] = set()
+        stack = [value.node for value in program.outputs()]
+        while stack:
+            node = stack.pop()
+            if node in found or not passes(node):
+                continue
+            found.add(node)
+            stack += [*program.producers(node), *([after[node]] if node in after else [])]
+        return found
+
+    def slopes(node: NodeId) -> bool:
+        row = OPS.get(program.op(node))
+        return row is None or row.vjp is not None or row.traits.opaque
+
+    lost = above(lambda node: True) - above(slopes)
+    return [program.key(n) for n in program.params() if n in lost and program.attrs(n)["trainable"]]
+
+
+def warn_of_blocked(where: str, names: Iterable[str], stacklevel: int) -> None:
+    """Warn that training can't move these weights."""
+    found = list(names)
+    shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    text = f"{where}: training moves nothing below a step or a sign: {shown}"
+    warnings.warn(NoGradientPath(text), stacklevel=stacklevel + 1)

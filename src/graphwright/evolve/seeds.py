@@ -1,0 +1,157 @@
+"""One search from many random seeds: how often it succeeds, and what it costs, as distributions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.evolve.evolution import Blocks, Evolution, Scalar
+from graphwright.evolve.report import same_cases
+from graphwright.evolve.stored import plain
+from graphwright.progress import Progress, Report
+
+_Z = 1.959963984540054  # two-sided 95 % of a normal distribution
+_FIGURES = (
+    "generations", "evaluations", "forward_passes", "backward_passes", "seconds", "environment_seconds", "failed",
+    "refused", "hidden", "links", "parameters", "flops", "species",
+)  # fmt: skip
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a share, within 0 and 1.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    if not 0 <= successes <= trials or not trials:
+        raise UsageError("no share", expected="0 <= successes <= trials, trials >= 1", got=(successes, trials))
+    p, z2 = successes / trials, _Z * _Z / trials
+    middle, half = p + z2 / 2, _Z * sqrt((p * (1 - p) + z2 / 4) / trials)
+    return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """What runs from several seeds found.
+
+    Attributes:
+        reports: `Result.to_json()` of each run, in the order of seeds.
+    """
+
+    reports: tuple[Mapping[str, Any], ...]
+
+    @property
+    def solved(self) -> list[int]:
+        """Seeds whose run reached the target."""
+        return [r["seed"] for r in self.reports if r["status"] == "TargetReached"]
+
+    @property
+    def success(self) -> tuple[float, float, float]:
+        """Share of runs that reached the target, and its Wilson 95 % interval."""
+        return len(self.solved) / len(self.reports), *wilson(len(self.solved), len(self.reports))
+
+    def quartiles(self, name: str) -> tuple[float, float, float]:
+        """First quartile, median and third quartile of a figure of all runs: numbers between by interpolation.
+
+        Args:
+            name: of a report; `fitness`, `metric` (of validation) and `test` are those of the champions.
+        Raises: UsageError for a figure that these runs don't have.
+        """
+        found = dict(self._figures())
+        if name not in found:
+            raise UsageError("no such figure", got=name, expected=", ".join(found))
+        low, middle, high = np.quantile(found[name], [0.25, 0.5, 0.75]).tolist()
+        return low, middle, high
+
+    def _figures(self) -> Iterator[tuple[str, list[float]]]:
+        first = self.reports[0]
+        for name in _FIGURES:
+            if name in first:
+                yield name, [_number(r[name]) for r in self.reports]
+        yield "fitness", [r["fitness"]["best"] for r in self.reports]
+        yield "metric", [r["metric"]["valid"] for r in self.reports]
+        if "test" in first["metric"]:
+            yield "test", [r["metric"]["test"] for r in self.reports]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report: the success rate with its interval, quartiles of every figure, and all runs."""
+        first, (rate, low, high) = self.reports[0], self.success
+        figures = {
+            name: dict(zip(("q1", "median", "q3"), self.quartiles(name), strict=True)) for name, _ in self._figures()
+        }
+        return plain({
+            "task": first["task"],
+            "split": first["split"],
+            "target": first["target"],
+            "seeds": [r["seed"] for r in self.reports],
+            "solved": self.solved,
+            "statuses": dict(Counter(r["status"] for r in self.reports)),
+            "success": {"rate": rate, "low": low, "high": high},
+            "figures": figures,
+            "runs": [dict(r) for r in self.reports],
+        })  # fmt: skip
+
+    def __str__(self) -> str:
+        first, (rate, low, high) = self.reports[0], self.success
+        aim = "" if first["target"] is None else f" ({first['metric']['name']} >= {first['target']:g})"
+        lines = [f"{len(self.solved)} of {len(self.reports)} seeds solved {first['task']}{aim}: {100 * rate:.0f} %, "
+                 f"95 % interval {100 * low:.0f} to {100 * high:.0f} %{same_cases(dict(first))}"]  # fmt: skip
+        for name, values in self._figures():
+            if any(values):
+                q1, middle, q3 = self.quartiles(name)
+                lines.append(f"  {name.replace('_', ' ')}: median {middle:,.4g}, quartiles {q1:,.4g} to {q3:,.4g}")
+        return "\n".join(lines)
+
+
+def over_seeds(
+    task: Any,
+    start: Scalar | Blocks | None = None,
+    settings: Any = None,
+    *,
+    seeds: int | Iterable[int] = 20,
+    test: bool = False,
+    threads: int = 1,
+    report: Report | None = None,
+    **limits: Any,
+) -> Seeds:
+    """Run one search from several seeds, each to its end; nothing but the reports is kept.
+
+    Args:
+        task: for all seeds, or a function of the seed that makes one, where data are drawn or split by seed.
+        start, settings, threads: as of `Evolution`.
+        seeds: how many, from 0 on; or which.
+        test: read each champion's metric on the test cases too.
+        report: gets progress after every run.
+        limits: of `Evolution.run`: `max_generations=`, `target=`, ...
+    Raises: what `Evolution` and its `run` raise; UsageError without a seed.
+    """
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
+        raise UsageError("a distribution over no seeds", fix="seeds=20")
+    reports: list[Mapping[str, Any]] = []
+    for k, seed in enumerate(numbers):
+        made = _made(task, seed)
+        run: Any = Evolution(made, start, settings, seed=seed, threads=threads)  # type: ignore[arg-type]  # either kind
+        result = run.run(**limits)
+        facts = result.to_json()
+        if test:
+            facts["metric"]["test"] = result.test()
+        reports.append(facts)
+        if report is not None:
+            solved = sum(r["status"] == "TargetReached" for r in reports)
+            report(Progress("seeds", k + 1, len(numbers), {"solved": float(solved)}))
+    return Seeds(tuple(reports))
+
+
+def _made(task: Any | Callable[[int], Any], seed: int) -> Any:
+    return task(seed) if callable(task) else task
+
+
+def _number(value: Any) -> float:
+    """A figure as a number; of refused mutations, their sum."""
+    return float(sum(value.values())) if isinstance(value, Mapping) else float(value)
