@@ -69,6 +69,18 @@ def test_a_resumed_run_is_the_same_run(tmp_path, settings):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "part" / name).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["cartpole", "double-pole"])
+def test_runs_in_environments_resume_in_another_process(tmp_path, name):
+    whole, first = (ev.Evolution(ev.tasks.named(name), None, ev.NEAT(population=5), seed=3) for _ in range(2))
+    whole.run(4, target=np.inf)
+    first.run(2, target=np.inf)
+    first.save(tmp_path / "run")
+    rest = ev.resume(tmp_path / "run")  # by a task that no episode was played in
+    rest.run(4, target=np.inf)
+    assert rest.log == whole.log
+    assert ev.load_best(tmp_path / "run").rescore() == first.individual(first.best).fitness
+
+
 def test_a_killed_run_goes_on(tmp_path):
     """Killed twice, at moments that nobody chose: before, within or after a save."""
     place = tmp_path / "run"
