@@ -50,6 +50,18 @@ def test_the_number_of_threads_changes_nothing():
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("name", ["cartpole", "double-pole"])
+def test_runs_in_environments_resume_in_another_process(tmp_path, name):
+    whole, first = (ev.Evolution(ev.tasks.named(name), None, ev.NEAT(population=5), seed=3) for _ in range(2))
+    whole.run(4, target=np.inf)
+    first.run(2, target=np.inf)
+    first.save(tmp_path / "run")
+    rest = ev.resume(tmp_path / "run")  # by a task that no episode was played in
+    rest.run(4, target=np.inf)
+    assert rest.log == whole.log
+    assert ev.load_best(tmp_path / "run").rescore() == first.individual(first.best).fitness
+
+
 def test_the_states_before_are_kept(tmp_path):
     place = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)

@@ -153,11 +153,18 @@ def test_steps_beyond_a_length_count_nothing():
         (np.zeros((4, 2)), [0.5, 1, 2, 0], "cross_entropy", "one class"),
         (np.zeros((4, 2)), [0, 1, 0, 1], "hinge", "no such loss"),
         (np.zeros((2, 2)), [0, 1], "bce", "part of the split is empty"),
+        (np.zeros((4, 2)), [0, 1, 2, 1], "bce", "from 0 to 1"),
+        (np.full((4, 2), 1e300), [0, 1, 0, 1], "bce", "finite"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
     with pytest.raises(TaskError, match=what):
         ev.Task(inputs, targets, loss)
+
+
+def test_splits_are_shares_or_the_word_same():
+    with pytest.raises(TaskError, match=r'"same"'):
+        ev.Task(np.zeros((8, 2)), [0, 1] * 4, split="all")
 
 
 @pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "f4", "f8"])
@@ -266,6 +273,15 @@ def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingExtra, match="evolve"):
         tasks.gym("Acrobot-v1")
+
+
+def test_environments_that_gymnasium_does_not_make_are_named(monkeypatch):
+    def make(name):
+        raise LookupError("no such environment")
+
+    monkeypatch.setitem(sys.modules, "gymnasium", types.SimpleNamespace(make=make))
+    with pytest.raises(TaskError, match=r"Nope-v1(.|\n)*LookupError: no such environment"):
+        tasks.gym("Nope-v1")
 
 
 class FakeEnvironment:

@@ -467,6 +467,24 @@ def test_online_cuts_say_step_probability_and_gradient_in_the_journal() -> None:
     assert name in opt.view.probabilities()
 
 
+def test_training_goes_on_when_the_last_gate_is_gone() -> None:
+    def loud(terms):
+        return 0.0 * terms.open.mean()
+
+    loud.captures = ("y0",)
+    penalties = [st.sparsity(0.1), st.budget(0.5, "params"), st.gate_entropy(), loud]
+    problem, opt = joint(penalties=penalties)
+    opt.step(problem.batch())
+    with problem.program.edit("all decided") as e:
+        for handle in list(problem.program.gates()):
+            e.ungate(handle)
+    before = problem.program.weights["w"].numpy().copy()
+    made = opt.step(problem.batch())
+    assert (made.skipped, made.open, made.loss) == (False, 0, made.task)
+    assert (problem.program.weights["w"].numpy() != before).any()
+    assert penalties[1].multiplier.item() >= 0
+
+
 def test_a_policy_that_fails_leaves_the_program() -> None:
     class Broken:
         def propose(self, view):

@@ -138,6 +138,9 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     picture = (tmp_path / "out" / "gates.svg").read_text()
     assert picture.count("<polyline") == 24
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
+    told = CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).output
+    assert "model.safetensors: sha256" in told
+    assert "not in the receipt" not in told
 
 
 @pytest.mark.parametrize("options", [["--prefer", "small"], ["--check", "perhaps"], ["--lr", "0"], ["--seed", "-1"]])

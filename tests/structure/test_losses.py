@@ -247,7 +247,7 @@ def _nothing(outputs: dict, batch: dict) -> Tensor:
 def nested() -> Program:
     """Two branches of a residual stream; the first has gated neurons and an edge of its own."""
     b, rng = gw.Builder(), np.random.default_rng(0)
-    x = b.input("x", (2, 3), "float64")
+    x = b.input("x", ("B", 3), "float64")  # what has no number counts no parameters
     shapes = {"up": (4, 3), "down": (3, 4), "inner": (3, 3), "other": (3, 3)}
     w = {n: b.param(n, rng.normal(size=s)) for n, s in shapes.items()}
     into = b.junction(x, b.linear(x, w["inner"], name="fci"), name="into")
@@ -355,7 +355,8 @@ def test_a_penalty_of_ones_own_reads_captured_values() -> None:
     assert report.penalties["<lambda>"] == pytest.approx(56e-3 / (1 + np.exp(-1)), rel=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [lambda: st.sparsity(-1), lambda: st.density(1.5), lambda: st.budget(-2)])
+@pytest.mark.parametrize("wrong", [lambda: st.sparsity(-1), lambda: st.density(1.5), lambda: st.budget(-2),
+                                   lambda: st.TopPolicy(-1), lambda: st.ThresholdPolicy(float("nan"))])  # fmt: skip
 def test_wrong_numbers_are_refused(wrong) -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UsageError, match="expected"):
         wrong()

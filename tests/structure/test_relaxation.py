@@ -12,6 +12,7 @@ from scipy.special import expit
 from graphwright import structure as st
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, grad
+from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate
@@ -147,5 +148,5 @@ def test_temperatures_fall_from_start_to_end(form: str) -> None:
 
 @pytest.mark.parametrize("wrong", [(0.1, 1.0), (1.0, 0.0), (1.0, 0.5, -1), (1.0, 0.5, 3, "steps")])
 def test_wrong_schedules(wrong: tuple) -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UsageError, match="expected"):
         st.Schedule(*wrong)

@@ -64,10 +64,10 @@ class DifferentiableGraph:
     def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
         """Name -> probability that the element is open: at temperature 1 that by which it is decided, or at `"T"` now.
 
-        Raises: ValueError for another temperature.
+        Raises: UsageError for another temperature.
         """
         if at not in (1.0, "T"):
-            raise ValueError(f'at is {at!r}: expected 1.0 or "T"')
+            raise UsageError(f'at is {at!r}: expected 1.0 or "T"')
         return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
 
     def matrix(self) -> dict[tuple[str, str], list[float]]:
@@ -151,6 +151,8 @@ class DifferentiableGraph:
     ) -> tuple[Tensor, list[Tensor], Terms]:
         """The task's loss (0 without one), each penalty, and what they looked at; in the present mode, on tensors.
 
+        Without gates a penalty is 0, unless it captures nodes or stands for the task.
+
         Args:
             step: number of the step as a tensor; by default that of the view.
             keep: results of nodes that `Terms.values` is to have too.
@@ -165,7 +167,8 @@ class DifferentiableGraph:
         number = _number(self.step) if step is None else step
         terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
         outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}
-        found = [_scalar(penalty(terms), penalty) for penalty in penalties]
+        found = [_scalar(t(terms), t) if terms.elements or captures(t) or isinstance(t, Objective) else _number(0)
+                 for t in penalties]  # fmt: skip
         if task is None:
             loss = found[0] * 0.0 if found else _number(0)
         elif isinstance(task, Objective):

@@ -46,8 +46,8 @@ class Terms:
 
     @cached_property
     def open(self) -> Tensor:
-        """Probability that each element is open, floating [n]."""
-        return probabilities(self.program, self.elements)
+        """Probability that each element is open, floating [n]; without gates a single 0."""
+        return probabilities(self.program, self.elements) if self.elements else Tensor(from_numpy(np.zeros(1)))
 
     def constant(self, values: Any) -> Tensor:
         """Numbers as a tensor of the dtype of `open`."""
@@ -98,7 +98,7 @@ def label(penalty: Any) -> str:
 
 def _needs(condition: bool, what: str) -> None:
     if not condition:
-        raise ValueError(what)
+        raise UsageError(what)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, Variable
+from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
 from graphwright.program.gates.gates import LOGITS
@@ -38,9 +39,9 @@ class LogitMoments:
             dict.fromkeys(map(str, OVER), float(rates)) if isinstance(rates, int | float) else dict(rates)
         )
         if unknown := self.rates.keys() - set(OVER):
-            raise ValueError(f"rates for {', '.join(unknown)}: expected some of {', '.join(OVER)}")
+            raise UsageError(f"rates for {', '.join(unknown)}: expected some of {', '.join(OVER)}")
         if any(rate < 0 for rate in self.rates.values()):
-            raise ValueError(f"rates are {self.rates}: expected 0 or more")
+            raise UsageError(f"rates are {self.rates}: expected 0 or more")
         self.count = Variable(np.zeros((), np.float64), name="joint.count")
         self._held: dict[str, Variable] = {}
         self._keys: dict[Key, int] = {}

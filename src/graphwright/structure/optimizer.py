@@ -270,7 +270,7 @@ class JointOptimizer:
                     self.weights.step(found_inf=stay)
                 if held and slopes[-1] is not None:
                     self.logits.step(slopes[-1], stay, self.logit_limit)
-                if by_gates:
+                if held:
                     for penalty in self.penalties:
                         for variable in carried(penalty).values():
                             variable.assign(call("where", stay > 0.0, variable, penalty.climb(above[3])))

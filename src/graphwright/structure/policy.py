@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphwright.errors import BudgetUnreachable
+from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.structure.elements import Element, Key
 from graphwright.structure.pricing import Cost, above, prices
 from graphwright.structure.protection import Kept, protect
@@ -99,6 +99,10 @@ class ThresholdPolicy:
     min_in: int = 1
     protect: Collection[str] = ()
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise UsageError("a threshold is a probability", expected="0 to 1", got=self.threshold)
+
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """In order of their logits; of a choice all options but the most probable one."""
         among = view.elements()
@@ -123,6 +127,10 @@ class TopPolicy:
     of: Cost = "count"
     min_in: int = 1
     protect: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.target >= 0:
+            raise UsageError("what stays is a share, or a number above 1", expected="0 or more", got=self.target)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Raises: BudgetUnreachable if protection keeps more than the target."""

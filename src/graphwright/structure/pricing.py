@@ -83,7 +83,7 @@ def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndar
                                     else _shared(p, group, each))  # fmt: skip
             whole[i] = axes[id(e.gate)][e.index]
         else:
-            whole[i] = sum(each.get(n, 0.0) * (p.spec(n).size if stored else 1) for n in _carried(p, e))
+            whole[i] = sum(each[n] * (p.spec(n).size if stored else 1) for n in _carried(p, e) if n in each)
     own = whole.copy()
     chains = above(p, among)
     for i, chain in enumerate(chains):

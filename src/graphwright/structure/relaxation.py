@@ -11,6 +11,7 @@ from warnings import warn
 import numpy as np
 
 from graphwright.autograd import Tensor
+from graphwright.errors import UsageError
 from graphwright.ops.gate import KINDS
 from graphwright.program import DeadGate
 from graphwright.structure.errors import ClippedStart
@@ -57,16 +58,16 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     """The logit at which a gate is open with probability p0.
 
     p0 outside [0.01, 0.99] is moved there with a warning. Raises: DeadGate for 0 and 1, whose gradient is 0;
-    ValueError for another kind, a number outside (0, 1), or a temperature that is not positive.
+    UsageError for another kind, a number outside (0, 1), or a temperature that is not positive.
     """
     if kind not in KINDS or kind == "choice":
-        raise ValueError(f"no start for kind {kind!r}: expected one of {', '.join(k for k in KINDS if k != 'choice')}")
+        raise UsageError(f"no start for kind {kind!r}: expected one of {', '.join(k for k in KINDS if k != 'choice')}")
     if p0 in (0, 1):
         raise DeadGate("a gate that begins at 0 or 1 has no gradient", got=p0, fix="p0 from 0.01 to 0.99")
     if not 0 < p0 < 1:
-        raise ValueError(f"p0 is {p0}: expected a number in (0, 1)")
+        raise UsageError(f"p0 is {p0}: expected a number in (0, 1)")
     if not temperature > 0:
-        raise ValueError(f"the temperature is {temperature}: expected a number above 0")
+        raise UsageError(f"the temperature is {temperature}: expected a number above 0")
     if not LEAST <= p0 <= MOST:
         warn(f"p0 = {p0} was moved into [{LEAST}, {MOST}]: nearer to 0 or 1 a gate hardly learns", ClippedStart, 2)
         p0 = min(max(p0, LEAST), MOST)

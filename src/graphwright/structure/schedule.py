@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import cos, pi
 
+from graphwright.errors import UsageError
+
 FORMS = ("exponential", "linear", "cosine")
 
 
@@ -16,7 +18,7 @@ class Schedule:
         start, end: temperatures > 0, end <= start.
         steps: after which the end is reached.
         form: `exponential`, `linear` or `cosine`.
-    Raises: ValueError.
+    Raises: UsageError.
     """
 
     start: float = 1.0
@@ -26,11 +28,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise ValueError(f"the form is {self.form!r}: expected one of {', '.join(FORMS)}")
+            raise UsageError(f"the form is {self.form!r}: expected one of {', '.join(FORMS)}")
         if not 0 < self.end <= self.start:
-            raise ValueError(f"from {self.start} to {self.end}: expected 0 < end <= start")
+            raise UsageError(f"from {self.start} to {self.end}: expected 0 < end <= start")
         if self.steps < 0:
-            raise ValueError(f"{self.steps} steps: expected 0 or more")
+            raise UsageError(f"{self.steps} steps: expected 0 or more")
 
     def at(self, step: int) -> float:
         """The temperature of a step, counted from 0."""

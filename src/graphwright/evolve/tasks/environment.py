@@ -18,7 +18,7 @@ _FITNESS, _CONFIRM, _TEST = 3, 4, 5  # purposes of random streams
 
 
 class Environment(Protocol):
-    """Many episodes at once; arrays have any leading shape."""
+    """Many episodes at once; arrays have any leading shape. `state` is all that steps change, so that a run resumes."""
 
     inputs: int
     outputs: int
@@ -54,8 +54,9 @@ class Episodes:
         self.metric, self.test_reads = "return", 0
 
     def hash(self) -> str:
-        """Of everything that decides a score."""
-        return blake2b_128(f"{self.name} {self.episodes} {self.target} {vars(self.environment)!r}".encode())
+        """Of everything that decides a score; where episodes stand now does not."""
+        rules = {name: value for name, value in vars(self.environment).items() if name != "state"}
+        return blake2b_128(f"{self.name} {self.episodes} {self.target} {rules!r}".encode())
 
     def score(self, population: Population) -> Scores:
         """Mean return over this generation's starts, the same for all genomes."""

@@ -21,7 +21,11 @@ class Gymnasium:
         except ImportError:
             raise MissingExtra("evolve", f"the environment {name}") from None
         self._make = lambda: gymnasium.make(name)
-        probe: Any = self._make()
+        try:
+            probe: Any = self._make()
+        except Exception as error:  # an unknown name, an old version, a package that this environment needs
+            raise TaskError("gymnasium does not make this environment", where=name,
+                            got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         space = probe.action_space
         if len(probe.observation_space.shape) != 1:
             raise TaskError("observations must be vectors", where=name, got=probe.observation_space)
@@ -91,7 +95,7 @@ def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
 
     Args:
         target: mean return that solves it; by default the one that gymnasium registers.
-    Raises: MissingExtra if gymnasium is not installed, TaskError for other observations.
+    Raises: MissingExtra if gymnasium is not installed, TaskError for other observations and unknown names.
     """
     environment = Gymnasium(name)
     registered = environment._pool[0].spec.reward_threshold

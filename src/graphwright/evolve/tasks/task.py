@@ -288,7 +288,8 @@ class Task:
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs [N, T, inputs], targets [N, T, outputs], and a class per case. Raises: TaskError."""
     try:
-        x, y = np.asarray(inputs, np.float32), np.asarray(targets)
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
+            x, y = np.asarray(inputs, np.float32), np.asarray(targets)
     except (TypeError, ValueError) as error:
         raise TaskError("inputs and targets are arrays", where=name, got=str(error)) from None
     if y.dtype == object or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
@@ -306,8 +307,12 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
             raise TaskError("cross entropy takes one class 0, 1, ... per case", where=name, got=f"{y.dtype} {y.shape}")
         classes = y.astype(np.int64)
         y = np.eye(int(classes.max()) + 1, dtype=np.float32)[classes]
-    elif loss == "bce" and y.ndim == 1:
-        classes = (y > 0.5).astype(np.int64)
+    elif loss == "bce":
+        if y.min() < 0 or y.max() > 1:
+            raise TaskError("binary cross entropy takes targets from 0 to 1", where=name, got=f"{y.min()} to {y.max()}",
+                            fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers')  # fmt: skip
+        if y.ndim == 1:
+            classes = (y > 0.5).astype(np.int64)
     y = y.astype(np.float32)
     y = y[:, None] if y.ndim == 1 else y
     y = np.repeat(y[:, None], x.shape[1], 1) if y.ndim == 2 else y
@@ -318,8 +323,9 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
     """Rows of train, valid and test: of each class the shares asked for."""
-    if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
-        raise TaskError("a split is three positive shares that sum to 1", where=name, got=shares)
+    if isinstance(shares, str) or len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+        raise TaskError("a split is three positive shares that sum to 1", where=name, got=shares,
+                        fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
     rng = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[], [], []]
     for kind in np.unique(classes):

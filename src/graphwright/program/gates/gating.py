@@ -105,6 +105,8 @@ def gate(
     if kind not in KINDS:
         raise UsageError("no such kind of gate", expected=", ".join(KINDS), got=kind)
     wanted, several = _wanted(e, target, kind)
+    if not wanted:
+        raise UsageError("there is nothing to gate", expected="an edge, a node, units, layers, or a list", got=target)
     count = sum(w.length for w in wanted)
     logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
