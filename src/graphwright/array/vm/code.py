@@ -59,6 +59,8 @@ class Code(IntEnum):
     LE = auto()
     NE = auto()
     ADD_I64 = auto()
+    PUT_I64 = auto()
+    WIDEN = auto()
     SCALARS = auto()
     # others
     WHERE = auto()
@@ -84,6 +86,7 @@ class Code(IntEnum):
     GATHER_ROWS = auto()
     ADD_ROWS = auto()
     ROPE = auto()
+    ROPE_TABLE = auto()
     ATTEND = auto()
     ATTEND_BACKWARD = auto()
     # weights as they are stored, cached keys
