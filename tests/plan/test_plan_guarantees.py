@@ -99,14 +99,15 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
     step = gw.compile_step(p, lambda out: (out * out).mean(), gw.optim.AdamW(p.parameters()), {"x": (2, 4)},
                            executor="aten")  # fmt: skip
     if monkeypatch is not None:
-        declared = Store.instruction
+        declared, told_of = Store.instruction, {}
 
         def hidden(self: Ledger, instr: Instr, *args: Any, **options: Any) -> int:
             made = declared(self, instr, *args, **options)  # type: ignore[arg-type]
             if self.program.path(instr.node).startswith("grad."):
                 of = [self.slots[s].value for s in instr.ins]
                 told = [v is None or self.program.op(v.node) != "tanh" for v in of]
-                self.reads._new[-1] = tuple(s for s, known in zip(instr.ins, told, strict=True) if known)
+                told_of[instr.outs] = tuple(s for s, known in zip(instr.ins, told, strict=True) if known)
+                self.reads._of = lambda each: told_of.get(each.outs, each.ins)
             return made
 
         monkeypatch.setattr(Store, "instruction", hidden)

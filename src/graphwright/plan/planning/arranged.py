@@ -45,6 +45,7 @@ class Arranged:
     """
 
     __slots__ = (
+        "_placed",
         "bound",
         "ends",
         "first",
@@ -85,6 +86,7 @@ class Arranged:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
+        self._placed: tuple[np.ndarray, np.ndarray] | None = None
         self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
@@ -105,10 +107,13 @@ class Arranged:
         return moved
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        home = self.home
-        while (further := home[home]).tobytes() != home.tobytes():
-            home = further
-        return home, self.offsets[home]
+        """Of each buffer, the one in whose memory it lies in the end, and its place; asked for by two patches."""
+        if self._placed is None:
+            home = self.home
+            while not np.array_equal(further := home[home], home):
+                home = further
+            self._placed = home, self.offsets[home]
+        return self._placed
 
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.graph import NodeId
-from graphwright.ops import OPS, Op, get
+from graphwright.ops import OPS, Op
 from graphwright.plan.planning.executor import chooser
-from graphwright.plan.planning.forms import Forms, adjacent
+from graphwright.plan.planning.forms import Alike, Forms, adjacent
 from graphwright.plan.planning.order import Order
 from graphwright.plan.planning.row import Copy, Row, Use
 from graphwright.plan.planning.store import Store
@@ -92,7 +92,6 @@ class Ledger(Store):
         self._recopied: set[Any] = set()
         self._kept: dict[Any, Any] = {}
         self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
-        self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
 
@@ -212,29 +211,33 @@ class Ledger(Store):
     def _looked_at(self, row: Row, old: Row | None) -> Row:
         """Fill what follows from what a row reads."""
         node, kind, specs = row.node, row.op, row.specs
-        if self.dims:
-            for s in specs:
-                if s.symbolic:
-                    row.specs = specs = tuple(map(self._bound, specs))
-                    break
         if kind in _KIND:
+            row.specs = specs = tuple([s.bind(self.dims) for s in specs])
             key = row.path if kind == INPUT else row.attrs["key"]
             still = node not in self._written and (
                 (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
             )
             row.results = row.own = (self._fresh(old, 0, Value(node), specs[0], _KIND[kind], key, still),)
-        elif kind != kinds.WRITE:
-            self._op(row, get(kind), old)
+        elif kind == kinds.WRITE:
+            row.specs = tuple([s.bind(self.dims) for s in specs])
+        else:
+            self._op(row, old)
         return row
 
-    def _op(self, row: Row, op: Op, old: Row | None) -> None:
+    def _alike(self, row: Row) -> Alike:
+        return self.forms.alike(row, self.dims, tuple([self.shapes[s] for s in row.reads]))
+
+    def _op(self, row: Row, old: Row | None) -> None:
+        alike, reads = self._alike(row), row.reads
+        op, row.specs, row.alike = alike.op, alike.specs, alike
         for use in self._rules_for(row.op):
             stands = use(self, row, op)
             if stands is not None:
                 row.results = stands
                 return
-        if row.op != op.name:  # a rule has put another op there
-            op = get(row.op)
+        if row.reads is not reads:  # a rule looked further back, or has put another op there
+            row.alike = alike = self._alike(row)
+            op = alike.op
         if op.view is not None or (op.traits.nary and len(row.reads) == 1):
             self._view(row, op, old)
             return
@@ -248,23 +251,19 @@ class Ledger(Store):
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
-        slots = self.slots
-        places = op.traits.narrow
-        narrow = bool(places) and any([slots[ins[place]].dtype is not row.specs[0].dtype for place in places])
-        for place in range(len(ins)) if narrow else op.row_major(len(ins)):
-            if not adjacent(slots[ins[place]].layout):
-                ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
-        converted = row.reads if op.traits.convert else None
-        values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+        for place in alike.copied:
+            ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
         if old is None:
-            made = tuple([self.fresh(value, s, TEMP, "", frozen) for _, value, s in values])
+            made = [self.new(Value(node, port), packed, TEMP, "", frozen) for port, packed in enumerate(alike.made)]
         else:
-            made = tuple([self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values])
-        row.results = row.own = made
+            converted = row.reads if op.traits.convert else None
+            values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+            made = [self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values]
+        row.results = row.own = tuple(made)
         if op.traits.nary and not ins:
             self._emit(row, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
         else:
-            self._emit(row, old, row.op, tuple(ins), row.attrs)
+            self._emit(row, old, row.op, tuple(ins), row.attrs, alike=None if alike.copied else alike)
 
     def still(self, row: Row, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
@@ -293,7 +292,7 @@ class Ledger(Store):
     def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
         """What a view is taken of, a copy where it must be one, and the layout."""
         source = row.reads[0]
-        layout = self.slots[source].layout if op.view is None else op.view(self.slots[source].layout, row.attrs)
+        layout = self.slots[source].layout if op.view is None else row.alike.shown
         if layout is None:
             assert op.view is not None
             source = self.contiguous(row, source, 0, f"{row.op} of strides that no view can give")
@@ -397,9 +396,16 @@ class Ledger(Store):
         return self.fresh(value, spec, kind, key, frozen)
 
     def _emit(
-        self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
+        self,
+        row: Row,
+        old: Row | None,
+        op: str,
+        ins: tuple[int, ...],
+        attrs: Mapping[str, Any],
+        why: str = "",
+        alike: Alike | None = None,
     ) -> None:
-        """The row's instruction, with the scratch its kernel wants."""
+        """The row's instruction, with the scratch its kernel wants; `alike` knows the form, if it is the row's own."""
         made = row.results
         if old is not None and old.instr >= 0:
             had = self.instrs[old.instr]
@@ -407,7 +413,11 @@ class Ledger(Store):
                 row.instr, row.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, row.node, why)
-        form, row.own = self.forms.of(instr, self.slots, self.shapes), made
+        form, row.own = alike.form if alike is not None else None, made
+        if form is None:
+            form = self.forms.of(instr, self.slots, self.shapes)
+            if alike is not None:
+                alike.form = form
         if form.scratch:
             work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(form.scratch)]
             instr = instr._replace(work=tuple(work))
