@@ -212,8 +212,8 @@ class Decoded:
 
     def folding(self) -> list[Row]:
         """Rows that folded values are computed from, and these, each after what it reads."""
-        rows, found = self.arranged.rows, {}
         stack = list(self.arranged.folds)
+        rows, found = self.arranged.rows if stack else {}, {}
         while stack:
             node = stack[-1]
             waiting = [v.node for v in rows[node].sources if v.node not in found] if node not in found else []

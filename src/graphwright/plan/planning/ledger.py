@@ -90,7 +90,7 @@ class Ledger(Store):
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
         self._recopied: set[Any] = set()
-        self._kept: dict[Any, Any] = {}
+        self._was: list[tuple[int, NodeId, Row | None]] = []
         self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
         self._changed = p.follow()
         self._changed.update(p.nodes())
@@ -116,7 +116,9 @@ class Ledger(Store):
         for node in changed:
             if node in graph:
                 self._mark(node)
-            elif (row := self.rows.pop(node, None)) is not None:
+            elif (row := self.rows.get(node)) is not None:
+                self._was.append((self.turn, node, row))
+                del self.rows[node]
                 self._leave(row)
                 self._retire(row)
         while self._heap:
@@ -129,6 +131,18 @@ class Ledger(Store):
             self._make_copy(key)
         self._recopied.clear()
         self._order.settle(self._key, len(self.instrs))
+
+    def rows_at(self, turn: int) -> dict[NodeId, Row]:
+        """The rows as they were when the plan of a turn was made."""
+        rows = self.rows.copy()  # before the list is read: what another thread changes meanwhile is undone or not there
+        for changed, node, row in reversed(self._was):
+            if changed <= turn:
+                break
+            if row is None:
+                rows.pop(node, None)
+            else:
+                rows[node] = row
+        return rows
 
     def _settle_all(self) -> None:
         """Look at every node once, in order, with the columns of the graph read in bulk."""
@@ -170,6 +184,7 @@ class Ledger(Store):
         self.settled += 1
         old = self.rows.get(node)
         row = self._row(node, old)
+        self._was.append((self.turn, node, old))
         self.rows[node] = row
         (self.folded.add if row.folded else self.folded.discard)(node)
         self._recopied.update(row.copies)
@@ -465,33 +480,3 @@ class Ledger(Store):
         p = self.program
         found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
         return {row.node: (row.reads[0], self.sent.get(row.node, row.reads[1])) for row in found}
-
-    def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
-        """A slot that holds a copy of another one's value, and the instruction that copies."""
-
-        def make() -> tuple[int, int]:
-            at = self.slots[slot]
-            target = self.fresh(at.value, at.spec)
-            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
-
-        return self._once((slot, node, why), make)
-
-    def committed(self, node: NodeId, new: int, target: int) -> int:
-        """The instruction that copies a new value to its state."""
-        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
-        return self._once((node, new, target), lambda: self.instruction(copy))
-
-    # -- values on the host and on a device --------------------------------------------------------------------------
-    def shown_as(self, slot: int, base: int) -> int:
-        """A slot that shows of another one's buffer what `slot` shows of its own."""
-        return self._once(("alias", slot, base), lambda: self.alias(slot, base))
-
-    def reading(self, q: int, ins: tuple[int, ...]) -> int:
-        """The instruction that does the same with other operands."""
-        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
-
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made for an earlier plan, so that it is the same number in the next."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]

@@ -7,13 +7,14 @@ moves a buffer to the host before any plan has used it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from graphwright.array import Layout, Spec
+from graphwright.graph import NodeId
 from graphwright.plan.planning.executor import VM, Choice
 from graphwright.plan.planning.forms import Form, Forms, Packed
 from graphwright.plan.planning.row import Lists
@@ -60,6 +61,7 @@ class Store:
             Lists(self.instrs, attrgetter(name), self.holders) for name in ("ins", "outs", "work")
         )
         self._pairs: list[Sequence[int]] = []
+        self._kept: dict[Any, Any] = {}
         self.pairs = Lists(self._pairs, lambda pairs: pairs)
 
     def slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
@@ -134,3 +136,33 @@ class Store:
         if not any(facts):
             return np.zeros(len(order), np.bool_)
         return np.array(facts)[np.frombuffer(self.alike, np.int32)[order]]
+
+    # -- what plans come to need again -------------------------------------------------------------------------------
+    def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
+        """A slot that holds a copy of another one's value, and the instruction that copies."""
+
+        def make() -> tuple[int, int]:
+            at = self.slots[slot]
+            target = self.fresh(at.value, at.spec)
+            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
+
+        return self._once((slot, node, why), make)
+
+    def committed(self, node: NodeId, new: int, target: int) -> int:
+        """The instruction that copies a new value to its state."""
+        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
+        return self._once((node, new, target), lambda: self.instruction(copy))
+
+    def shown_as(self, slot: int, base: int) -> int:
+        """A slot that shows of another one's buffer what `slot` shows of its own."""
+        return self._once(("alias", slot, base), lambda: self.alias(slot, base))
+
+    def reading(self, q: int, ins: tuple[int, ...]) -> int:
+        """The instruction that does the same with other operands."""
+        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for an earlier plan, so that it is the same number in the next."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
