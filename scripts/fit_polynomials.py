@@ -6,7 +6,7 @@ python scripts/fit_polynomials.py      # prints each with the largest relative e
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import erf, erfc, expm1, log, log1p, sqrt, tanh
+from math import cos, erf, erfc, expm1, log, log1p, pi, sin, sqrt, tanh
 
 import numpy as np
 
@@ -35,6 +35,7 @@ def _safe(function: Function, at_zero: float) -> Function:
 
 
 HALF = log(2) / 2 * 1.001
+EIGHTH = (pi / 4 * 1.001) ** 2
 FITS: dict[str, tuple[Function, float, float, int, Function]] = {
     "(eˣ - 1 - x) / x², |x| <= ln 2 / 2": (
         lambda x: 0.5 + x / 6 + x * x / 24 if abs(x) < 1e-3 else (expm1(x) - x) / (x * x),
@@ -63,6 +64,20 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
         0.87,
         6,
         lambda z: 1.0,
+    ),
+    "(sin √z / √z - 1) / z, √z <= π/4": (
+        lambda z: -1 / 6 + z / 120 - z * z / 5040 if z < 1e-3 else (sin(sqrt(z)) / sqrt(z) - 1) / z,
+        0.0,
+        EIGHTH,
+        2,
+        lambda z: z,
+    ),
+    "(cos √z - 1 + z/2) / z², √z <= π/4": (
+        lambda z: 1 / 24 - z / 720 + z * z / 40320 if z < 1e-2 else (cos(sqrt(z)) - 1 + z / 2) / (z * z),
+        0.0,
+        EIGHTH,
+        2,
+        lambda z: z * z,
     ),
     "ln erfc x + x, 0.92 <= x <= 4": (lambda x: log(erfc(x)) + x, 0.92, 4.0, 8, erfc),
 }

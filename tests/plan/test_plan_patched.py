@@ -62,6 +62,7 @@ def edit_at_random(p: Program, draw) -> None:
 def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool) -> None:
     p, feeds = case
     plan = plan_of(p, rewrites=mode, freeze=freeze)
+    made = [(plan, dict(plan.arranged.ledger.rows))]
     for _ in range(data.draw(st.integers(1, 6))):
         for _ in range(data.draw(st.integers(1, 2))):
             edit_at_random(p, data.draw)
@@ -75,6 +76,8 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
         truth = p.run(feeds)
         for name, value in Workspace(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name], what=f"{name} {plan.patched}")
+        made.append((plan, dict(plan.arranged.ledger.rows)))
+    assert all(old.arranged.rows == rows for old, rows in made)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

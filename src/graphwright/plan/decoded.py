@@ -106,7 +106,7 @@ class Decoded:
     @property
     def choices(self) -> tuple[Choice, ...]:
         """What runs each instruction, and why not the VM."""
-        return self._once("choices", lambda: tuple(map(self.arranged.ledger.choices.__getitem__, self._order())))
+        return self._once("choices", lambda: tuple(map(self.arranged.ledger.choice, self._order())))
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -212,8 +212,8 @@ class Decoded:
 
     def folding(self) -> list[Row]:
         """Rows that folded values are computed from, and these, each after what it reads."""
-        rows, found = self.arranged.rows, {}
         stack = list(self.arranged.folds)
+        rows, found = self.arranged.rows if stack else {}, {}
         while stack:
             node = stack[-1]
             waiting = [v.node for v in rows[node].sources if v.node not in found] if node not in found else []
@@ -257,7 +257,7 @@ class Decoded:
         order = self.arranged.order
         if not len(order):
             return ()
-        native = np.frombuffer(self.arranged.ledger.native, np.int8)[order]
+        native = self.arranged.ledger.native(order)
         ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
         return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 

@@ -9,6 +9,7 @@ import pytest
 from scipy import special
 
 from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode.operands import bits, row_of
 from graphwright.array.vm.segment import VmSegment
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -98,3 +99,18 @@ def test_exp_runs_out_of_range_as_it_should() -> None:
     with np.errstate(all="ignore"):
         truth = np.exp(x.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(run(Code.EXP, x), truth, rtol=2e-7, atol=2e-45)
+
+
+@pytest.mark.parametrize(("most", "bound"), [(300, 1.6), (2**17, 1.6), (10**6, 2.0)])
+def test_angles_of_far_positions_lie_within_their_bound(most: int, bound: float) -> None:
+    rng = np.random.default_rng(most)
+    positions = np.concatenate([np.arange(300), -np.arange(40), rng.integers(0, most + 1, 500)])
+    frequencies = np.concatenate([10000.0 ** -(np.arange(64) / 64), rng.uniform(0, 1, 130), [1, np.pi / 4]]).astype(
+        "f4"
+    )
+    found = np.full((2, positions.size, frequencies.size), np.nan, np.float32)
+    places = [x.ctypes.data for x in (found[0], found[1], positions, frequencies)]
+    VmSegment([[row_of(Code.ROPE_TABLE, positions.size, frequencies.size, *places, bits(1.0))]])()
+    angles = (positions.astype("f4")[:, None] * frequencies).astype(np.float64)
+    for mine, truth in zip(found, (np.cos(angles), np.sin(angles)), strict=True):
+        assert (np.abs(mine - truth) / np.spacing(np.abs(truth).astype("f4"))).max() <= bound

@@ -36,6 +36,32 @@ def test_40_steps_equal_uncached_logits(name: str, made: Callable[[str], Made]) 
     assert cache.length == 47
 
 
+@pytest.mark.parametrize("kind", ["static", "paged"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("llama", "float32"),
+        ("llama-tied", "bfloat16"),
+        ("llama-tied", "int8"),
+        ("mistral-window", "bfloat16"),
+        ("qwen2-windows", "int8"),
+        ("qwen3", "float32"),
+        ("rope-yarn", "bfloat16"),
+    ],
+)
+def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Callable[[str], Made]) -> None:
+    m = gw.open(made(name).path, dtype="bfloat16" if weights == "bfloat16" else "float32", compute="float32")
+    if weights == "int8":
+        m.quantize()
+    cache = m.new_cache(20, kind=kind)
+    rows = cache if kind == "static" else cache.sequence()
+    for ids in (IDS[:1, :3], IDS[:1, 3:4]):
+        rows.step(ids)
+    space = cache.steps.spaces[True, 1, 1].space
+    assert len(space._calls) == space.plan.schedule.dispatches == 1, space.plan.segments
+    assert space._fed is not None, "it takes its inputs from where they lie"
+
+
 def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path, dtype="float64", compute="float64")
     positions = np.broadcast_to(np.arange(47), (2, 47)).copy()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_bits import rows, state
+from cache_bits import rows, state, unknown_rows
 from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
@@ -176,34 +176,46 @@ def test_allow_stale_is_recorded(model: gw.Model) -> None:
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("vm", [True, False])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_fault_at_every_call_of_a_step_leaves_no_trace(
-    error: type[BaseException], vm: bool, model: gw.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not vm:
-        monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+def _ready(model: gw.Model) -> tuple[Cache, Any, list[int]]:
+    """A cache of 6 rows, the workspace of its next step, and what the model goes on with."""
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :6])
-    model.generate(IDS[0, :6], 3, cache=cache)  # makes the workspace of one row
-    cache.truncate(6)
-    bits = state(cache)
     undisturbed = model.generate(IDS[0, :6], 4).ids
     cache.step(IDS[:1, 6:7])
-    space = next(w.space for (_, _, n), w in cache.steps.spaces.items() if n == 1)
     cache.truncate(6)
-    calls = list(space._calls)
-    assert len(calls) > (5 if vm else 60)
+    return cache, next(w.space for (_, _, n), w in cache.steps.spaces.items() if n == 1), undisturbed
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_fault_at_every_call_of_a_step_leaves_no_trace(
+    error: type[BaseException], model: gw.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+    cache, space, undisturbed = _ready(model)
+    bits, calls = state(cache), list(space._calls)
+    assert len(calls) > 60
 
     def fail() -> None:
         raise error("planted")
 
-    for i in range(0, len(calls), 1 if vm or error is KeyboardInterrupt else 9):  # what is raised makes no difference
+    for i in range(0, len(calls), 1 if error is KeyboardInterrupt else 9):  # what is raised makes no difference
         space._calls[i] = fail
         with pytest.raises((ComputeError, KeyboardInterrupt)):
             cache.step(IDS[:1, 6:7])
         space._calls[i] = calls[i]
         assert state(cache) == bits
+    assert list(model.decode(cache, 4)) == undisturbed
+
+
+def test_fault_at_every_instruction_of_the_one_call_leaves_no_trace(model: gw.Model) -> None:
+    cache, space, undisturbed = _ready(model)
+    bits, tried = state(cache), set()
+    for op in unknown_rows(space):
+        tried.add(op)
+        with pytest.raises(ComputeError):
+            cache.step(IDS[:1, 6:7])
+        assert state(cache) == bits
+    assert len(tried) > 40
     assert list(model.decode(cache, 4)) == undisturbed
 
 

@@ -64,6 +64,8 @@ class Code(IntEnum):
     LE = auto()
     NE = auto()
     ADD_I64 = auto()
+    PUT_I64 = auto()
+    WIDEN = auto()
     SCALARS = auto()
     # others
     WHERE = auto()
@@ -89,6 +91,7 @@ class Code(IntEnum):
     GATHER_ROWS = auto()
     ADD_ROWS = auto()
     ROPE = auto()
+    ROPE_TABLE = auto()
     ATTEND = auto()
     ATTEND_BACKWARD = auto()
     # weights as they are stored, cached keys

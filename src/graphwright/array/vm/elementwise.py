@@ -16,6 +16,7 @@ import numpy as np
 
 from graphwright.array.vm.code import LOCAL, PAST
 from graphwright.array.vm.math import native
+from graphwright.array.vm.narrow import load_first_bf16
 from graphwright.array.vm.vector import (
     first,
     load,
@@ -192,3 +193,16 @@ def add_i64(row: Any) -> None:
         o += so
         x += sx
         y += sy
+
+
+@native
+def widen(row: Any) -> None:
+    """Out = x of bfloat16, whose columns are adjacent, in no loop."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
+    x, sx = cell(row, 6), cell(row, 7)
+    for _ in range(rows):
+        for i in range(0, cols, 16):
+            mask = first(cols - i)
+            store_first(o + 4 * i, load_first_bf16(x + 2 * i, mask), mask)
+        o += so
+        x += sx

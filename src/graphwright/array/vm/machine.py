@@ -169,6 +169,10 @@ def _dispatcher(source: int) -> Any:
                 ne(row, turn, scratch)
             elif op == Code.ADD_I64:
                 elementwise.add_i64(row)
+            elif op == Code.PUT_I64:
+                store_i64(cell(row, 1), cell(row, 2))
+            elif op == Code.WIDEN:
+                elementwise.widen(row)
             elif op == Code.WHERE:
                 elementwise.where(row, turn, scratch)
             elif op == Code.FILL:
@@ -195,6 +199,8 @@ def _dispatcher(source: int) -> Any:
                 move.copy_axes(row)
             elif op == Code.ROPE:
                 move.rope(row)
+            elif op == Code.ROPE_TABLE:
+                move.rope_table(row)
             elif op == Code.GATHER_ROWS:
                 fine = move.gather_rows(row)
             elif op == Code.ADD_ROWS:

@@ -15,6 +15,7 @@ from graphwright.array.vm.vector import (
     copysign,
     div,
     exponent,
+    floor,
     fma,
     le,
     least,
@@ -39,6 +40,8 @@ _LOG2E, _LN2_HIGH, _LN2_LOW = F(1.4426950408889634), F(0.693145751953125), F(1.4
 _SQRT2, _TINY, _2_24 = F(1.4142135623730951), F(1.1754943508222875e-38), F(16777216.0)
 _SQRT_HALF = F(0.7071067811865476)
 _2_SQRTPI = F(0.7978845608028654)  # √(2/π)
+_2_PI = F(0.6366197466850281)
+_PI_2, _PI_2_NEXT, _PI_2_LAST = F(1.5707963705062866), F(-4.371138828673793e-08), F(-1.7151245100058819e-15)
 _INF, _NAN = F(np.inf), F(np.nan)
 
 
@@ -165,3 +168,24 @@ def sign(x: Any) -> Any:
     """-1, 0 or 1."""
     zero, one = splat(F(0.0)), splat(F(1.0))
     return select(lt(zero, x), one, select(lt(x, zero), neg(one), x))
+
+
+@native
+def cos_sin(x: Any) -> Any:
+    """(cos x, sin x): x = k π/2 + r with π/2 in three parts (Cody and Waite 1980).
+
+    Within the bound up to |x| = 10⁶; of far larger angles k is off by more than r can make good.
+    """
+    k = rint(mul(x, splat(_2_PI)))
+    r = fma(k, splat(-_PI_2_LAST), fma(k, splat(-_PI_2_NEXT), fma(k, splat(-_PI_2), x)))
+    z = mul(r, r)
+    p = fma(splat(F(-0.00019516654720064253)), z, splat(F(0.008332173340022564)))
+    sine = fma(mul(z, r), fma(p, z, splat(F(-0.16666655242443085))), r)
+    p = fma(splat(F(2.4437727915938012e-05)), z, splat(F(-0.001388736185617745)))
+    cosine = fma(mul(z, z), fma(p, z, splat(F(0.04166664555668831))), fma(z, splat(F(-0.5)), splat(F(1.0))))
+    half = floor(mul(k, splat(F(0.5))))
+    quarter = fma(half, splat(F(-2.0)), k)  # 1 after an odd number of quarter turns
+    over = fma(floor(mul(half, splat(F(0.5)))), splat(F(-2.0)), half)  # 1 in the second half of a turn
+    swapped, below = lt(splat(F(0.0)), quarter), fma(over, splat(F(-2.0)), splat(F(1.0)))
+    left = mul(below, fma(quarter, splat(F(-2.0)), splat(F(1.0))))
+    return mul(left, select(swapped, sine, cosine)), mul(below, select(swapped, cosine, sine))

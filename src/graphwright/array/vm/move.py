@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphwright.array.vm.elementwise import F, cell
-from graphwright.array.vm.math import native
+from graphwright.array.vm.elementwise import F, cell, number
+from graphwright.array.vm.math import cos_sin, native
 from graphwright.array.vm.vector import (
     add,
     first,
@@ -107,3 +107,22 @@ def rope(row: Any) -> None:
                 x += cell(row, 8)
                 cos += 4 * half
                 sin += 4 * half
+
+
+@native
+def rope_table(row: Any) -> None:
+    """Cos and sin of position · frequency, each times a number.
+
+    Cells 1 positions, 2 frequencies, 3 cos, 4 sin, both packed as [position, frequency]; 5 positions (int64), 6
+    frequencies, 7 the number.
+    """
+    half, cos, sin, scale = cell(row, 2), cell(row, 3), cell(row, 4), splat(F(number(row, 7)))
+    for t in range(cell(row, 1)):
+        position = splat(F(load_i64(cell(row, 5) + 8 * t)))
+        for i in range(0, half, 16):
+            mask = first(half - i)
+            c, s = cos_sin(mul(position, load_first(cell(row, 6) + 4 * i, mask)))
+            store_first(cos + 4 * i, mul(c, scale), mask)
+            store_first(sin + 4 * i, mul(s, scale), mask)
+        cos += 4 * half
+        sin += 4 * half

@@ -30,7 +30,7 @@ class Arranged:
 
     Attributes:
         ledger: rows, slots and instructions; it only grows, so that what is said here stays true.
-        rows, slots, turn: rows of the ledger, number of slots and turn when the plan was made.
+        slots, turn: number of slots, and turn of the ledger, when the plan was made.
         roots: nodes that outputs, watches and writes need.
         order: instructions as they run.
         home, first, last, offsets: of each buffer, whose memory it lies in, its times, its place in the arena (or -1).
@@ -45,6 +45,8 @@ class Arranged:
     """
 
     __slots__ = (
+        "_placed",
+        "_rows",
         "bound",
         "ends",
         "first",
@@ -56,7 +58,6 @@ class Arranged:
         "offsets",
         "order",
         "roots",
-        "rows",
         "slots",
         "sources",
         "tiles",
@@ -85,16 +86,24 @@ class Arranged:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
+        self._rows: dict[NodeId, Row] | None = None
+        self._placed: tuple[np.ndarray, np.ndarray] | None = None
         self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
-        self.rows: dict[NodeId, Row] = dict(ledger.rows)
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
         rows = ledger.sources()
         self.sources = tuple([row.own[0] for row in rows if used[slots[row.own[0]].buffer]])
         self.variables = {row.attrs["key"]: weights[row.attrs["key"]] for row in rows if row.op != INPUT}
-        folded = [self.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
+        folded = [ledger.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
         self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
         self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
+
+    @property
+    def rows(self) -> dict[NodeId, Row]:
+        """Rows of the ledger when the plan was made; put together when first asked for."""
+        if self._rows is None:
+            self._rows = self.ledger.rows_at(self.turn)
+        return self._rows
 
     def moved_since(self, before: Arranged) -> np.ndarray:
         """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
@@ -105,10 +114,13 @@ class Arranged:
         return moved
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        home = self.home
-        while (further := home[home]).tobytes() != home.tobytes():
-            home = further
-        return home, self.offsets[home]
+        """Of each buffer, the one in whose memory it lies in the end, and its place; asked for by two patches."""
+        if self._placed is None:
+            home = self.home
+            while not np.array_equal(further := home[home], home):
+                home = further
+            self._placed = home, self.offsets[home]
+        return self._placed
 
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""

@@ -20,7 +20,7 @@ from graphwright.plan.table import Instr, Slot
 
 EXECUTORS = ("auto", "vm", "aten", "capture")
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
-LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
+LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24, "cast": 1 << 20}
 """Bytes of operands and results from which on ATen's kernel of an op is faster."""
 FLOPS_LIMIT = 16_000_000
 """Of products and attention where a core has no vectors of 64 bytes: the VM's tiles are made for them."""

@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from graphwright.array import Layout, Spec
+from graphwright.array import DType, Layout, Spec
 from graphwright.array.layout import is_row_major, row_major
-from graphwright.ops import OPS
+from graphwright.ops import OPS, Op, get
 from graphwright.plan.planning.executor import VM, Choice, Chooser, may_join
 from graphwright.plan.planning.layout import aligned
+from graphwright.plan.planning.row import Row
 from graphwright.plan.table import Instr, Slot
+
+
+class Packed(NamedTuple):
+    """A value that lies row by row: bytes, those taken in an arena, dtype, layout, and the number of these two."""
+
+    nbytes: int
+    room: int
+    dtype: DType
+    layout: Layout
+    number: int
 
 
 class Form(NamedTuple):
     """What instructions of one op on operands of the same layouts have in common.
 
     Attributes:
+        number: its place among all.
         choice: what runs them.
         joins: whether they may be part of a fusion group.
         scratch: specs of what the kernel works in.
         inplace: (result, operand) of the same layout, where the result may take the operand's memory.
     """
 
+    number: int
     choice: Choice
     joins: bool
     scratch: tuple[Spec, ...]
     inplace: tuple[tuple[int, int], ...]
+
+
+class Alike:
+    """What rows of one op, with the same attributes, specs and layouts of what they read, have in common.
+
+    Attributes:
+        op: the op.
+        does: a number for op, attributes and specs.
+        specs: of the results, sizes known.
+        made: of each result, as `Forms.packed` says.
+        copied: places of operands that are copied first, since they do not lie row by row.
+        shown: the layout that a view has, or None where it must copy, and for what is no view.
+        form: of the instruction, where nothing is copied; None before the first.
+    """
+
+    __slots__ = ("copied", "does", "form", "made", "op", "shown", "specs")
+
+    def __init__(
+        self,
+        op: Op,
+        does: int,
+        specs: tuple[Spec, ...],
+        made: list[Packed],
+        copied: tuple[int, ...],
+        shown: Layout | None,
+    ) -> None:
+        self.op, self.does, self.specs, self.made, self.copied, self.shown = op, does, specs, made, copied, shown
+        self.form: Form | None = None
 
 
 class Forms:
@@ -36,25 +77,54 @@ class Forms:
     Args:
         choose: what runs an instruction.
         workspace: scratch that a kernel wants, by op, specs of results and operands, and attributes.
+
+    Attributes:
+        all: by number.
     """
 
     def __init__(self, choose: Chooser, workspace: Callable[..., Sequence[Spec]]) -> None:
         self._choose, self._workspace = choose, workspace
+        self.all: list[Form] = []
         self._known: dict[Any, Form] = {}
         self._numbers: dict[tuple[Any, Layout], int] = {}
-        self._packed: dict[Spec, tuple[int, int, Layout, int]] = {}
+        self._shapes: list[tuple[Any, Layout]] = []
+        self._packed: dict[Spec, Packed] = {}
+        self._alike: dict[Any, Alike] = {}
+        self._does: dict[Any, int] = {}
 
     def number(self, dtype: Any, layout: Layout) -> int:
         """The number of a dtype and a layout."""
-        return self._numbers.setdefault((dtype, layout), len(self._numbers))
+        found = self._numbers.setdefault((dtype, layout), len(self._numbers))
+        if found == len(self._shapes):
+            self._shapes.append((dtype, layout))
+        return found
 
-    def packed(self, spec: Spec) -> tuple[int, int, Layout, int]:
-        """Of a value of known sizes that lies row by row: bytes, those taken in an arena, layout, and its number."""
+    def packed(self, spec: Spec) -> Packed:
+        """A value of known sizes that lies row by row."""
         found = self._packed.get(spec)
         if found is None:
             layout = Layout(spec.sizes, row_major(spec.sizes))
-            found = spec.nbytes, aligned(spec.nbytes), layout, self.number(spec.dtype, layout)
-            self._packed[spec] = found
+            number = self.number(spec.dtype, layout)
+            found = self._packed[spec] = Packed(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)
+        return found
+
+    def alike(self, row: Row, dims: Mapping[str, int], reads: tuple[int, ...]) -> Alike:
+        """What a row shares with others; `reads` are the numbers of what it reads."""
+        text = repr(row.attrs) if row.attrs else ""  # 0.0, -0.0, 0 and False differ
+        key = (row.op, text, row.specs, reads)
+        found = self._alike.get(key)
+        if found is None:
+            op, specs = get(row.op), tuple([spec.bind(dims) for spec in row.specs])
+            dtypes, layouts = zip(*map(self._shapes.__getitem__, reads), strict=True) if reads else ((), ())
+            does = self._does.setdefault((row.op, text, specs), len(self._does))
+            if op.view is not None:
+                found = Alike(op, does, specs, [], (), op.view(layouts[0], row.attrs))
+            else:
+                narrow = any(dtypes[place] is not specs[0].dtype for place in op.traits.narrow)
+                places = range(len(reads)) if narrow else op.row_major(len(reads))
+                copied = tuple([place for place in places if not adjacent(layouts[place])])
+                found = Alike(op, does, specs, [self.packed(s) for s in specs], copied, None)
+            self._alike[key] = found
         return found
 
     def of(self, instr: Instr, slots: Sequence[Slot], numbers: Sequence[int]) -> Form:
@@ -70,7 +140,8 @@ class Forms:
             scratch = () if native else tuple(self._workspace(instr.op, *specs, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             alike = tuple([(out, place) for out, place in pairs if numbers[outs[out]] == numbers[ins[place]]])
-            found = self._known[key] = Form(choice, native and may_join(instr), scratch, alike)
+            found = self._known[key] = Form(len(self.all), choice, native and may_join(instr), scratch, alike)
+            self.all.append(found)
         return found
 
 

@@ -69,10 +69,10 @@ class Rows:
 def fuse(rows: Rows) -> Fusion:
     """Find the groups. What is found of a run of instructions is kept with the ledger for the next plan."""
     found = Fusion([], {}, {}, {})
-    joins = np.frombuffer(rows.ledger.joins, np.int8)[rows.order]
+    joins = rows.ledger.joins(rows.order)
     if not joins.any():
         return found
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], joins, [0]))))
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0]))))
     kept: dict[Any, Fusion] = {}
     for start, stop in edges.reshape(-1, 2).tolist():
         if stop - start < 2:
@@ -118,7 +118,7 @@ def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
     found = Fusion([], {}, {}, {})
     run = _Run(rows, found)
     for i in range(start, stop):
-        instr, choice = rows.instr(i), rows.ledger.choices[rows.order[i]]
+        instr, choice = rows.instr(i), rows.ledger.choice(rows.order[i])
         native = choice.executor == VM
         why = "" if native else _unsuited(rows, instr, choice)
         why = why or run.refuses(instr)
@@ -136,7 +136,7 @@ def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
 
 def cuts(rows: Rows) -> dict[int, str]:
     """Why instructions that could be in a group do not continue the one before."""
-    if not np.frombuffer(rows.ledger.native, np.int8)[rows.order].any():
+    if not rows.ledger.native(rows.order).any():
         return {}
     return _found_in(rows, 0, len(rows.order)).cuts
 

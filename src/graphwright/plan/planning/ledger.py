@@ -16,9 +16,9 @@ import numpy as np
 
 from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.graph import NodeId
-from graphwright.ops import OPS, Op, get
+from graphwright.ops import OPS, Op
 from graphwright.plan.planning.executor import chooser
-from graphwright.plan.planning.forms import Forms, adjacent
+from graphwright.plan.planning.forms import Alike, Forms, adjacent
 from graphwright.plan.planning.order import Order
 from graphwright.plan.planning.row import Copy, Row, Use
 from graphwright.plan.planning.store import Store
@@ -90,9 +90,8 @@ class Ledger(Store):
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
         self._recopied: set[Any] = set()
-        self._kept: dict[Any, Any] = {}
+        self._was: list[tuple[int, NodeId, Row | None]] = []
         self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
-        self._bound = cache(lambda spec: spec.bind(self.dims))
         self._changed = p.follow()
         self._changed.update(p.nodes())
 
@@ -117,7 +116,9 @@ class Ledger(Store):
         for node in changed:
             if node in graph:
                 self._mark(node)
-            elif (row := self.rows.pop(node, None)) is not None:
+            elif (row := self.rows.get(node)) is not None:
+                self._was.append((self.turn, node, row))
+                del self.rows[node]
                 self._leave(row)
                 self._retire(row)
         while self._heap:
@@ -130,6 +131,18 @@ class Ledger(Store):
             self._make_copy(key)
         self._recopied.clear()
         self._order.settle(self._key, len(self.instrs))
+
+    def rows_at(self, turn: int) -> dict[NodeId, Row]:
+        """The rows as they were when the plan of a turn was made."""
+        rows = self.rows.copy()  # before the list is read: what another thread changes meanwhile is undone or not there
+        for changed, node, row in reversed(self._was):
+            if changed <= turn:
+                break
+            if row is None:
+                rows.pop(node, None)
+            else:
+                rows[node] = row
+        return rows
 
     def _settle_all(self) -> None:
         """Look at every node once, in order, with the columns of the graph read in bulk."""
@@ -171,6 +184,7 @@ class Ledger(Store):
         self.settled += 1
         old = self.rows.get(node)
         row = self._row(node, old)
+        self._was.append((self.turn, node, old))
         self.rows[node] = row
         (self.folded.add if row.folded else self.folded.discard)(node)
         self._recopied.update(row.copies)
@@ -212,29 +226,33 @@ class Ledger(Store):
     def _looked_at(self, row: Row, old: Row | None) -> Row:
         """Fill what follows from what a row reads."""
         node, kind, specs = row.node, row.op, row.specs
-        if self.dims:
-            for s in specs:
-                if s.symbolic:
-                    row.specs = specs = tuple(map(self._bound, specs))
-                    break
         if kind in _KIND:
+            row.specs = specs = tuple([s.bind(self.dims) for s in specs])
             key = row.path if kind == INPUT else row.attrs["key"]
             still = node not in self._written and (
                 (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
             )
             row.results = row.own = (self._fresh(old, 0, Value(node), specs[0], _KIND[kind], key, still),)
-        elif kind != kinds.WRITE:
-            self._op(row, get(kind), old)
+        elif kind == kinds.WRITE:
+            row.specs = tuple([s.bind(self.dims) for s in specs])
+        else:
+            self._op(row, old)
         return row
 
-    def _op(self, row: Row, op: Op, old: Row | None) -> None:
+    def _alike(self, row: Row) -> Alike:
+        return self.forms.alike(row, self.dims, tuple([self.shapes[s] for s in row.reads]))
+
+    def _op(self, row: Row, old: Row | None) -> None:
+        alike, reads = self._alike(row), row.reads
+        op, row.specs, row.alike = alike.op, alike.specs, alike
         for use in self._rules_for(row.op):
             stands = use(self, row, op)
             if stands is not None:
                 row.results = stands
                 return
-        if row.op != op.name:  # a rule has put another op there
-            op = get(row.op)
+        if row.reads is not reads:  # a rule looked further back, or has put another op there
+            row.alike = alike = self._alike(row)
+            op = alike.op
         if op.view is not None or (op.traits.nary and len(row.reads) == 1):
             self._view(row, op, old)
             return
@@ -248,23 +266,19 @@ class Ledger(Store):
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
-        slots = self.slots
-        places = op.traits.narrow
-        narrow = bool(places) and any([slots[ins[place]].dtype is not row.specs[0].dtype for place in places])
-        for place in range(len(ins)) if narrow else op.row_major(len(ins)):
-            if not adjacent(slots[ins[place]].layout):
-                ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
-        converted = row.reads if op.traits.convert else None
-        values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+        for place in alike.copied:
+            ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
         if old is None:
-            made = tuple([self.fresh(value, s, TEMP, "", frozen) for _, value, s in values])
+            made = [self.new(Value(node, port), packed, TEMP, "", frozen) for port, packed in enumerate(alike.made)]
         else:
-            made = tuple([self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values])
-        row.results = row.own = made
+            converted = row.reads if op.traits.convert else None
+            values = [(port, Value(node, port), s) for port, s in enumerate(row.specs)]
+            made = [self._fresh(old, port, value, s, TEMP, "", frozen, converted) for port, value, s in values]
+        row.results = row.own = tuple(made)
         if op.traits.nary and not ins:
             self._emit(row, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
         else:
-            self._emit(row, old, row.op, tuple(ins), row.attrs)
+            self._emit(row, old, row.op, tuple(ins), row.attrs, alike=None if alike.copied else alike)
 
     def still(self, row: Row, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
@@ -293,7 +307,7 @@ class Ledger(Store):
     def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
         """What a view is taken of, a copy where it must be one, and the layout."""
         source = row.reads[0]
-        layout = self.slots[source].layout if op.view is None else op.view(self.slots[source].layout, row.attrs)
+        layout = self.slots[source].layout if op.view is None else row.alike.shown
         if layout is None:
             assert op.view is not None
             source = self.contiguous(row, source, 0, f"{row.op} of strides that no view can give")
@@ -397,9 +411,16 @@ class Ledger(Store):
         return self.fresh(value, spec, kind, key, frozen)
 
     def _emit(
-        self, row: Row, old: Row | None, op: str, ins: tuple[int, ...], attrs: Mapping[str, Any], why: str = ""
+        self,
+        row: Row,
+        old: Row | None,
+        op: str,
+        ins: tuple[int, ...],
+        attrs: Mapping[str, Any],
+        why: str = "",
+        alike: Alike | None = None,
     ) -> None:
-        """The row's instruction, with the scratch its kernel wants."""
+        """The row's instruction, with the scratch its kernel wants; `alike` knows the form, if it is the row's own."""
         made = row.results
         if old is not None and old.instr >= 0:
             had = self.instrs[old.instr]
@@ -407,7 +428,11 @@ class Ledger(Store):
                 row.instr, row.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, row.node, why)
-        form, row.own = self.forms.of(instr, self.slots, self.shapes), made
+        form, row.own = alike.form if alike is not None else None, made
+        if form is None:
+            form = self.forms.of(instr, self.slots, self.shapes)
+            if alike is not None:
+                alike.form = form
         if form.scratch:
             work = [self._fresh(old, len(made) + i, None, spec, TEMP, "", False) for i, spec in enumerate(form.scratch)]
             instr = instr._replace(work=tuple(work))
@@ -455,33 +480,3 @@ class Ledger(Store):
         p = self.program
         found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
         return {row.node: (row.reads[0], self.sent.get(row.node, row.reads[1])) for row in found}
-
-    def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
-        """A slot that holds a copy of another one's value, and the instruction that copies."""
-
-        def make() -> tuple[int, int]:
-            at = self.slots[slot]
-            target = self.fresh(at.value, at.spec)
-            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
-
-        return self._once((slot, node, why), make)
-
-    def committed(self, node: NodeId, new: int, target: int) -> int:
-        """The instruction that copies a new value to its state."""
-        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
-        return self._once((node, new, target), lambda: self.instruction(copy))
-
-    # -- values on the host and on a device --------------------------------------------------------------------------
-    def shown_as(self, slot: int, base: int) -> int:
-        """A slot that shows of another one's buffer what `slot` shows of its own."""
-        return self._once(("alias", slot, base), lambda: self.alias(slot, base))
-
-    def reading(self, q: int, ins: tuple[int, ...]) -> int:
-        """The instruction that does the same with other operands."""
-        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
-
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made for an earlier plan, so that it is the same number in the next."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]

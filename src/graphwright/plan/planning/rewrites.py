@@ -28,9 +28,7 @@ def single_edge(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
-    assert op.view is not None
-    source = ledger.slots[row.reads[0]]
-    shown = op.view(source.layout, row.attrs)
+    source, shown = ledger.slots[row.reads[0]], row.alike.shown
     if shown is None:  # must copy: a source of its own
         return None
     base, kind = ledger.slots[source.base], row.specs[0].dtype
@@ -74,8 +72,7 @@ def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
 
 def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
     """The same op on the same operands was computed before; never one that carries state."""
-    # repr: 0.0, -0.0, 0 and False differ
-    earlier = ledger.first_of(row, (row.op, repr(row.attrs) if row.attrs else "", row.specs, row.reads))
+    earlier = ledger.first_of(row, (row.alike.does, row.reads))
     return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
 
 

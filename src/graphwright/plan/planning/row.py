@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,11 +35,13 @@ class Row:
         instr: its instruction, or -1.
         copies: copies that it wants to be made for it.
         uses: rewrites that were used on it.
+        alike: what it shares with rows of the same op, attributes, specs and layouts; see `Alike`.
         group: what it shares with rows that do the same.
         folded: True if it is computed once from frozen weights.
     """
 
     __slots__ = (
+        "alike",
         "attrs",
         "copies",
         "folded",
@@ -67,6 +69,7 @@ class Row:
         self.copies: tuple[Any, ...] = ()
         self.uses: tuple[Use, ...] = ()
         self.group: Any = None
+        self.alike: Any = None
         self.folded = False
 
 
@@ -74,24 +77,26 @@ class Lists:
     """Lists of numbers, one per instruction, as arrays that native code walks.
 
     Args:
+        rows: what has one list each; it grows at its end.
+        of: the list of one of them.
         names: what the numbers of a list stand for, if not for themselves.
     """
 
-    def __init__(self, names: array[int] | None = None) -> None:
-        self._names = names
+    def __init__(
+        self, rows: Sequence[Any], of: Callable[[Any], Sequence[int]], names: array[int] | None = None
+    ) -> None:
+        self._rows, self._of, self._names = rows, of, names
         self._at, self._data = array("i", [0]), array("i")
-        self._new: list[Sequence[int]] = []
-        self.add = self._new.append  # one more list; a call less for every instruction
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Where lists begin, and what is in them; to be dropped before more is asked for."""
-        if self._new:
-            flat = np.fromiter(chain.from_iterable(self._new), np.int32)
-            ends = len(self._data) + np.cumsum([len(one) for one in self._new])
+        new = list(map(self._of, self._rows[len(self._at) - 1 :]))
+        if new:
+            flat = np.fromiter(chain.from_iterable(new), np.int32)
+            ends = len(self._data) + np.cumsum(np.fromiter(map(len, new), np.int32, len(new)))
             found = flat if self._names is None else np.frombuffer(self._names, np.int32)[flat]
             self._data.frombytes(found.tobytes())
             self._at.frombytes(ends.astype(np.int32).tobytes())
-            self._new.clear()
         return np.frombuffer(self._at, np.int32), (
             np.frombuffer(self._data, np.int32) if self._data else np.zeros(0, np.int32)
         )

@@ -423,7 +423,7 @@ class Binding:
         """Calls for a run of instructions of one executor; of ATen, for one."""
         arranged = self.plan.arranged
         instr = arranged.ledger.instrs[arranged.order[start]]
-        if arranged.ledger.choices[arranged.order[start]].executor == VM:
+        if arranged.ledger.choice(arranged.order[start]).executor == VM:
             from graphwright.array.vm.segment import VmSegment  # loads numba
 
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphwright.array.dtype import bool_, int64
+from graphwright.array.dtype import bfloat16, bool_, float32, int64
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode.operands import (
     ENCODERS,
@@ -65,6 +65,21 @@ def _where(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
 @encoder("full_like")
 def _fill(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     return elementwise(Code.FILL, outs[0], [], bits(float(attrs["value"]))) if all_f32(outs[0]) else None
+
+
+@encoder("cast")
+def _cast(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """Of bfloat16 to float32."""
+    if outs[0].dtype is not float32 or ins[0].dtype is not bfloat16:
+        return None
+    rows = elementwise(Code.WIDEN, outs[0], ins)
+    repeats = any(row[2] > 1 and not row[8] for row in rows or ())  # one number for all columns
+    return None if repeats else rows
+
+
+@encoder("size")
+def _size(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return [row_of(Code.PUT_I64, outs[0].address, ins[0].shape[attrs["axis"]])]
 
 
 @encoder("junction")

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphwright.array.dtype import int64
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import Row, View, all_f32, elementwise, encoder, merged, row_of, spread
+from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, encoder, merged, row_of, spread
 
 
 @encoder("copy")
@@ -27,13 +27,20 @@ def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
 
 @encoder("embedding")
 def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """Of a table whose rows are whole words of 4 bytes, whatever they stand for."""
     table, ids = ins
-    if not all_f32(outs[0], table) or ids.dtype is not int64 or not (outs[0].packed and ids.packed):
-        return None
-    if table.strides[1] != 1 and table.shape[1] != 1:
-        return None
+    size = table.dtype.itemsize
     rows, cols = table.shape
-    head = (ids.size, cols, outs[0].address, 4 * cols, 0, table.address, 4 * table.strides[0])
+    if (
+        ids.dtype is not int64
+        or not (outs[0].packed and ids.packed)
+        or (cols * size) % 4
+        or (table.strides[0] * size) % 4
+    ):
+        return None
+    if table.strides[1] != 1 and cols != 1:
+        return None
+    head = (ids.size, cols * size // 4, outs[0].address, cols * size, 0, table.address, table.strides[0] * size)
     return [row_of(Code.GATHER_ROWS, *head, ids.address, rows)]
 
 
@@ -58,3 +65,12 @@ def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
     tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
     return [row_of(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
+
+
+@encoder("rope_table")
+def _rope_table(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    positions, frequencies = ins
+    if not all_f32(*outs, frequencies) or not all(view.packed for view in (*outs, *ins)):
+        return None
+    head = (positions.size, frequencies.size, *(view.address for view in (*outs, *ins)))
+    return [row_of(Code.ROPE_TABLE, *head, bits(float(attrs["scale"])))]
