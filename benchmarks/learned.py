@@ -61,7 +61,7 @@ def at(target: float) -> list[tuple[str, float, float, int]]:
     """Of each method: name, bits per byte as cut, after healing, and parameters that went."""
     model = gw.open("bundled")
     whole = parameters(model.program)
-    st.learn(model, target=target, held_out=held(), steps=STEPS, batch=BATCH, window=WINDOW)
+    st.learn(model, target=target, held_out=held(), steps=STEPS, batch=BATCH, window=WINDOW, round_to=1)
     gone = whole - parameters(model.program)
     rows = [("gates", *measured(model), gone)]
     for name, options in RECIPES.items():

@@ -130,10 +130,12 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     args = ["search", "bundled", str(tmp_path / "out"), "--units", "heads", "--target", "0.8", "--steps", "6", "--lr",
-            "2", "--batch", "2", "--window", "32", "--text", str(text), "--check", "none", "--json"]  # fmt: skip
+            "2", "--batch", "2", "--window", "32", "--heal", "2", "--text", str(text),
+            "--check", "none", "--json"]  # fmt: skip
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
+    assert len(facts["healing"]["losses"]) == 2
     assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
     picture = (tmp_path / "out" / "gates.svg").read_text()
     assert picture.count("<polyline") == 24

@@ -87,6 +87,7 @@ def learn(
     window: int = 128,
     gates: float = 0.05,
     params: float = 0.0,
+    round_to: int = 16,
     seed: int = 0,
     report: Report | None = None,
 ) -> Learned:
@@ -100,6 +101,7 @@ def learn(
             the last tenth of the text.
         steps, batch, window: of training.
         gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
+        round_to: of an axis with more units a multiple stays: products of such sizes waste no part of a vector.
         seed: of windows and noise.
         report: called with `Progress`; its table is how open the gates of each axis are.
     Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
@@ -107,7 +109,8 @@ def learn(
     """
     if not 0 < target < 1:
         raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
-    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0)}
+    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0),
+             "round_to": (round_to, 1)}  # fmt: skip
     for name, (value, low) in least.items():
         if not low <= value < inf:
             raise UsageError("the number is out of its range", where=name, expected=f"{low} or more", got=value)
@@ -125,7 +128,7 @@ def learn(
     task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
-        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params")
+        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params", round_to=round_to)
         final.propose(view)  # a target that can't be met is refused before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
