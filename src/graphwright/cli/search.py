@@ -102,7 +102,5 @@ def search(
         return
     say(str(found))
     if healing is not None:
-        say(
-            f"healed in {heal} steps: KL to the model as it was {healing.before:.4f} -> {healing.after:.4f} nats per token"
-        )
+        say(f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the model it was")
     say(f"wrote {out}, rung {receipt.rung}, and {out}/gates.svg")
