@@ -103,4 +103,5 @@ def search(
     say(str(found))
     if healing is not None:
         say(f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the model it was")
-    say(f"wrote {out}, rung {receipt.rung}, and {out}/gates.svg")
+    whole = ", with zeros for what was cut (--prefer size leaves them out)" if receipt.rung == 3 else ""
+    say(f"wrote {out}, rung {receipt.rung}{whole}, and {out}/gates.svg")

@@ -1,12 +1,14 @@
 """Learning what a model can do without: gates on its units, trained on text against the model itself, then hardened.
 
-One edit puts the gates in, another one hardens them, both of author `gate`; undo brings the model back. The teacher is
-the model as it was, the price a budget that falls to the target over the first third of the steps (`losses.budget`).
+One edit puts the gates in, another one hardens them, both of author `gate`, and weights that are trained beside gates
+are a third one between; undo brings the model back. The teacher is the model as it was, the price a budget that falls
+to the target over the first third of the steps (`losses.budget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -68,7 +70,6 @@ class Learned:
         a, b = self.before, self.after
         lines = [f"kept {self.target:.0%} of {', '.join(self.units)}, by {len(self.names)} gates"]
         lines += [f"  {line}" for line in str(self.hardened).splitlines()]
-        lines.append(f"  parameters {a['parameters']:,.0f} -> {b['parameters']:,.0f}")
         lines.append(f"  bits per byte {a['bits_per_byte']:.4f} -> {b['bits_per_byte']:.4f} on held-out text")
         return "\n".join(lines)
 
@@ -132,7 +133,8 @@ def learn(
         final.propose(view)  # a target that can't be met is refused before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
-        history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
+        with p.edit("train weights beside gates", author="gate") if params else nullcontext():
+            history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
         hardened = view.discretize(final, probe=probe, task=task)
