@@ -138,8 +138,9 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     facts = json.loads(done.stdout)
     assert len(facts["healing"]["losses"]) == 2
     assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
-    picture = (tmp_path / "out" / "gates.svg").read_text()
+    picture = (tmp_path / "out.gates.svg").read_text()
     assert picture.count("<polyline") == 24
+    assert CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).exit_code == 0
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
 
 

@@ -64,8 +64,8 @@ def search(
     """Learn by gradients which units stay, cut the others, export.
 
     Gates are trained against the model itself (distillation) under a budget that falls to --target. With --heal the
-    weights that stay are then trained the same way. OUT gets the checkpoint with its receipt, and gates.svg:
-    probabilities over training.
+    weights that stay are then trained the same way. OUT gets the checkpoint with its receipt, and
+    OUT.gates.svg beside it the probabilities over training.
     """
     from graphwright.files import check_free
     from graphwright.models import open
@@ -95,7 +95,8 @@ def search(
     gone = set(found.hardened.cut)
     kept = [name not in gone for name in found.names]
     picture = probabilities(found.probabilities, found.names, kept, steps)
-    (out / "gates.svg").write_text(picture, encoding="utf-8")
+    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside: `verify` knows what the receipt lists, and no more
+    drawn.write_text(picture, encoding="utf-8")
     if as_json:
         healed = None if healing is None else asdict(healing)
         emit_json({**found.to_json(), "healing": healed, "out": str(out), "receipt": receipt.to_json()})
@@ -104,4 +105,4 @@ def search(
     if healing is not None:
         say(f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the model it was")
     whole = ", with zeros for what was cut (--prefer size leaves them out)" if receipt.rung == 3 else ""
-    say(f"wrote {out}, rung {receipt.rung}{whole}, and {out}/gates.svg")
+    say(f"wrote {out}, rung {receipt.rung}{whole}, and {drawn}")
