@@ -1,5 +1,6 @@
-"""What gates cost and find: steps with gates, without, and of torch with masks; planted edges; speed after hardening;
-quality of what was learned beside recipes that need no training.
+"""What gates cost and find: steps with gates, without, and of torch with masks; planted edges; speed after hardening.
+
+What learned pruning is worth beside recipes is in `benchmarks.learned`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import torch
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import structure as st
-from graphwright import surgery as sg
-from graphwright.models.corpus import pydoc_split
 from graphwright.nn import functional
 from graphwright.optim import AdamW
+from graphwright.plan.looking.profile import Timing
 from graphwright.program.cost import flops as program_flops
 from graphwright.testing.planted import Edges, Sources
 
@@ -26,7 +26,7 @@ SIZES = (64, 128, 128, 10)
 
 
 def run() -> list[Figure]:
-    return [bundled(), perceptron(), planted(), sources(), hardened(), learned()]
+    return [bundled(), perceptron(), planted(), sources(), hardened()]
 
 
 def bundled() -> Figure:
@@ -212,14 +212,14 @@ def hardened(targets: tuple[float, ...] = (0.7, 0.5), steps: int = 60) -> Figure
     )
     ids = np.random.default_rng(0).integers(0, 256, (BATCH, WINDOW))
     feeds = {"ids": ids, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(WINDOW), ids.shape))}
-    calls, flops = {}, {}
+    calls, flops, plans = {}, {}, {}
     for target in (1.0, *targets):
         name = f"{target:.0%} of heads and neurons"
         model = gw.open("bundled", dtype="float32")
         if target < 1:
             st.learn(model, target=target, steps=steps, gates=0.2, batch=4, window=64)
         flops[name] = program_flops(model.program, {"B": BATCH, "T": WINDOW})
-        plan = model.program.compile(ids=ids.shape, positions=ids.shape)
+        plan = plans[name] = model.program.compile(ids=ids.shape, positions=ids.shape)
         calls[name] = lambda plan=plan: plan(feeds)
     taken = rounds(calls)
     add_rounds(figure, taken)
@@ -230,42 +230,18 @@ def hardened(targets: tuple[float, ...] = (0.7, 0.5), steps: int = 60) -> Figure
         figure.says.append(
             f"{name}: {gone:.0%} fewer operations, {saved:.0%} less time, {saved / gone:.2f} of the share"
         )
-    return figure
-
-
-def learned(shares: tuple[float, ...] = (0.1, 0.2, 0.3), steps: int = 300) -> Figure:
-    """Held-out bits per byte at equal parameters: gates against the recipes of `model.prune`, without healing."""
-    figure = Figure(
-        "Learned pruning beside recipes, bundled model",
-        f"share of the parameters of heads and neurons removed; gates: {steps} steps of 8 x 128 bytes at 0.05, weights "
-        "as they are; recipes: 8 192 tokens of calibration; bits per byte on 8 000 held-out bytes",
+    timings = plans[whole].profile(feeds).timings
+    products = [t for t in timings if t.op == "linear"]
+    share = [sum(f(t) for t in products) / sum(f(t) for t in timings) for f in (_flops, _seconds)]
+    figure.says.append(
+        f"linear maps, which cutting makes smaller: {share[0]:.0%} of the operations, {share[1]:.0%} of the time"
     )
-    held = pydoc_split()[1][:8000]
-    figure.add("dense", gw.open("bundled").perplexity(held).bits_per_byte, "bits")
-    for share in shares:
-        model = gw.open("bundled")
-        found = st.learn(model, target=1 - share, held_out=held, steps=steps)
-        gone = found.before["parameters"] - found.after["parameters"]
-        figure.add(f"{share:.0%}  gates", found.after["bits_per_byte"], "bits", f"{gone:,.0f} parameters")
-        for name, options in RECIPES.items():
-            other = gw.open("bundled")
-            calibration = sg.Calibration.of(other, max_tokens=8192, context=512)
-            whole = sum(p.size for p in (other.program.spec(n) for n in other.program.params()))
-            layers = sg.Ratio(gone / block_parameters(other.program))
-            sg.prune(other.program, calibration, layers, timed=False, **options)
-            left = sum(p.size for p in (other.program.spec(n) for n in other.program.params()))
-            figure.add(f"{share:.0%}  {name}", other.perplexity(held).bits_per_byte, "bits",
-                       f"{whole - left:,.0f} parameters")  # fmt: skip
     return figure
 
 
-RECIPES = {
-    "activation-aware": {},
-    "magnitude": {"recipe": "units", "scope": "layer", "method": "magnitude", "restore": False},
-    "random": {"recipe": "units", "scope": "layer", "method": "random", "restore": False},
-}
+def _flops(t: Timing) -> float:
+    return float(t.cost.flops)
 
 
-def block_parameters(p: gw.Program) -> int:
-    """Of the layers."""
-    return sum(p.spec(n).size for n in p.params() if p.path(n).startswith("layers."))
+def _seconds(t: Timing) -> float:
+    return t.seconds

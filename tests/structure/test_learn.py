@@ -27,7 +27,7 @@ def test_what_is_learned_is_cut_to_the_target_and_undone():
     start, ids = p.hash(), np.arange(32)[None]
     logits = model.logits(ids)
     gated = 4 * (2 * 192 * 192 + 3 * 192 * 512 + 2 * 192 * 64)
-    found = st.learn(model, ("heads", "neurons"), 0.7, **QUICK)
+    found = st.learn(model, ("heads", "neurons"), 0.7, **{**QUICK, "steps": 30, "params": 1e-4})
     assert not p.gates()
     assert found.after["parameters"] == sum(p.spec(n).size for n in p.params())
     gone = found.before["parameters"] - found.after["parameters"]
@@ -36,8 +36,9 @@ def test_what_is_learned_is_cut_to_the_target_and_undone():
     assert found.history[-1]["cost"] < found.history[0]["cost"]
     assert found.probabilities.shape == (len(found.history), len(found.names)) == (len(found.history), 24 + 2048)
     assert found.hardened.gap is not None
-    assert [e.author for e in p.journal[-2:]] == ["gate", "gate"]
-    p.undo(2)
+    assert all((p.axes()[f"layers.{i}.mlp.neurons"].size) % 16 == 0 for i in range(4))
+    assert [e.author for e in p.journal] == ["gate"] * 3  # gates, weights, the cut
+    p.undo(3)
     assert p.hash() == start
     assert np.array_equal(model.logits(ids), logits)
 
@@ -104,7 +105,7 @@ def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        st.learn(model, ("heads",), 0.5, report=stop, **QUICK)
+        st.learn(model, ("heads",), 0.5, report=stop, params=1e-3, **QUICK)
     assert model.program.hash() == start
     assert not model.program.gates()
     rows = seen[-1].table
@@ -130,13 +131,16 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     args = ["search", "bundled", str(tmp_path / "out"), "--units", "heads", "--target", "0.8", "--steps", "6", "--lr",
-            "2", "--batch", "2", "--window", "32", "--text", str(text), "--check", "none", "--json"]  # fmt: skip
+            "2", "--batch", "2", "--window", "32", "--heal", "2", "--text", str(text),
+            "--check", "none", "--json"]  # fmt: skip
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
+    assert len(facts["healing"]["losses"]) == 2
     assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
-    picture = (tmp_path / "out" / "gates.svg").read_text()
+    picture = (tmp_path / "out.gates.svg").read_text()
     assert picture.count("<polyline") == 24
+    assert CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).exit_code == 0
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
     told = CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).output
     assert "model.safetensors: sha256" in told

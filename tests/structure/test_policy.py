@@ -10,6 +10,7 @@ import pytest
 import graphwright as gw
 from fixtures.gated import junction_edges, random_dag
 from graphwright import structure as st
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
 from graphwright.structure.elements import edge_of
@@ -93,6 +94,31 @@ def test_a_target_in_parameters_counts_what_goes() -> None:
     done = st.DifferentiableGraph(p).discretize(st.TopPolicy(32, of="params"), to="one")
     assert done.after.params == 32
     assert set(done.cut) == {"fc1 -> sum", "fc3 -> sum"}
+
+
+@pytest.mark.parametrize(("target", "left"), [(1.0, (10, 3)), (0.95, (8, 3)), (0.6, (4, 3)), (0.5, (4, 2))])
+def test_units_go_in_blocks_so_that_a_multiple_of_them_stays(target: float, left: tuple[int, int]) -> None:
+    """Two of ten neurons go first, then four at a time; the other axis has fewer units than a block."""
+    b, rng = gw.Builder(), np.random.default_rng(0)
+    h = b.input("x", ("B", 2), gw.float64)
+    for k, (n, m) in enumerate(((10, 2), (3, 10), (1, 3))):
+        h = b.tanh(b.linear(h, b.param(f"w{k}", rng.normal(size=(n, m))), name=f"fc{k}"), name=f"h{k}")
+    b.output(h, "y")
+    p = b.build()
+    for axis in [a for a in p.axes().values() if not a.frozen]:
+        axis.units().gate("sigmoid")
+    z = {10: rng.permutation(10) - 20.0, 3: np.array([1.0, -13.5, 2.0])}
+    logits = np.concatenate([z[g.length] for g in p.gates().values()])
+    p.weights["gates.logits"].data = gw.array.from_numpy(logits.astype("f4"))
+    view = st.DifferentiableGraph(p)
+    gone = [q.element for q in st.TopPolicy(target, round_to=4).propose(view)]
+    counts = [sum(e.gate.length == n for e in gone if e is not None) for n in (10, 3)]
+    assert (10 - counts[0], 3 - counts[1]) == left
+    for n in (10, 3):  # the lowest of each axis
+        mine = sorted(e.z for e in view.elements() if e.gate.length == n)
+        assert sorted(e.z for e in gone if e is not None and e.gate.length == n) == mine[: counts[0 if n == 10 else 1]]
+    with pytest.raises(UsageError, match="multiples"):
+        st.TopPolicy(0.5, round_to=0)
 
 
 def test_a_target_below_what_protection_keeps_raises_and_changes_nothing() -> None:

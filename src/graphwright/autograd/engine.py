@@ -112,12 +112,19 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Sum over the axes along which `shape` was broadcast to the shape of `grad`."""
+    """Sum over the axes along which `shape` was broadcast to the shape of `grad`.
+
+    Axes that lie apart are summed one run after the other, the first ones first: each is then a sum of rows or columns.
+    """
     if grad.shape == shape:
         return grad
     lead = grad.ndim - len(shape)
-    axes = tuple(range(lead)) + tuple(lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1)
-    grad = call("sum", grad, axes=axes, keepdims=False)
+    axes = [*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1)]
+    gone = 0
+    for n, axis in enumerate(axes):
+        if n + 1 == len(axes) or axes[n + 1] != axis + 1:
+            grad = call("sum", grad, axes=tuple(a - gone for a in axes[gone : n + 1]), keepdims=False)
+            gone = n + 1
     return grad if grad.shape == shape else call("reshape", grad, shape=shape)
 
 

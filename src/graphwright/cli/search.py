@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,10 @@ def search(
     window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 128,
     lr: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the gates.")] = 0.05,
     weights: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of the weights; 0 keeps them.")] = 0.0,
+    heal: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Steps of distillation into the weights after the cut.")
+    ] = 0,
+    round_to: Annotated[int, typer.Option(metavar="N", min=1, help="Sizes of long axes become multiples of N.")] = 16,
     check: Check = "auto",
     prefer: Annotated[str, typer.Option(metavar="WHAT", help="stock or size: see export.")] = "stock",
     overwrite: Overwrite = False,
@@ -58,14 +63,17 @@ def search(
 ) -> None:
     """Learn by gradients which units stay, cut the others, export.
 
-    Gates are trained against the model itself (distillation) under a budget that falls to --target. OUT gets the
-    checkpoint with its receipt, and gates.svg: probabilities over training.
+    Gates are trained against the model itself (distillation) under a budget that falls to --target. With --heal the
+    weights that stay are then trained the same way. OUT gets the checkpoint with its receipt, and
+    OUT.gates.svg beside it the probabilities over training.
     """
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.export.export import check_export
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.pictures import probabilities
+    from graphwright.surgery import Calibration
+    from graphwright.surgery import heal as distil
 
     set_threads(threads)
     check_free(out, overwrite)  # this and what follows now, not after the training
@@ -76,16 +84,25 @@ def search(
     with warnings.catch_warnings(record=True) as heard, bar(quiet or as_json) as report:
         warnings.simplefilter("always", GatesCannotClose)
         found = learn(model, kinds, target, words, steps=steps, batch=batch, window=window, gates=lr, params=weights,
-                      seed=seed, report=report)  # fmt: skip
+                      round_to=round_to, seed=seed, report=report)  # fmt: skip
+        healing = None
+        if heal:
+            windows = Calibration.of(model, words, max_tokens=heal * batch * window, context=window, seed=seed)
+            healing = distil(model.program, model.original, windows, heal, batch=batch, seed=seed, report=report)
         receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, report=report)
     for warning in heard:
         typer.echo(f"warning: {warning.message}", err=True)
     gone = set(found.hardened.cut)
     kept = [name not in gone for name in found.names]
     picture = probabilities(found.probabilities, found.names, kept, steps)
-    (out / "gates.svg").write_text(picture, encoding="utf-8")
+    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside: `verify` knows what the receipt lists, and no more
+    drawn.write_text(picture, encoding="utf-8")
     if as_json:
-        emit_json({**found.to_json(), "out": str(out), "receipt": receipt.to_json()})
+        healed = None if healing is None else asdict(healing)
+        emit_json({**found.to_json(), "healing": healed, "out": str(out), "receipt": receipt.to_json()})
         return
     say(str(found))
-    say(f"wrote {out}, rung {receipt.rung}, and {out}/gates.svg")
+    if healing is not None:
+        say(f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the model it was")
+    whole = ", with zeros for what was cut (--prefer size leaves them out)" if receipt.rung == 3 else ""
+    say(f"wrote {out}, rung {receipt.rung}{whole}, and {drawn}")

@@ -14,6 +14,7 @@ from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.program.feeds import check_feeds
+from graphwright.program.gates.folded import fold, foldable, worth
 from graphwright.program.kinds import INPUT, STORED, WRITE
 from graphwright.program.program import Program, Value
 from graphwright.program.validate import refuse_broken
@@ -49,7 +50,7 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
-    values = tensors(p, checked, dims, [*p.outputs(), *p.writes()])
+    values = tensors(p, checked, dims, [*p.outputs(), *p.writes()], trained=True)
     outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
     if p.writes():
         pairs = [p.operands(node) for node in p.order() if p.op(node) == WRITE]
@@ -67,12 +68,16 @@ def tensors(
     dims: Mapping[str, int],
     roots: Sequence[Value | NodeId],
     states: Mapping[str, Tensor] | None = None,
+    *,
+    trained: bool = False,
 ) -> dict[Value, Tensor]:
     """Every value that the roots need, as tensors; writes nothing.
 
     Args:
         feeds, dims: as `check_feeds` gives them.
         states: values by key that stand for those of variables.
+        trained: gradients by weights are wanted: gates may multiply these instead (`gates.folded`), so that what is
+            between a gate and its product is without the gate.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -84,9 +89,14 @@ def tensors(
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
     needed = p.reachable(roots)
+    late = foldable(p, {v for v in roots if isinstance(v, Value)}) if trained else {}
+    folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate its weight takes
     for node in p.order():
         op = p.op(node)
         if node not in needed or op == WRITE:
+            continue
+        if node in late and worth(p, node, late[node], values):
+            values[Value(node)], folded[late[node]] = values[p.operands(node)[0]], node
             continue
         if op in STORED:
             key = p.key(node)
@@ -97,7 +107,15 @@ def tensors(
             if recorder is not None:
                 recorder.expect(op, p.path(node))
                 recorder.recomputed.group = groups.get(node)
-            for port, result in enumerate(step(p, node, op, [values[v] for v in p.operands(node)], dims)):
+            ins = [values[v] for v in p.operands(node)]
+            if node in folded:
+                if recorder is not None:
+                    recorder.expect("mul", p.path(folded[node]))
+                x, g = p.operands(folded[node])
+                ins[1] = fold(values[x].shape, values[g], ins[1])
+                if recorder is not None:
+                    recorder.expect(op, p.path(node))
+            for port, result in enumerate(step(p, node, op, ins, dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
     if recorder is not None:
         recorder.recomputed.group = None

@@ -148,6 +148,7 @@ class DifferentiableGraph:
         penalties: Sequence[Any] = (),
         step: Any = None,
         keep: Sequence[Value] = (),
+        trained: bool = False,
     ) -> tuple[Tensor, list[Tensor], Terms]:
         """The task's loss (0 without one), each penalty, and what they looked at; in the present mode, on tensors.
 
@@ -156,6 +157,7 @@ class DifferentiableGraph:
         Args:
             step: number of the step as a tensor; by default that of the view.
             keep: results of nodes that `Terms.values` is to have too.
+            trained: gradients by weights are wanted too.
         Raises: NotScalar.
         """
         p = self.program
@@ -163,7 +165,7 @@ class DifferentiableGraph:
         checked, dims = check_feeds(p, mine)
         read = [n for c in (*penalties, task) for n in captures(c)]
         roots = list(dict.fromkeys([*p.outputs(), *(Value(p.node(n)) for n in read), *keep]))
-        values = tensors(p, checked, dims, roots)
+        values = tensors(p, checked, dims, roots, trained=trained)
         number = _number(self.step) if step is None else step
         terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
         outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}

@@ -1,12 +1,14 @@
 """Learning what a model can do without: gates on its units, trained on text against the model itself, then hardened.
 
-One edit puts the gates in, another one hardens them, both of author `gate`; undo brings the model back. The teacher is
-the model as it was, the price a budget that falls to the target over the first third of the steps (`losses.budget`).
+One edit puts the gates in, another one hardens them, both of author `gate`, and weights that are trained beside gates
+are a third one between; undo brings the model back. The teacher is the model as it was, the price a budget that falls
+to the target over the first third of the steps (`losses.budget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -68,7 +70,6 @@ class Learned:
         a, b = self.before, self.after
         lines = [f"kept {self.target:.0%} of {', '.join(self.units)}, by {len(self.names)} gates"]
         lines += [f"  {line}" for line in str(self.hardened).splitlines()]
-        lines.append(f"  parameters {a['parameters']:,.0f} -> {b['parameters']:,.0f}")
         lines.append(f"  bits per byte {a['bits_per_byte']:.4f} -> {b['bits_per_byte']:.4f} on held-out text")
         return "\n".join(lines)
 
@@ -87,6 +88,7 @@ def learn(
     window: int = 128,
     gates: float = 0.05,
     params: float = 0.0,
+    round_to: int = 16,
     seed: int = 0,
     report: Report | None = None,
 ) -> Learned:
@@ -100,6 +102,7 @@ def learn(
             the last tenth of the text.
         steps, batch, window: of training.
         gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
+        round_to: of an axis with more units a multiple stays: products of such sizes waste no part of a vector.
         seed: of windows and noise.
         report: called with `Progress`; its table is how open the gates of each axis are.
     Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
@@ -107,7 +110,8 @@ def learn(
     """
     if not 0 < target < 1:
         raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
-    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0)}
+    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0),
+             "round_to": (round_to, 1)}  # fmt: skip
     for name, (value, low) in least.items():
         if not low <= value < inf:
             raise UsageError("the number is out of its range", where=name, expected=f"{low} or more", got=value)
@@ -125,11 +129,12 @@ def learn(
     task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
-        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params")
+        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params", round_to=round_to)
         final.propose(view)  # a target that can't be met is refused before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
-        history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
+        with p.edit("train weights beside gates", author="gate") if params else nullcontext():
+            history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
         hardened = view.discretize(final, probe=probe, task=task)

@@ -244,13 +244,13 @@ class JointOptimizer:
         def step(*values: Tensor) -> Tensor:
             p = self.view.program
             own = values[: len(names)]
-            loss, task, extra, terms = self._objective(dict(zip(names, own, strict=True)))
             trained = self.weights.parameters() if self.weights is not None and by_weights else ()
+            loss, task, extra, terms = self._objective(dict(zip(names, own, strict=True)), bool(trained))
             wanted: list[Parameter] = [v for v in trained if v.requires_grad]
             held = [p.weights[LOGITS]] if by_gates and self.logits.there else []
             above = (loss, task, extra, terms)
             if theirs:
-                above = self._objective(dict(zip(theirs, values[len(names) :], strict=True)))
+                above = self._objective(dict(zip(theirs, values[len(names) :], strict=True)), False)
             with no_grad():
                 if held and not self._depends:
                     self._check_depends(above[1], above[2], held)
@@ -280,10 +280,10 @@ class JointOptimizer:
 
         return step
 
-    def _objective(self, feeds: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
+    def _objective(self, feeds: Mapping[str, Tensor], trained: bool) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
         """Task and penalties together, the task, each penalty, and what they looked at."""
         number = call("maximum", self.logits.count - float(self.warmup), 0.0)
-        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number)
+        task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number, trained=trained)
         loss = task
         for term in extra:
             loss = loss + term.to(loss.dtype)

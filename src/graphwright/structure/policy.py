@@ -5,8 +5,9 @@ A policy of one's own implements `propose(view)` and returns proposals; the view
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -121,12 +122,20 @@ class TopPolicy:
     Attributes:
         target: elements that stay if above 1, else their share.
         of: `count`, or what `cost` takes.
+        round_to: of an axis with more units than this a multiple stays: they go in blocks, the block of the lowest mean
+            first. The target is met within one block.
     """
 
     target: float
     of: Cost = "count"
     min_in: int = 1
     protect: Collection[str] = ()
+    round_to: int = 1
+
+    def __post_init__(self) -> None:
+        if self.round_to < 1:
+            raise UsageError("sizes are multiples of a number", where="round_to", expected="1 or more",
+                             got=self.round_to)  # fmt: skip
 
     def __post_init__(self) -> None:
         if not self.target >= 0:
@@ -142,7 +151,7 @@ class TopPolicy:
         for i, chain in enumerate(parents if nested else ()):
             for j in chain:
                 below[j].append(i)
-        waiting = iter(sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].place)))
+        waiting = iter(self._blocks(among))
         places = {e.key: i for i, e in enumerate(among)}
         cuts: list[Element] = []
         while True:  # all that the target asks for at once; what protection puts back is made up for in another round
@@ -150,10 +159,10 @@ class TopPolicy:
             for e in cuts:
                 there[[places[e.key], *below[places[e.key]]]] = False
             left, more = float(price[there].sum()), len(cuts)
-            while left > target and (i := next(waiting, None)) is not None:
-                gone = [k for k in (i, *below[i]) if there[k]]
+            while left > target and (block := next(waiting, None)) is not None:
+                gone = [k for i in block for k in (i, *below[i]) if there[k]]
                 left, there[gone] = left - float(price[gone].sum()), False
-                cuts.append(among[i])
+                cuts += [among[i] for i in block]
             if len(cuts) == more:
                 break
             cuts, _ = protect(view.program, cuts, among, min_in=self.min_in, keep=self.protect)
@@ -161,6 +170,22 @@ class TopPolicy:
             raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
         what = self.of if isinstance(self.of, str) else "what was measured"
         return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {what}", e) for e in cuts]
+
+    def _blocks(self, among: Sequence[Element]) -> list[tuple[int, ...]]:
+        """Places of what goes at once, the lowest first: one element, or units so many that a multiple stays."""
+        lowest = sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].place))
+        gates: dict[int, list[int]] = {}
+        for i in lowest:
+            e = among[i]
+            whole = e.over == "units" and e.gate.length > self.round_to
+            gates.setdefault(id(e.gate) if whole else -1 - i, []).append(i)
+        blocks = []
+        for places in gates.values():
+            step = self.round_to if len(places) > 1 else 1
+            ends = [0, *range(len(places) % step or step, len(places) + 1, step)]
+            blocks += [tuple(places[a:b]) for a, b in pairwise(ends)]
+        rank = {i: n for n, i in enumerate(lowest)}
+        return sorted(blocks, key=lambda b: (*(np.mean([(among[i].p, among[i].z) for i in b], axis=0)), rank[b[0]]))
 
 
 def _prices(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
