@@ -77,7 +77,7 @@ def grown(seeds: int = 10, trial: int = 700, retrain: int = 2000) -> Figure:
     return figure
 
 
-def compared(seeds: int = 3, budget: int = 4000) -> Figure:
+def compared(seeds: int = 10, budget: int = 4000) -> Figure:
     """Each method at the same number of training steps, retraining included."""
     figure = Figure(
         "Methods of a search at equal budget",

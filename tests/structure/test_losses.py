@@ -95,20 +95,6 @@ def test_a_scale_is_penalised_by_its_size() -> None:
     assert view.penalty(st.expected_l0(1.0)).item() == pytest.approx(np.abs(z).mean())
 
 
-def test_smoothness_at_a_hub_of_many_edges() -> None:
-    count, rng = 400, np.random.default_rng(0)
-    b = gw.Builder()
-    x = b.input("x", (2,), "float64")
-    b.output(b.junction(*[x] * count, name="sum"), name="y")
-    p = b.build()
-    with p.edit("gates") as e:
-        e.gate(p.in_edges("sum"), "sigmoid", init=rng.normal(size=count))
-    view = st.DifferentiableGraph(p)
-    q = p_of(view)
-    pairs = ((q[:, None] - q[None]) ** 2).sum() / 2  # all share the source, and all the target
-    assert view.penalty(st.smoothness(1.0)).item() == pytest.approx(2 * pairs, rel=1e-9)
-
-
 @pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
 def test_sparsity_alone_closes_everything() -> None:
     problem = Edges(0)
@@ -314,6 +300,26 @@ class Only:
 
     def propose(self, view: st.DifferentiableGraph) -> list[st.Proposal]:
         return [st.Proposal("cut", e.name, e.p, "told so", e) for e in view.elements() if e.name in self.names]
+
+
+@pytest.mark.parametrize("n", [300, pytest.param(100_000, marks=pytest.mark.deep)])
+def test_smoothness_at_a_hub(n: int) -> None:
+    """n parallel edges share both ends: 2 n² times the variance of their probabilities, in float32."""
+    b = gw.Builder()
+    x = b.input("x", (1,))
+    b.output(b.junction(*[x] * n, name="hub"), name="y")
+    p = b.build()
+    with p.edit("gates") as e:
+        e.gate(list(p.in_edges("hub")), "sigmoid")
+    view, held = st.DifferentiableGraph(p), p.weights["gates.logits"]
+    assert abs(view.penalty(st.smoothness(1.0)).item()) < 1e-6 * n, "all are alike"
+    z = np.random.default_rng(0).normal(0.5, 0.01, n).astype("f4")
+    held.assign(gw.tensor(z))
+    value = view.penalty(st.smoothness(0.5))
+    q = 1 / (1 + np.exp(-z.astype(np.float64)))
+    assert value.item() == pytest.approx(n * n * q.var(), rel=1e-3)
+    (slope,) = grad(value, [held])
+    np.testing.assert_allclose(slope.numpy(), 2 * n * (q - q.mean()) * q * (1 - q), rtol=1e-2, atol=1e-6 * n)
 
 
 def test_reachability_of_a_diamond() -> None:

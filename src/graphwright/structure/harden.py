@@ -145,7 +145,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
         return _fold_units(e, gate, values)
     if gate.over == "choice":
         return False
-    makers = [_maker(p, p.operands(site)[0], {site}) for site in gate.sites]
+    makers = [maker(p, p.operands(site)[0], {site}) for site in gate.sites]
     if any(not keys for keys in makers):
         return False
     for keys in makers:
@@ -154,7 +154,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     return True
 
 
-def _maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
+def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
     """Keys of the weight and bias of the linear that makes a value for one reader; none if there is no such."""
     node = value.node
     while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):

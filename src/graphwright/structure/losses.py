@@ -103,24 +103,35 @@ def _needs(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class sparsity:
-    """λ Σ c·P / Σ c: a price. A gate closes if its removal costs the task less than λ·c/Σc."""
+    """λ Σ c·P / Σ c: a price. A gate closes if its removal costs the task less than λ·c/Σc.
+
+    Attributes:
+        lam: in units of the loss; with `relative` in units of what all gates are worth to the task: its loss with all
+            of them closed less that with all open, on the batch at which they begin to be trained.
+        weighted: by what an element costs; else all count as one.
+    """
 
     lam: float
     weighted: bool = True
     name: str = "sparsity"
+    relative: bool = False
+    carried: dict[str, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _needs(self.lam >= 0, f"lam is {self.lam}: expected 0 or more")
+        if self.relative and not self.carried:
+            self.carried["worth"] = Variable(np.zeros((), np.float64), name=f"{self.name}.worth")
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
+        """See the class; with `relative` 0 until gates begin."""
         c = terms.cost if self.weighted else np.ones(len(terms.elements))
-        return (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
+        share = (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
+        return share * self.carried["worth"].to(share.dtype) if self.relative else share
 
 
-def expected_l0(lam: float) -> sparsity:
+def expected_l0(lam: float, relative: bool = False) -> sparsity:
     """λ times the mean open probability, each element counted as one (Louizos et al. 2018)."""
-    return sparsity(lam, weighted=False, name="expected_l0")
+    return sparsity(lam, weighted=False, name="expected_l0", relative=relative)
 
 
 @dataclass(frozen=True)
@@ -286,7 +297,7 @@ def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
 class smoothness:
     """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
 
-    Per node: deg·Σp² - (Σp)².
+    Per node: deg·Σp² - (Σp)² = deg·Σ(p - p̄)²; the latter loses nothing at a hub whose gates are nearly alike.
     """
 
     mu: float
@@ -299,9 +310,10 @@ class smoothness:
             there = np.flatnonzero(rows >= 0)
             if len(there):
                 p, mine = terms.open[there], rows[there]
-                degree = terms.constant(np.bincount(mine, minlength=count))
-                sums, squares = _by_row(p, mine, count), _by_row(p * p, mine, count)
-                total = total + (degree * squares - sums * sums).sum()
+                degree = np.bincount(mine, minlength=count)
+                mean = _by_row(p, mine, count) * terms.constant(1 / degree)
+                apart = p - call("index", mean, Tensor(from_numpy(mine)), axis=0)
+                total = total + (apart * apart * terms.constant(degree[mine])).sum()
         return total * self.mu
 
 

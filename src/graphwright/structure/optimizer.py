@@ -15,7 +15,7 @@ from warnings import warn
 
 import numpy as np
 
-from graphwright.array import Device
+from graphwright.array import Device, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -29,6 +29,8 @@ from graphwright.structure.losses import Objective, Terms, carried, label
 from graphwright.structure.moments import LogitMoments
 from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
+from graphwright.structure.scales import Scales
+from graphwright.structure.waiting import Wait, worth
 
 if TYPE_CHECKING:
     from graphwright.structure.graph import DifferentiableGraph, Task
@@ -64,8 +66,8 @@ class JointOptimizer:
             `alternate`: `turns` of each; `gates` or `params` alone.
         turns: of `alternate`: steps on weights, then steps on gates.
         warmup: steps on weights alone at first: a gate over weights that have learned nothing closes, since they
-            only disturb. By default a fifth of `steps` where both are trained, but never so many that gates can't close
-            in the rest; none if `steps` is not given.
+            only disturb. By default until the task's loss has levelled off (see `waiting`), where both are trained and
+            `steps` is given: half of them at most, and never so many that gates can't close in the rest; else none.
         policy: what goes online; by default `Policy()`.
         prune_every: steps between two checks of the policy; 0 for none.
         clip: common norm of the gradients of the weights, at most.
@@ -107,7 +109,9 @@ class JointOptimizer:
         if weights.parameters() and mode != "gates":
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
-        self.warmup = self._warmup(steps) if warmup is None else warmup
+        self._wait = Wait(self._most(steps) if warmup is None else warmup, warmup is None, steps)
+        self._scales = Scales(view.program) if self._wait.levels and self.warmup > 0 else None
+        self._begun = False
         self.skipped = self._in_a_row = 0
         self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
@@ -139,11 +143,16 @@ class JointOptimizer:
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
 
-    def _warmup(self, steps: int) -> int:
-        """The default: see the class."""
+    def _most(self, steps: int) -> int:
+        """Steps of the warm-up at most, by default: see the class."""
         rate, reach = self._reach()
         trained = self.weights is not None and rate > 0
-        return max(0, min(steps // 5, steps - ceil(reach / rate))) if trained else 0
+        return max(0, min(steps // 2, steps - ceil(reach / rate))) if trained else 0
+
+    @property
+    def warmup(self) -> int:
+        """Steps on weights alone, as far as it is known by now."""
+        return self._wait.until
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
@@ -172,6 +181,10 @@ class JointOptimizer:
             raise UsageError("gates are trained on data that weights are not", expected="step(batch, valid)")
         view.anneal()
         self.logits.sync()
+        if self._scales is not None:
+            self._scales.sync()
+        if by_gates and not self._begun:
+            self._begin(batch)
         warm = view.temperatures
         with view.using("train" if self.noise else "soft"):
             found = self._run(batch, valid if apart else None, by_weights and self.weights is not None, by_gates)
@@ -180,6 +193,7 @@ class JointOptimizer:
             return self._skip(first, warm, batch if bad or valid is None else valid)
         self._in_a_row = 0
         number, edits = view.step, ()
+        self._wait.saw(number, first[1])
         view.step += 1
         if self.prune_every and view.step > self.warmup and view.step % self.prune_every == 0:
             found = [q if q.element is None or q.gradient is not None
@@ -187,6 +201,32 @@ class JointOptimizer:
                      for q in self.policy.propose(view)]  # fmt: skip
             edits = tuple(view.apply(found))
         return self._report(number, first, warm, edits, False)
+
+    def _begin(self, batch: BATCH) -> None:
+        """From this step on gates are trained: what is measured once is measured now."""
+        self._begun = True
+        if self._scales is not None:
+            self._scales.begin()
+        units = [carried(p)["worth"] for p in self.penalties if "worth" in carried(p)]
+        if not units or not self.logits.there:
+            return
+        names = tuple(batch)
+        whole = compile(lambda *values: self._whole(dict(zip(names, values, strict=True))), **self.options)
+        given = [as_tensor(batch[n]) for n in names]
+        gained = worth(self.view, lambda: float(whole(*given).item()), self.logit_limit)
+        if not np.isfinite(gained):
+            self._begun = False  # the step is skipped; the next batch will say
+            return
+        for unit in units:
+            unit.assign(Tensor(from_numpy(np.asarray(gained, np.float64))))
+
+    def _whole(self, feeds: Mapping[str, Tensor]) -> Tensor:
+        """The task and what stands for one, without prices."""
+        _, task, extra, _ = self._objective(feeds)
+        for term, penalty in zip(extra, self.penalties, strict=True):
+            if isinstance(penalty, Objective):
+                task = task + term.to(task.dtype)
+        return task.detach()
 
     def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH) -> StepReport:
         self.skipped += 1
@@ -268,11 +308,13 @@ class JointOptimizer:
                     if self.clip is not None:
                         clip_grad_norm_(wanted, self.clip)
                     self.weights.step(found_inf=stay)
+                    if by_gates and self._scales is not None:
+                        self._scales.hold()
                 if held and slopes[-1] is not None:
                     self.logits.step(slopes[-1], stay, self.logit_limit)
                 if held:
                     for penalty in self.penalties:
-                        for variable in carried(penalty).values():
+                        for variable in carried(penalty).values() if hasattr(penalty, "climb") else ():
                             variable.assign(call("where", stay > 0.0, variable, penalty.climb(above[3])))
                 self.logits.count.assign(self.logits.count + (1.0 - stay).to("float64"))
             told = [loss, task, *extra, bad, worse]
@@ -320,18 +362,21 @@ class JointOptimizer:
         held = dict(self.weights.variables()) if self.weights is not None else {}
         for name, penalty in zip(self._names, self.penalties, strict=True):
             held |= {f"joint.{name}.{key}": v for key, v in carried(penalty).items()}
-        return {**held, **self.logits.variables()}
+        scales = {} if self._scales is None else self._scales.variables()
+        return {**held, **scales, **self.logits.variables()}
 
     def save(self, directory: Any) -> None:
         """Write weights, logits, moments and counts, atomically; see `optim.save_state`."""
         counts = [[*key, n] for key, n in getattr(self.policy, "counts", {}).items()]
-        save_state(directory, self.view.program, self, step=self.view.step, facts={"counts": counts})
+        facts = {"counts": counts, "wait": [self._wait.until, self._begun, self._wait.losses]}
+        save_state(directory, self.view.program, self, step=self.view.step, facts=facts)
 
     def load(self, directory: Any) -> None:
         """Continue a saved run on a program of the same structure, to the bit. Raises: StateError, CheckpointError."""
         saved = SavedState.read(directory)
         saved.restore(self.view.program, self)
         self.view.step = saved.step
+        self._wait.until, self._begun, self._wait.losses = saved.facts["wait"]
         if isinstance(self.policy, Policy):
             self.policy.counts = {(a, b, c): n for a, b, c, n in saved.facts["counts"]}
 
