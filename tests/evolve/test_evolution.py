@@ -14,6 +14,8 @@ import pytest
 
 from graphwright import evolve as ev
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
+from graphwright.evolve.genomes import genome
+from graphwright.evolve.reproduce import founding
 
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
@@ -36,6 +38,24 @@ def test_neat_finds_xor():
 
 def test_without_growth_nothing_is_solved():
     assert not any(ev.Evolution(ev.tasks.xor(), None, ev.NEAT(growth=False), seed=s).run(40).solved for s in range(3))
+
+
+def test_founders_of_a_random_start_differ_and_are_legal():
+    settings: Any = {"population": 60, "start": "random", "burst": 3}
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**settings), seed=0)
+    found = [genome(run.genes, g, 2, 1) for g in range(60)]
+    structures = {(f.nodes, tuple((e.id, e.open) for e in f.links)) for f in found}
+    assert len(structures) > 20
+    assert {f.hidden for f in found} == {0, 1, 2, 3}
+    for g in range(0, 60, 6):
+        assert np.isfinite(run.program(run.genes, g).run(x=X)["y"].to_numpy()).all()
+    fixed: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**settings, growth=False), seed=0)
+    assert fixed.genes.node_id.tobytes() == run.genes.node_id.tobytes()  # growth is what comes after the start
+    most = np.diff(fixed.genes.link_off).max()
+    fixed.run(5, target=2.0)
+    assert np.diff(fixed.genes.link_off).max() <= most
+    s = founding(ev.NEAT())
+    assert (s.split_link, s.add_link, s.weights) == (pytest.approx(0.03 / (0.03 + 0.97 * 0.05)), pytest.approx(1), 0)
 
 
 def test_hybrid_solves_xor_with_few_candidates():

@@ -50,8 +50,9 @@ def test_cartpole_is_the_scalar_one():
     assert steps == 3600
 
 
-def double_pole_derivative(s, force):
+def double_pole_derivative(s, force, friction):
     """The equations of Gomez and Miikkulainen, one pole at a time."""
+    force -= friction * np.sign(s[1])
     total_f, total_m, parts = 0.0, 0.0, []
     for i, (m, half) in enumerate(((0.1, 0.5), (0.01, 0.05))):
         a, w = s[2 + 2 * i], s[3 + 2 * i]
@@ -66,8 +67,9 @@ def double_pole_derivative(s, force):
     return np.array(out)
 
 
-def test_double_pole_follows_its_equations():
-    env = tasks.DoublePole()
+@pytest.mark.parametrize("friction", [0.0, 5e-4])
+def test_double_pole_follows_its_equations(friction):
+    env = tasks.DoublePole(friction=friction)
     rng = np.random.default_rng(0)
     env.reset(rng, (5,))
     env.state += rng.normal(size=env.state.shape) * 0.05
@@ -77,10 +79,10 @@ def test_double_pole_follows_its_equations():
         for k in range(5):
             s, force = before[k], 20 * (action[k, 0] - 0.5)
             for _ in range(2):
-                k1 = double_pole_derivative(s, force)
-                k2 = double_pole_derivative(s + 0.005 * k1, force)
-                k3 = double_pole_derivative(s + 0.005 * k2, force)
-                k4 = double_pole_derivative(s + 0.01 * k3, force)
+                k1 = double_pole_derivative(s, force, friction)
+                k2 = double_pole_derivative(s + 0.005 * k1, force, friction)
+                k3 = double_pole_derivative(s + 0.005 * k2, force, friction)
+                k4 = double_pole_derivative(s + 0.01 * k3, force, friction)
                 s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
             over = abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
             assert over == fell[k]
