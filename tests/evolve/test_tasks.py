@@ -50,6 +50,31 @@ def test_cartpole_is_the_scalar_one():
     assert steps == 3600
 
 
+def test_cartpole_is_gymnasium_s():
+    gymnasium = pytest.importorskip("gymnasium")
+    theirs, rng = [gymnasium.make("CartPole-v1") for _ in range(20)], np.random.default_rng(1)
+    ours, age, cuts, falls = tasks.CartPole(), np.zeros(20, int), 0, 0
+    ours.reset(rng, (20,))
+    for k, env in enumerate(theirs):
+        env.reset(seed=k)
+        ours.state[k] = env.unwrapped.state
+    for _ in range(520):
+        # some pushes go where the pole leans, so that episodes last; the last ten are drawn
+        lean = ours.state[:, 2] + ours.state[:, 3] > 0
+        right = np.where((np.arange(20) < 10) | (rng.random(20) < 0.3), lean, rng.random(20) < 0.5)
+        made = [env.step(int(r)) for env, r in zip(theirs, right, strict=True)]
+        seen, reward, fell = ours.step(right[:, None].astype(float))
+        age += 1
+        np.testing.assert_allclose(seen, [env.unwrapped.state for env in theirs], rtol=0, atol=1e-12)
+        assert [step[1:4] for step in made] == list(zip(reward, fell, age >= ours.limit, strict=True))
+        for k in np.flatnonzero(fell | (age >= ours.limit)).tolist():
+            theirs[k].reset()
+            ours.state[k], age[k] = theirs[k].unwrapped.state, 0
+        cuts, falls = cuts + int((age == 0).sum() - fell.sum()), falls + int(fell.sum())
+    assert cuts > 0
+    assert falls > 20
+
+
 def double_pole_derivative(s, force, friction):
     """The equations of Gomez and Miikkulainen, one pole at a time."""
     force -= friction * np.sign(s[1])
