@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.genomes import genome
@@ -269,6 +270,38 @@ def test_a_fitness_that_changes_is_warned_of():
     task = ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: a[..., 0].sum(1) + rng.random(len(a)), split="same")
     with pytest.warns(ev.NoisyFitness, match="of one genome was"):
         run_of(task=task, generations=1)
+
+
+def test_a_noisy_fitness_is_the_mean_of_runs_with_fixed_keys(recwarn):
+    def right(answers):
+        return -np.abs(answers[..., 0] - [0, 1, 1, 0]).sum(1)
+
+    def noise(answers):
+        return gw.randn(len(answers)).numpy()
+
+    def one(program):
+        return float(gw.randn(1).item())
+
+    tasks = [
+        ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: right(a) + noise(a)[0], runs=3, split="same"),
+        ev.Task(X, [0, 1, 1, 0], fitness=one, runs=3, split="same"),
+        ev.Task(X, [0, 1, 1, 0], fitness_batch=right, split="same"),
+    ]
+    noisy, alone, plain = ([line.best for line in run_of(task=t, generations=2, population=4).log] for t in tasks)
+    assert not recwarn.list  # the same when asked again
+    drawn = []
+    for key in range(3):
+        with gw.autograd.fork_rng(key):
+            drawn.append(float(gw.randn(1).item()))
+    assert alone == pytest.approx([np.mean(drawn)] * 2)
+    shifts = []
+    for key in range(3):
+        with gw.autograd.fork_rng(key):
+            shifts.append(float(gw.randn(4).numpy()[0]))
+    np.testing.assert_allclose(np.subtract(noisy, plain), np.mean(shifts), atol=1e-6)
+    assert len({t.hash() for t in tasks}) == 2
+    with pytest.raises(TaskError, match="mean of 1, 2"):
+        ev.Task(X, [0, 1, 1, 0], fitness=one, runs=0)
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
