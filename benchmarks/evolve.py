@@ -1,20 +1,16 @@
-"""Evolution: XOR over 100 seeds and its ablations, hybrid training, control tasks, speed beside neat-python.
+"""Evolution: what runs find over seeds. XOR and its ablations, hybrid training, data, control tasks, irregular times.
 
-neat-python takes part where it is installed; else its rows are missing and the figure says so. A plain Python loop over
-the same genomes stands in both cases: it does what neat-python's `activate` does.
-`python -m benchmarks evolve:xor,generations` runs some of the parts alone. All but the last two count what runs found
-over seeds, which no other load on the machine changes.
+No other load on the machine changes what is counted here; how fast it goes is `benchmarks.evolve_speed`.
+`python -m benchmarks evolve:xor,cart` runs some of the parts alone.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import runpy
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -22,21 +18,11 @@ import numpy as np
 import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
-from graphwright.array.population.runner import Cases, outputs, tabulate
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.recipe import Recipe
 
-try:
-    import neat
-except ImportError:
-    neat = None  # type: ignore[assignment]
-
-X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
-ABSENT = "neat-python is not installed: python -m pip install neat-python adds its rows."
-
-
-PARTS = ("xor", "ablation", "ablation_poles", "hybrid", "inherited", "data", "layers", "cart", "ppo", "double_pole",
-         "sine", "event_xor", "evaluations", "generations")  # fmt: skip
+PARTS = ("xor", "ablation", "hybrid", "gradients", "inherited", "data", "layers", "cart", "ppo", "double_pole",
+         "ablation_poles", "sine", "event_xor", "event_xor_16")  # fmt: skip
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -134,12 +120,54 @@ def fisher(more: int, fewer: int, seeds: int) -> float:
 def hybrid() -> Figure:
     figure = Figure("Growing and training: XOR and parity", "population 16, Adam 0.05, function-preserving growth")
     found = solve(lambda s: ev.tasks.xor(), ev.Hybrid(), 20, max_evaluations=1600)
-    passes = median(r.evolution.counters.backward for r in found)
-    add_runs(figure, "XOR, 60 steps a candidate", found, f", median {passes:,.0f} cases with gradients")
+    add_runs(figure, "XOR, 60 steps a candidate", found, f", {passes(found)}")
+    found = solve(lambda s: ev.tasks.xor(), ev.NEAT(), 20, max_generations=300)
+    add_runs(figure, "XOR by NEAT() without gradients", found, f", {passes(found)}")
     settings = ev.Hybrid(delays=0.5, train=ev.Train(steps=100))
     found = solve(lambda s: ev.tasks.parity(8, seed=s), settings, 10, max_generations=30)
-    right = sum(r.test() >= 0.95 for r in found)
-    add_runs(figure, "parity of 8 bits by delays", found, f"; {right} of 10 with test accuracy >= 0.95")
+    add_runs(figure, "parity of 8 bits by delays", found)
+    told = solve(lambda s: at_the_end(8, s), settings, 10, max_generations=30)
+    for who, runs in (("parity", found), ("parity, told the last step alone", told)):
+        tests = [100 * r.test() for r in runs]
+        note = f"95 % or more in {sum(t >= 95 for t in tests)} of 10 seeds"
+        figure.add(f"{who}: median test accuracy", median(tests), "%", note, seeds=tests)
+    return figure
+
+
+def passes(found: list[ev.Result]) -> str:
+    forward, backward = (median(getattr(r.evolution.counters, n) for r in found) for n in ("forward", "backward"))
+    return f"median {forward:,.0f} cases forward and {backward:,.0f} with gradients"
+
+
+def at_the_end(bits: int, seed: int) -> ev.Task:
+    """Parity with one label per string: nothing says on the way what to keep."""
+    x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
+    return ev.Task(x[..., None], x.sum(1) % 2, "bce", split=(0.5, 0.25, 0.25), target=1.0, seed=seed)
+
+
+def gradients() -> Figure:
+    """What training costs and saves: cases to a target, with gradients and by perturbation alone."""
+    figure = Figure(
+        "Cases to a target with gradients and by perturbation alone, 20 seeds",
+        "Hybrid() and NEAT(); a case with gradients counts as three; unsolved seeds count in full",
+    )
+    memory = {"delays": 0.5}
+    rows: dict[str, tuple[Any, dict[str, Any]]] = {
+        "XOR": (lambda s: ev.tasks.xor(), {}),
+        "parity of 4 bits by delays": (lambda s: ev.tasks.parity(4, seed=s), memory),
+        "two moons": (lambda s: ev.tasks.two_moons(200, seed=s), {}),
+    }
+    for name, (task, changes) in rows.items():
+        for who, settings, limit in (
+            ("gradients", ev.Hybrid(**changes), 30),
+            ("perturbation", ev.NEAT(**changes), 100),
+        ):
+            found = solve(task, settings, 20, max_generations=limit)
+            counters = [r.evolution.counters for r in found]
+            cost = [float(c.forward + 3 * c.backward) for c in counters]
+            low, high = np.quantile(cost, [0.25, 0.75])
+            note = f"{sum(r.solved for r in found)} of 20 seeds; interval: quartiles"
+            figure.add(f"{name}: {who}", median(cost) / 1e3, "thousand cases", note, low / 1e3, high / 1e3, cost)
     return figure
 
 
@@ -266,18 +294,31 @@ def sine() -> Figure:
 
 def event_xor() -> Figure:
     figure = Figure(
-        "Parity of bits that come as runs, 3 seeds",
-        "10 000 strings; longer ones when the shorter are known; accuracy on 2000 other strings",
+        "Parity of 8 bits that come as runs, 3 seeds", f"at most 1000 steps of training a length; {STRINGS}"
     )
-    example = runpy.run_path(str(EXAMPLES / "irregular_time.py"))["parity"]
-    for bits, kinds in (((4, 6, 8), ("cfc", "rnn")), ((4, 6, 8, 12, 16), ("cfc", "gru, timed", "rnn, timed"))):
-        for kind in kinds:
-            found = [example(kind, seed, bits=bits) for seed in range(3)]
-            right = [100 * share for share, _ in found]
-            figure.add(f"{bits[-1]} bits: {kind}, worst seed", min(right), "%",
-                       f"best {max(right):.1f} %, {found[0][1]:,} parameters", seeds=right)  # fmt: skip
-    figure.says.append("A net called timed sees how long a run lasts as one more input; the rnn of 8 bits does not.")
+    add_kinds(figure, {"cfc": "CfC", "rnn": "RNN that does not see how long a run lasts"})
     return figure
+
+
+def event_xor_16() -> Figure:
+    figure = Figure(
+        "Parity of 16 bits that come as runs, 3 seeds", f"at most 600 steps of training a length; {STRINGS}"
+    )
+    kinds = {"cfc": "CfC", "gru, timed": "GRU, how long a run lasts is an input", "rnn, timed": "RNN, the same"}
+    add_kinds(figure, kinds, most=600, bits=(4, 6, 8, 12, 16))
+    return figure
+
+
+STRINGS = "10 000 strings, longer ones when the shorter are known; accuracy on 2000 other strings"
+
+
+def add_kinds(figure: Figure, kinds: dict[str, str], **options: Any) -> None:
+    example = runpy.run_path(str(EXAMPLES / "irregular_time.py"))["parity"]
+    for kind, who in kinds.items():
+        found = [example(kind, seed, **options) for seed in range(3)]
+        right = [100 * share for share, _ in found]
+        note = f"best {max(right):.1f} %, {found[0][1]:,} parameters"
+        figure.add(f"{who}, worst seed", min(right), "%", note, seeds=right)
 
 
 def data() -> Figure:
@@ -304,174 +345,3 @@ def layers() -> Figure:
         )
         figure.add(f"seed {seed}, test accuracy", 100 * found.test(), "%", note)
     return figure
-
-
-# -- speed -------------------------------------------------------------------------------------------------------------
-def grown(generations: int) -> ev.Evolution:
-    """A population on XOR some generations on."""
-    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=0)
-    run.run(generations, target=2.0)
-    return run
-
-
-def per_call(calls: dict[str, Any], rounds: int = 11, least: float = 0.03) -> dict[str, list[float]]:
-    """CPU seconds of a call of each, in rounds that all take part in, each round long enough to be timed."""
-    counts = {}
-    for name, call in calls.items():
-        call()
-        count, spent = 1, 0.0
-        while spent < least:
-            count, began = 2 * count, process_time()
-            for _ in range(count):
-                call()
-            spent = process_time() - began
-        counts[name] = count
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            began = process_time()
-            for _ in range(counts[name]):
-                call()
-            taken[name].append((process_time() - began) / counts[name])
-    return taken
-
-
-def times(slow: list[float], fast: list[float]) -> str:
-    """How many times as fast, round by round."""
-    ratios = sorted(a / b for a, b in zip(slow, fast, strict=True))
-    return f"we are {median(ratios):.0f} times as fast ({ratios[0]:.0f} to {ratios[-1]:.0f})"
-
-
-def sigmoid49(z: float) -> float:
-    return 1.0 / (1.0 + math.exp(-4.9 * max(-12.0, min(12.0, z))))
-
-
-def node_evals(genome: ev.Genome) -> list[tuple[int, float, list[tuple[int, float]]]]:
-    """A genome in order: node, bias, and what it reads, as neat-python has it; only what an output needs."""
-    by_target: dict[int, list[ev.Link]] = {}
-    for link in genome.links:
-        if link.open:
-            by_target.setdefault(link.dst, []).append(link)
-    order: list[int] = []
-
-    def visit(node: int) -> None:
-        if node not in order and node > genome.inputs:
-            for link in by_target.get(node, []):
-                visit(link.src)
-            order.append(node)
-
-    for o in range(genome.outputs):
-        visit(genome.inputs + 1 + o)
-    return [
-        (
-            n,
-            sum(e.weight for e in by_target.get(n, []) if e.src == genome.inputs),
-            [(e.src, e.weight) for e in by_target.get(n, []) if e.src != genome.inputs],
-        )
-        for n in order
-    ]
-
-
-def plain(nets: list[Any], x: list[list[float]], out: int) -> list[list[float]]:
-    """What neat-python's `activate` does, in plain Python."""
-    answers = []
-    for net in nets:
-        rows = []
-        for row in x:
-            values = dict(enumerate(row))
-            for node, bias, links in net:
-                values[node] = sigmoid49(bias + sum([values[i] * w for i, w in links]))
-            rows.append(values.get(out, 0.0))
-        answers.append(rows)
-    return answers
-
-
-def evaluations() -> Figure:
-    figure = Figure("Evaluations per second, the same 150 genomes", "CPU time of one thread; a genome on a case")
-    for label, generations, x in (
-        ("XOR, 10 generations", 10, X),
-        ("XOR, 60 generations", 60, X),
-        ("256 cases, 60 generations", 60, np.random.default_rng(0).normal(size=(256, 2)).astype(np.float32)),
-    ):
-        run = grown(generations)
-        genes, cases = run.genes, Cases.of(x)
-        table = tabulate(genes, 2, 1)
-        genomes = [ev.genomes.genome(genes, g, 2, 1) for g in range(150)]
-        nets, rows = [node_evals(g) for g in genomes], x.tolist()
-        spread = np.abs(np.array(plain(nets, rows, 3)) - outputs(table, genes, cases)[:, :, 0, 0]).max()
-        assert spread < 1e-4, spread
-        size = (
-            f"{np.mean([g.hidden for g in genomes]):.1f} hidden, {np.mean([g.open_links for g in genomes]):.1f} links"
-        )
-        plan = ev.PopulationPlan([run.program(genes, g) for g in range(150)])
-        calls = {
-            "graphwright": lambda t=table, g=genes, c=cases: outputs(t, g, c),
-            "graphwright again": lambda t=table, g=genes, c=cases: outputs(t, g, c),
-            "PopulationPlan, cases given anew": lambda p=plan, x=x: p(x),
-            "with the table written anew": lambda g=genes, c=cases: outputs(tabulate(g, 2, 1), g, c),
-            "plain Python loop": lambda n=nets, r=rows: plain(n, r, 3),
-        }
-        if neat is not None:
-            made = [
-                neat.nn.FeedForwardNetwork([0, 1], [3], [(n, sigmoid49, sum, b, 1.0, links) for n, b, links in net])
-                for net in nets
-            ]
-            calls["neat-python activate"] = lambda m=made, r=rows: [[net.activate(row) for row in r] for net in m]
-        taken = per_call(calls)
-        for who, seconds in taken.items():
-            slow = who in ("plain Python loop", "neat-python activate")
-            note = times(seconds, taken["graphwright"]) if slow else size if who == "graphwright" else ""
-            figure.add(f"{label}: {who}", 150 * len(x) / median(seconds) / 1e6, "M/s", note)
-    if neat is None:
-        figure.says.append(ABSENT)
-    return figure
-
-
-def generations() -> Figure:
-    figure = Figure("Generations per second on XOR, population 150",
-                    "CPU time of one thread; evaluation, species, crossover, mutation, lineage")  # fmt: skip
-    for label, first, count in (("generations 1 to 30", 0, 30), ("generations 100 to 200", 100, 100)):
-        ours, theirs, ends, size = [], [], [], ""
-        for seed in range(5):
-            run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(), seed=seed)
-            if first:
-                run.run(first, target=2.0)
-            began = process_time()
-            run.run(first + count, target=2.0)
-            ours.append((process_time() - began) / count)
-            ends.append([np.diff(off).mean() for off in (run.genes.node_off, run.genes.link_off)])
-            if neat is not None:
-                spent, size = neat_time(first, count, seed)
-                theirs.append(spent)
-        nodes, links = np.mean(ends, axis=0)
-        figure.add(f"{label}: graphwright", 1 / median(ours), "/s", f"at the end {nodes:.1f} nodes, {links:.1f} links",
-                   1 / max(ours), 1 / min(ours))  # fmt: skip
-        if theirs:
-            note = f"at the end {size}; {times(theirs, ours)}"
-            figure.add(f"{label}: neat-python", 1 / median(theirs), "/s", note, 1 / max(theirs), 1 / min(theirs))
-    if neat is None:
-        figure.says.append(ABSENT)
-    return figure
-
-
-def neat_time(first: int, count: int, seed: int) -> tuple[float, str]:
-    """CPU seconds of a generation of neat-python with its own example's rates."""
-    random.seed(seed)
-    config = neat.Config(neat.DefaultGenome, neat.DefaultReproduction, neat.DefaultSpeciesSet,
-                         neat.DefaultStagnation, str(Path(__file__).with_name("neat_xor.cfg")))  # fmt: skip
-    population, rows = neat.Population(config), X.tolist()
-
-    def fitness(genomes: Any, config: Any) -> None:
-        for _, genome in genomes:
-            net = neat.nn.FeedForwardNetwork.create(genome, config)
-            error = sum(abs(net.activate(row)[0] - y) for row, y in zip(rows, (0, 1, 1, 0), strict=True))
-            genome.fitness = (4 - error) ** 2
-
-    if first:
-        population.run(fitness, first)
-    began = process_time()
-    population.run(fitness, count)
-    spent = process_time() - began
-    genomes = list(population.population.values())
-    nodes, links = (np.mean([len(getattr(g, part)) for g in genomes]) for part in ("nodes", "connections"))
-    return spent / count, f"{nodes:.1f} nodes, {links:.1f} links"

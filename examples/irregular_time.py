@@ -64,7 +64,7 @@ def sine(kind: str, seed: int, steps: int = 400) -> tuple[float, int]:
     return lost(gw.tensor(unseen.x), gw.tensor(unseen.y)).item(), size(net)
 
 
-def parity(kind: str, seed: int, most: int = 600, bits: tuple[int, ...] = (4, 6, 8)) -> tuple[float, int]:
+def parity(kind: str, seed: int, most: int = 1000, bits: tuple[int, ...] = (4, 6, 8)) -> tuple[float, int]:
     """Accuracy on the longest strings, of those it has not learnt from, and the number of parameters."""
     gw.manual_seed(seed)
     net, rng = Net(kind, 2), np.random.default_rng(seed)

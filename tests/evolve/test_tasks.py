@@ -92,6 +92,17 @@ def double_pole_derivative(s, force, friction):
     return np.array(out)
 
 
+def double_pole_action(s, force, friction):
+    """Two steps of Runge-Kutta."""
+    for _ in range(2):
+        k1 = double_pole_derivative(s, force, friction)
+        k2 = double_pole_derivative(s + 0.005 * k1, force, friction)
+        k3 = double_pole_derivative(s + 0.005 * k2, force, friction)
+        k4 = double_pole_derivative(s + 0.01 * k3, force, friction)
+        s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return s
+
+
 @pytest.mark.parametrize("friction", [0.0, 5e-4])
 def test_double_pole_follows_its_equations(friction):
     env = tasks.DoublePole(friction=friction)
@@ -102,19 +113,29 @@ def test_double_pole_follows_its_equations(friction):
         before, action = env.state.copy(), rng.random((5, 1))
         fell = env.step(action)[2]
         for k in range(5):
-            s, force = before[k], 20 * (action[k, 0] - 0.5)
-            for _ in range(2):
-                k1 = double_pole_derivative(s, force, friction)
-                k2 = double_pole_derivative(s + 0.005 * k1, force, friction)
-                k3 = double_pole_derivative(s + 0.005 * k2, force, friction)
-                k4 = double_pole_derivative(s + 0.01 * k3, force, friction)
-                s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            s = double_pole_action(before[k], 20 * (action[k, 0] - 0.5), friction)
             over = abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
             assert over == fell[k]
             if not over:
                 np.testing.assert_allclose(env.state[k], s, rtol=0, atol=1e-12)
         env.state[fell] = 0.0
         env.state[fell, 2] = 0.07
+
+
+def test_fitness_on_two_poles_is_the_steps_until_something_falls():
+    run = ev.Evolution(tasks.double_pole(), None, ev.NEAT(population=12), seed=0)
+    run.run(2, target=2000.0)
+    seen = set()
+    for g in range(0, 12, 3):
+        one = run.individual(ev.Key(run.generation, g))
+        s, steps, fell = np.array([0, 0, 0.07, 0, 0, 0]), 0, False
+        while not fell and steps < 60:
+            answer = one.predict(np.float32(s / [4.8, 2, 0.52, 2, 0.52, 2])[None])[0, 0]
+            s = double_pole_action(s, 20 * (float(answer) - 0.5), 0.0)
+            steps, fell = steps + 1, abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
+        assert one.fitness == steps if fell else one.fitness >= steps
+        seen.add(one.fitness)
+    assert len(seen) > 1
 
 
 def test_neat_balances_the_pole():
