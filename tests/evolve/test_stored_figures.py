@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from scipy.stats import fisher_exact, wilcoxon
 
-from seeds import DEEP
-
 ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, Any]]
 
@@ -97,19 +95,24 @@ BARS = {
 }
 
 
-def results(part: str) -> list[Rows]:
-    if DEEP:  # minutes to hours
-        sys.path.insert(0, str(ROOT))
-        from benchmarks import evolve
-
-        return [asdict(getattr(evolve, part)())["rows"]]
+def stored(part: str) -> list[Rows]:
     found = [json.loads(p.read_text("utf-8"))["figures"] for p in ROOT.glob("benchmarks/results/*/evolve.json")]
     return [f["rows"] for figures in found for f in figures if f["part"] == part]
 
 
 @pytest.mark.parametrize("part", BARS)
-def test_figures_over_seeds_reach_what_is_asked(part):
-    found = results(part)
-    assert found, "python -m benchmarks evolve stores it"
+def test_stored_figures_reach_what_is_asked(part):
+    found = stored(part)
+    assert found, f"python -m benchmarks evolve:{part} stores it"
     for rows in found:
         BARS[part](rows)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("part", BARS)
+def test_runs_over_seeds_reach_what_is_asked(part, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    from benchmarks import evolve
+
+    BARS[part](asdict(getattr(evolve, part)())["rows"])

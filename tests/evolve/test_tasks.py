@@ -13,7 +13,7 @@ import pytest
 from graphwright import evolve as ev
 from graphwright.errors import MissingExtra
 from graphwright.evolve import tasks
-from graphwright.evolve.errors import IdxError, TaskError
+from graphwright.evolve.errors import TaskError
 from graphwright.files import UnreadableFile
 
 
@@ -206,34 +206,6 @@ def test_steps_beyond_a_length_count_nothing():
 def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
     with pytest.raises(TaskError, match=what):
         ev.Task(inputs, targets, loss)
-
-
-@pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "f4", "f8"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_idx_files_are_read(tmp_path, kind, packed):
-    codes = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
-    array = np.arange(24).reshape(2, 3, 4).astype(kind)
-    raw = bytes([0, 0, codes[kind], 3]) + struct.pack(">3I", 2, 3, 4) + array.astype(f">{kind}").tobytes()
-    (tmp_path / "a").write_bytes(gzip.compress(raw) if packed else raw)
-    read = tasks.read_idx(tmp_path / "a")
-    assert read.dtype == np.dtype(kind)
-    assert (read == array).all()
-
-
-@pytest.mark.parametrize(
-    ("raw", "where"),
-    [
-        (b"", "byte 0"),
-        (b"\0\0\x0a\x01\0\0\0\x01\0", "byte 0"),
-        (b"\0\0\x08\x02\0\0\0\x01", "byte 4"),
-        (b"\0\0\x08\x01\0\0\0\x05abc", "byte 8"),
-        (b"\x1f\x8bjunk", "gzip"),
-    ],
-)
-def test_damaged_idx_files_are_refused(tmp_path, raw, where):
-    (tmp_path / "a").write_bytes(raw)
-    with pytest.raises(IdxError, match=where):
-        tasks.read_idx(tmp_path / "a")
 
 
 def test_mnist_comes_from_files_that_are_there(tmp_path):
