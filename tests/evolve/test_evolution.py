@@ -63,6 +63,7 @@ def test_hybrid_solves_xor_with_few_candidates():
     results = [ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(), seed=s).run(max_evaluations=800) for s in range(10)]
     assert sum(r.solved for r in results) >= 9
     assert np.median([r.evolution.counters.evaluations for r in results]) <= 100
+    assert max(r.best.genome.hidden for r in results) <= 6
     c = results[0].evolution.counters
     assert c.backward == c.evaluations * 60 * 4  # candidates x steps x cases
     assert c.forward == c.evaluations * 4

@@ -143,6 +143,9 @@ def test_neat_balances_the_pole():
     for seed in range(3):
         result = ev.Evolution(tasks.cartpole(), None, seed=seed).run(30)
         solved.append(result.solved)
+        counters = result.evolution.counters
+        assert 0.1 * counters.seconds < counters.environment < counters.seconds  # told apart from ours
+        assert result.to_json()["environment_seconds"] == counters.environment
         assert result.test() >= 475
         assert result.best.rescore() == result.best.fitness
     assert all(solved)
@@ -286,6 +289,11 @@ def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingExtra, match="evolve"):
         tasks.gym("Acrobot-v1")
+    assert tasks.cartpole().inputs == 4  # our own physics need none
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    for task in (tasks.iris, tasks.digits):
+        with pytest.raises(MissingExtra, match="evolve"):
+            task()
 
 
 class FakeEnvironment:
