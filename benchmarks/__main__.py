@@ -1,4 +1,7 @@
-"""Run benchmarks by name, or all of them, one after another; `evolve:xor,cart` runs figures of a module by name."""
+"""Run benchmarks by name, or all of them, one after another; `evolve:xor,cart` runs figures of a module by name.
+
+A module that lists its `PARTS` has them stored as they come; a part run alone leaves the others where they are.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.harness import show, write
+from benchmarks.harness import show, write, write_part
 
 NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "peers"}
 
@@ -22,13 +25,20 @@ def main() -> None:
         started = perf_counter()
         stem, _, parts = name.partition(":")
         module = import_module(f"benchmarks.{stem}")
-        if parts:  # looked at, not kept: the page holds whole runs
-            figures = [getattr(module, part)() for part in parts.split(",")]
-        else:
+        listed = getattr(module, "PARTS", ())
+        asked = parts.split(",") if parts else listed
+        if unknown := [part for part in asked if not hasattr(module, part)]:
+            sys.exit(f"no part {', '.join(unknown)} of {stem!r}; there are: {', '.join(listed)}")
+        for part in asked:
+            figure = getattr(module, part)()
+            if listed:  # else looked at, not kept: the page holds whole runs
+                write_part(stem, part, figure, listed)
+            print(show(figure), end="\n\n", flush=True)
+        if not asked:
             figures = module.run()
             write(stem, figures)
-        for figure in figures:
-            print(show(figure), end="\n\n", flush=True)
+            for figure in figures:
+                print(show(figure), end="\n\n", flush=True)
         print(f"{name}: {perf_counter() - started:.0f} s\n", flush=True)
     from benchmarks.render import render
 

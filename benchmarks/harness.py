@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+COMMIT = subprocess.run(  # as the process begins: a run of hours is of the code it loaded
+    ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+).stdout.strip()
 
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table: who, what it took, and notes."""
+    """One line of a table: who, what it took, and notes; stored with it, what each seed (0, 1, ...) gave."""
 
     who: str
     value: float
@@ -33,6 +36,7 @@ class Row:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    seeds: list[float | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -45,9 +49,10 @@ class Figure:
     says: list[str] = field(default_factory=list)
 
     def add(
-        self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None
-    ) -> None:
-        self.rows.append(Row(who, value, unit, low, high, note))
+        self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None,
+        seeds: Sequence[float | None] = (),
+    ) -> None:  # fmt: skip
+        self.rows.append(Row(who, value, unit, low, high, note, list(seeds)))
 
 
 def rounds(
@@ -98,15 +103,12 @@ def machine() -> dict[str, Any]:
     for name in ("torch", "numpy", "numba", "transformers", "jax", "rustworkx", "networkx"):
         if name in sys.modules:
             versions[name] = getattr(sys.modules[name], "__version__", "?")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "cpu": model,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,
-        "commit": commit,
+        "commit": COMMIT,
     }
 
 
@@ -121,16 +123,40 @@ def show(figure: Figure) -> str:
 
 
 def write(name: str, figures: list[Figure]) -> None:
-    """Store the result, among those of this kind of machine."""
-    data = {
-        "name": name,
-        "command": f"python -m benchmarks {name}",
-        "machine": machine(),
-        "figures": [asdict(f) for f in figures],
-    }
-    folder = RESULTS / re.sub(r"\W+", "-", data["machine"]["cpu"].lower()).strip("-")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    """Store a benchmark's result, among those of this kind of machine."""
+    _store(name, [_plain(figure) for figure in figures])
+
+
+def write_part(name: str, part: str, figure: Figure, parts: Sequence[str]) -> None:
+    """Store one part of a benchmark in the place of its former self; those that did not run stay as they are.
+
+    Args:
+        parts: all that the benchmark has, in the order of the page.
+    """
+    path = _path(name)
+    kept = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else []
+    stored = {f["part"]: f for f in kept if "part" in f}
+    stored[part] = {"part": part, "commit": COMMIT, **_plain(figure)}
+    _store(name, [stored[p] for p in parts if p in stored])
+
+
+def _store(name: str, figures: list[dict[str, Any]]) -> None:
+    data = {"name": name, "command": f"python -m benchmarks {name}", "machine": machine(), "figures": figures}
+    _path(name).parent.mkdir(parents=True, exist_ok=True)
+    _path(name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _path(name: str) -> Path:
+    return RESULTS / re.sub(r"\W+", "-", machine()["cpu"].lower()).strip("-") / f"{name}.json"
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    """A figure for a file; what seeds gave where it was kept."""
+    found = asdict(figure)
+    for row in found["rows"]:
+        if not row["seeds"]:
+            del row["seeds"]
+    return found
 
 
 PEAK = """

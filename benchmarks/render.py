@@ -50,6 +50,8 @@ def _tables(data: dict[str, Any], where: str) -> list[str]:
             span = f"{r['low']:,.4g} to {r['high']:,.4g}" if r["low"] is not None else ""
             lines.append(f"| {r['who']} | {r['value']:,.4g} {r['unit']} | {span} | {r['note']} |")
         lines += ["", *(f"{s}\n" for s in figure["says"])]
+        if "part" in figure:
+            lines += [f"`{data['command']}:{figure['part']}`, commit {figure['commit']}.", ""]
     made = f"{m['cores']} cores of {m['cpu']}, Python {m['python']}, {versions}, commit {m['commit']}"
     return [*lines, f"`{data['command']}`, {made}.", ""]
 

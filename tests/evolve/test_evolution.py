@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
+from graphwright.evolve.genomes import genome
+from graphwright.evolve.reproduce import founding
 
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
@@ -34,10 +37,29 @@ def test_without_growth_nothing_is_solved():
     assert not any(ev.Evolution(ev.tasks.xor(), None, ev.NEAT(growth=False), seed=s).run(40).solved for s in range(3))
 
 
+def test_founders_of_a_random_start_differ_and_are_legal():
+    settings: Any = {"population": 60, "start": "random", "burst": 3}
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**settings), seed=0)
+    found = [genome(run.genes, g, 2, 1) for g in range(60)]
+    structures = {(f.nodes, tuple((e.id, e.open) for e in f.links)) for f in found}
+    assert len(structures) > 20
+    assert {f.hidden for f in found} == {0, 1, 2, 3}
+    for g in range(0, 60, 6):
+        assert np.isfinite(run.program(run.genes, g).run(x=X)["y"].to_numpy()).all()
+    fixed: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**settings, growth=False), seed=0)
+    assert fixed.genes.node_id.tobytes() == run.genes.node_id.tobytes()  # growth is what comes after the start
+    most = np.diff(fixed.genes.link_off).max()
+    fixed.run(5, target=2.0)
+    assert np.diff(fixed.genes.link_off).max() <= most
+    s = founding(ev.NEAT())
+    assert (s.split_link, s.add_link, s.weights) == (pytest.approx(0.03 / (0.03 + 0.97 * 0.05)), pytest.approx(1), 0)
+
+
 def test_hybrid_solves_xor_with_few_candidates():
     results = [ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(), seed=s).run(max_evaluations=800) for s in range(10)]
     assert sum(r.solved for r in results) >= 9
     assert np.median([r.evolution.counters.evaluations for r in results]) <= 100
+    assert max(r.best.genome.hidden for r in results) <= 6
     c = results[0].evolution.counters
     assert c.backward == c.evaluations * 60 * 4  # candidates x steps x cases
     assert c.forward == c.evaluations * 4
@@ -189,6 +211,38 @@ def test_a_fitness_that_changes_is_warned_of():
     task = ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: a[..., 0].sum(1) + rng.random(len(a)), split="same")
     with pytest.warns(ev.NoisyFitness, match="of one genome was"):
         run_of(task=task, generations=1)
+
+
+def test_a_noisy_fitness_is_the_mean_of_runs_with_fixed_keys(recwarn):
+    def right(answers):
+        return -np.abs(answers[..., 0] - [0, 1, 1, 0]).sum(1)
+
+    def noise(answers):
+        return gw.randn(len(answers)).numpy()
+
+    def one(program):
+        return float(gw.randn(1).item())
+
+    tasks = [
+        ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: right(a) + noise(a)[0], runs=3, split="same"),
+        ev.Task(X, [0, 1, 1, 0], fitness=one, runs=3, split="same"),
+        ev.Task(X, [0, 1, 1, 0], fitness_batch=right, split="same"),
+    ]
+    noisy, alone, plain = ([line.best for line in run_of(task=t, generations=2, population=4).log] for t in tasks)
+    assert not recwarn.list  # the same when asked again
+    drawn = []
+    for key in range(3):
+        with gw.autograd.fork_rng(key):
+            drawn.append(float(gw.randn(1).item()))
+    assert alone == pytest.approx([np.mean(drawn)] * 2)
+    shifts = []
+    for key in range(3):
+        with gw.autograd.fork_rng(key):
+            shifts.append(float(gw.randn(4).numpy()[0]))
+    np.testing.assert_allclose(np.subtract(noisy, plain), np.mean(shifts), atol=1e-6)
+    assert len({t.hash() for t in tasks}) == 2
+    with pytest.raises(TaskError, match="mean of 1, 2"):
+        ev.Task(X, [0, 1, 1, 0], fitness=one, runs=0)
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])

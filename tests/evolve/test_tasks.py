@@ -13,7 +13,7 @@ import pytest
 from graphwright import evolve as ev
 from graphwright.errors import MissingExtra
 from graphwright.evolve import tasks
-from graphwright.evolve.errors import IdxError, TaskError
+from graphwright.evolve.errors import TaskError
 from graphwright.files import UnreadableFile
 
 
@@ -50,8 +50,34 @@ def test_cartpole_is_the_scalar_one():
     assert steps == 3600
 
 
-def double_pole_derivative(s, force):
+def test_cartpole_is_gymnasium_s():
+    gymnasium = pytest.importorskip("gymnasium")
+    theirs, rng = [gymnasium.make("CartPole-v1") for _ in range(20)], np.random.default_rng(1)
+    ours, age, cuts, falls = tasks.CartPole(), np.zeros(20, int), 0, 0
+    ours.reset(rng, (20,))
+    for k, env in enumerate(theirs):
+        env.reset(seed=k)
+        ours.state[k] = env.unwrapped.state
+    for _ in range(520):
+        # some pushes go where the pole leans, so that episodes last; the last ten are drawn
+        lean = ours.state[:, 2] + ours.state[:, 3] > 0
+        right = np.where((np.arange(20) < 10) | (rng.random(20) < 0.3), lean, rng.random(20) < 0.5)
+        made = [env.step(int(r)) for env, r in zip(theirs, right, strict=True)]
+        seen, reward, fell = ours.step(right[:, None].astype(float))
+        age += 1
+        np.testing.assert_allclose(seen, [env.unwrapped.state for env in theirs], rtol=0, atol=1e-12)
+        assert [step[1:4] for step in made] == list(zip(reward, fell, age >= ours.limit, strict=True))
+        for k in np.flatnonzero(fell | (age >= ours.limit)).tolist():
+            theirs[k].reset()
+            ours.state[k], age[k] = theirs[k].unwrapped.state, 0
+        cuts, falls = cuts + int((age == 0).sum() - fell.sum()), falls + int(fell.sum())
+    assert cuts > 0
+    assert falls > 20
+
+
+def double_pole_derivative(s, force, friction):
     """The equations of Gomez and Miikkulainen, one pole at a time."""
+    force -= friction * np.sign(s[1])
     total_f, total_m, parts = 0.0, 0.0, []
     for i, (m, half) in enumerate(((0.1, 0.5), (0.01, 0.05))):
         a, w = s[2 + 2 * i], s[3 + 2 * i]
@@ -66,8 +92,20 @@ def double_pole_derivative(s, force):
     return np.array(out)
 
 
-def test_double_pole_follows_its_equations():
-    env = tasks.DoublePole()
+def double_pole_action(s, force, friction):
+    """Two steps of Runge-Kutta."""
+    for _ in range(2):
+        k1 = double_pole_derivative(s, force, friction)
+        k2 = double_pole_derivative(s + 0.005 * k1, force, friction)
+        k3 = double_pole_derivative(s + 0.005 * k2, force, friction)
+        k4 = double_pole_derivative(s + 0.01 * k3, force, friction)
+        s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return s
+
+
+@pytest.mark.parametrize("friction", [0.0, 5e-4])
+def test_double_pole_follows_its_equations(friction):
+    env = tasks.DoublePole(friction=friction)
     rng = np.random.default_rng(0)
     env.reset(rng, (5,))
     env.state += rng.normal(size=env.state.shape) * 0.05
@@ -75,13 +113,7 @@ def test_double_pole_follows_its_equations():
         before, action = env.state.copy(), rng.random((5, 1))
         fell = env.step(action)[2]
         for k in range(5):
-            s, force = before[k], 20 * (action[k, 0] - 0.5)
-            for _ in range(2):
-                k1 = double_pole_derivative(s, force)
-                k2 = double_pole_derivative(s + 0.005 * k1, force)
-                k3 = double_pole_derivative(s + 0.005 * k2, force)
-                k4 = double_pole_derivative(s + 0.01 * k3, force)
-                s = s + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            s = double_pole_action(before[k], 20 * (action[k, 0] - 0.5), friction)
             over = abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
             assert over == fell[k]
             if not over:
@@ -90,11 +122,30 @@ def test_double_pole_follows_its_equations():
         env.state[fell, 2] = 0.07
 
 
+def test_fitness_on_two_poles_is_the_steps_until_something_falls():
+    run = ev.Evolution(tasks.double_pole(), None, ev.NEAT(population=12), seed=0)
+    run.run(2, target=2000.0)
+    seen = set()
+    for g in range(0, 12, 3):
+        one = run.individual(ev.Key(run.generation, g))
+        s, steps, fell = np.array([0, 0, 0.07, 0, 0, 0]), 0, False
+        while not fell and steps < 60:
+            answer = one.predict(np.float32(s / [4.8, 2, 0.52, 2, 0.52, 2])[None])[0, 0]
+            s = double_pole_action(s, 20 * (float(answer) - 0.5), 0.0)
+            steps, fell = steps + 1, abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
+        assert one.fitness == steps if fell else one.fitness >= steps
+        seen.add(one.fitness)
+    assert len(seen) > 1
+
+
 def test_neat_balances_the_pole():
     solved = []
     for seed in range(3):
         result = ev.Evolution(tasks.cartpole(), None, seed=seed).run(30)
         solved.append(result.solved)
+        counters = result.evolution.counters
+        assert 0.1 * counters.seconds < counters.environment < counters.seconds  # told apart from ours
+        assert result.to_json()["environment_seconds"] == counters.environment
         assert result.test() >= 475
         assert result.best.rescore() == result.best.fitness
     assert all(solved)
@@ -165,34 +216,6 @@ def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
 def test_splits_are_shares_or_the_word_same():
     with pytest.raises(TaskError, match=r'"same"'):
         ev.Task(np.zeros((8, 2)), [0, 1] * 4, split="all")
-
-
-@pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "f4", "f8"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_idx_files_are_read(tmp_path, kind, packed):
-    codes = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
-    array = np.arange(24).reshape(2, 3, 4).astype(kind)
-    raw = bytes([0, 0, codes[kind], 3]) + struct.pack(">3I", 2, 3, 4) + array.astype(f">{kind}").tobytes()
-    (tmp_path / "a").write_bytes(gzip.compress(raw) if packed else raw)
-    read = tasks.read_idx(tmp_path / "a")
-    assert read.dtype == np.dtype(kind)
-    assert (read == array).all()
-
-
-@pytest.mark.parametrize(
-    ("raw", "where"),
-    [
-        (b"", "byte 0"),
-        (b"\0\0\x0a\x01\0\0\0\x01\0", "byte 0"),
-        (b"\0\0\x08\x02\0\0\0\x01", "byte 4"),
-        (b"\0\0\x08\x01\0\0\0\x05abc", "byte 8"),
-        (b"\x1f\x8bjunk", "gzip"),
-    ],
-)
-def test_damaged_idx_files_are_refused(tmp_path, raw, where):
-    (tmp_path / "a").write_bytes(raw)
-    with pytest.raises(IdxError, match=where):
-        tasks.read_idx(tmp_path / "a")
 
 
 def test_mnist_comes_from_files_that_are_there(tmp_path):
@@ -273,6 +296,11 @@ def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingExtra, match="evolve"):
         tasks.gym("Acrobot-v1")
+    assert tasks.cartpole().inputs == 4  # our own physics need none
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    for task in (tasks.iris, tasks.digits):
+        with pytest.raises(MissingExtra, match="evolve"):
+            task()
 
 
 def test_environments_that_gymnasium_does_not_make_are_named(monkeypatch):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from graphwright.evolve import mutations, pareto, pictures, program, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
-    IdxError,
     LimitTooSmall,
     NoGradientPath,
     NoisyFitness,
@@ -41,7 +40,6 @@ __all__ = [
     "Genome",
     "Head",
     "Hybrid",
-    "IdxError",
     "Individual",
     "Key",
     "LayerResult",

@@ -21,10 +21,6 @@ class LimitTooSmall(UsageError):
     """The start is larger than the limits of a genome."""
 
 
-class IdxError(UsageError):
-    """A file that is no IDX file, or is damaged."""
-
-
 class NoisyFitness(UserWarning):
     """One genome got two fitnesses."""
 

@@ -16,7 +16,7 @@ from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import minimal, take
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
 from graphwright.evolve.lineage import Key, Lineage
-from graphwright.evolve.reproduce import Nursery
+from graphwright.evolve.reproduce import Nursery, founding
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
@@ -66,8 +66,8 @@ class NeuronEvolution(Evolution):
         self.births = founders(s.population)
         self._table: Any = None
         self._nursery = Nursery(s, task.inputs, task.outputs, seed)
-        for k in range(s.burst if s.start == "random" else 0):
-            self._burst(k)
+        if s.start == "random":
+            self._burst(Nursery(founding(s), task.inputs, task.outputs, seed))
         self.species = Species.founders(self.genes, s)
         self.fitness: np.ndarray | None = None  # of the generation as it is; None until it is scored
         self.metric = np.zeros(0)
@@ -252,16 +252,17 @@ class NeuronEvolution(Evolution):
         self.species = self.species.next(old, chosen, self.genes, s, self.generation)
         self.fitness = None
 
-    def _burst(self, k: int) -> None:
-        """One random mutation of each founder."""
+    def _burst(self, nursery: Nursery) -> None:
+        """Random mutations of each founder."""
         from graphwright.array.population.deal import Parents
 
         count = self.settings.population
         each = np.arange(count)
         alone = Parents(np.full(count, -1), each, np.arange(count + 1), each)
-        self.genes, _, self.registry = self._nursery.breed(
-            self.genes, np.zeros(count), alone, self.registry, (1 << 30) + k
-        )
+        for k in range(self.settings.burst):
+            self.genes, _, self.registry = nursery.breed(
+                self.genes, np.zeros(count), alone, self.registry, (1 << 30) + k
+            )
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
     def _refused(self, births: Births) -> None:

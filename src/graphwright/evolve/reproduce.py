@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from graphwright.array.population.births import Births, founders
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.evolve.genomes import with_room
-from graphwright.evolve.settings import NEAT
+from graphwright.evolve.settings import NEAT, STRUCTURAL
 from graphwright.evolve.species import Species, breeding
 
 
@@ -24,6 +25,19 @@ def rates(settings: NEAT) -> Any:
         values["mutate_only"] = 1.0
     typed: dict[str, Any] = {name: int(v) if name in WHOLE else float(v) for name, v in values.items()}
     return Rates(**typed)
+
+
+def founding(settings: NEAT) -> NEAT:
+    """Settings of a random start: structural mutations in the same proportions and no others, whatever `growth`."""
+    left, hits = 1.0, {}
+    for name in STRUCTURAL:
+        hits[name] = left * getattr(settings, name)
+        left -= hits[name]
+    rest, shares = sum(hits.values()), {}
+    for name, hit in hits.items():
+        shares[name] = min(1.0, hit / rest) if hit else 0.0
+        rest -= hit
+    return replace(settings, weights=0.0, growth=True, **shares)
 
 
 class Nursery:

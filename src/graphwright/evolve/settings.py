@@ -65,7 +65,8 @@ class NEAT:
         survival: best share of a species that breeds; tournament: of these, a parent is the best of so many.
         champions: species larger than this copy their best unchanged; 0 copies the best of all alone.
         stagnation: generations without gain until a species breeds no more; silence: until only two species breed.
-        start: "minimal" is inputs and bias to outputs; "random" makes `burst` random mutations of it.
+        start: "minimal" is inputs and bias to outputs; "random" makes `burst` structural mutations of each founder
+            besides, whatever `growth`.
         activation, output: of hidden nodes (one, or several to choose from) and of outputs.
         train: gradient steps; None for none.
         inherit: weights of a child: "lamarck" trained ones, "baldwin" those before training, "none" new ones.
@@ -180,10 +181,8 @@ class Hybrid(NEAT):
     train: Train | None = field(default_factory=Train)
 
 
-_SHARES = (
-    "grow", "split_link", "add_link", "toggle_link", "remove_link", "set_activation", "weights", "perturb", "fine",
-    "delays", "mutate_only", "interspecies", "reclose", "survival",
-)  # fmt: skip
+STRUCTURAL = ("grow", "split_link", "add_link", "toggle_link", "remove_link", "set_activation")
+_SHARES = (*STRUCTURAL, "weights", "perturb", "fine", "delays", "mutate_only", "interspecies", "reclose", "survival")
 _COUNTS = {
     "population": 2, "tries": 0, "tournament": 1, "champions": 0, "stagnation": 0, "silence": 0, "burst": 0,
     "max_nodes": 0, "max_links": 0,

@@ -136,8 +136,6 @@ class TopPolicy:
         if self.round_to < 1:
             raise UsageError("sizes are multiples of a number", where="round_to", expected="1 or more",
                              got=self.round_to)  # fmt: skip
-
-    def __post_init__(self) -> None:
         if not self.target >= 0:
             raise UsageError("what stays is a share, or a number above 1", expected="0 or more", got=self.target)
 

@@ -9,6 +9,7 @@ from graphwright.array.population.births import founders
 from graphwright.array.population.compare import Coefficients, distances, speciate
 from graphwright.array.population.deal import note, offspring, parents, representatives, survivors
 from graphwright.array.population.genes import Genes, Registry, number_of
+from graphwright.array.population.poles import act
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
 
 
@@ -25,6 +26,7 @@ def warmup() -> None:
     table = tabulate(genes, 1, 1)
     outputs(table, genes, Cases.of(x))
     Session(table, genes, 1, 1).step(np.zeros((2, 1, 1), np.float32))
+    act(np.zeros((1, 6)), np.zeros(1), 0.0, np.zeros(1, bool))
     fit(table, genes, Lesson.of(x, x, "mse"), np.ones(2, np.int64), np.zeros(2))
     c = Coefficients(1.0, 1.0, 1.0, 1.0)
     distances(genes, genes, c)

@@ -22,7 +22,6 @@ from graphwright.evolve.tasks.double_pole import DoublePole, double_pole
 from graphwright.evolve.tasks.environment import Episodes
 from graphwright.evolve.tasks.gymnasium import gym
 from graphwright.evolve.tasks.heads import Head
-from graphwright.evolve.tasks.idx import read_idx
 from graphwright.evolve.tasks.table import csv
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
@@ -68,7 +67,6 @@ __all__ = [
     "mnist",
     "named",
     "parity",
-    "read_idx",
     "two_moons",
     "xor",
 ]

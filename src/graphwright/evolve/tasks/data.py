@@ -9,7 +9,6 @@ import numpy as np
 
 from graphwright.errors import MissingExtra
 from graphwright.evolve.errors import TaskError
-from graphwright.evolve.tasks.idx import read_idx
 from graphwright.evolve.tasks.task import Task
 from graphwright.files import StrPath
 
@@ -106,8 +105,10 @@ def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
     """MNIST, or any set with its four files, from IDX files that lie in a directory, gzipped or not.
 
     The training file is split into train and valid, 5 to 1; the test file is the test.
-    Raises: IdxError, TaskError naming the file that is missing.
+    Raises: data.CorruptIdx, TaskError naming the file that is missing.
     """
+    from graphwright.data import read_idx
+
     folder = Path(directory)
     arrays = []
     for stem in (

@@ -113,6 +113,7 @@ class Task:
         split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
         skip: steps at the beginning of a sequence that do not count.
+        runs: a noisy fitness is the mean of so many calls; in each, what is drawn by `graphwright` has a fixed key.
         scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
             which. `scale` is what was taken off and divided by, float32 [2, inputs].
     Raises: TaskError.
@@ -131,6 +132,7 @@ class Task:
         target: float | None = None,
         lengths: Any = None,
         skip: int = 0,
+        runs: int = 1,
         scaled: Any = False,
         names: tuple[str, ...] = (),
         name: str = "task",
@@ -157,7 +159,9 @@ class Task:
         self.loss: str = "heads" if several else loss
         self.inputs, self.outputs = x.shape[2], width
         self.names = names or tuple(f"x{i}" for i in range(self.inputs))
-        self.fitness, self.fitness_batch = fitness, fitness_batch
+        if type(runs) is not int or runs < 1:
+            raise TaskError("a fitness is the mean of 1, 2, ... calls", where=name, got=repr(runs))
+        self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
         if steps.shape != (len(x),) or (len(x) and (steps.min() < 1 or steps.max() > x.shape[1])):
             raise TaskError(
@@ -207,6 +211,7 @@ class Task:
         parts = (self.train, self.valid, self._test)
         data = b"".join(np.ascontiguousarray(a).tobytes() for p in parts for a in (p.x, p.y, p.counts, p.last))
         facts = f"{self.name} {self.heads} {self.split} {self.target} {self.inputs} {self.outputs}"
+        facts += f" {self.runs} runs" if self.runs > 1 else ""
         return blake2b_128(facts.encode() + data)
 
     def lesson(self) -> Any:
@@ -246,7 +251,7 @@ class Task:
         if self.fitness is not None:
             for g in range(len(population)):
                 try:
-                    fitness[g] = float(self.fitness(population.program(g)))
+                    fitness[g] = self._mean(self.fitness, population.program(g))
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
@@ -255,13 +260,25 @@ class Task:
                 if head.loss != "mse":
                     shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
             try:
-                fitness = np.asarray(self.fitness_batch(shown), np.float64).copy()
+                fitness = np.array(self._mean(self.fitness_batch, shown), np.float64)
             except Exception as error:
                 failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
             if fitness.shape != (len(population),):
                 raise TaskError("fitness_batch gives one number per genome", where=self.name,
                                 expected=(len(population),), got=fitness.shape)  # fmt: skip
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
+
+    def _mean(self, fitness: Callable[[Any], Any], given: Any) -> Any:
+        """What a fitness of the user's says, on average over `runs`."""
+        if self.runs == 1:
+            return fitness(given)
+        from graphwright.autograd import fork_rng
+
+        total = 0.0
+        for key in range(self.runs):
+            with fork_rng(key):
+                total = total + np.asarray(fitness(given), np.float64)
+        return total / self.runs
 
     def _losses(self) -> list[tuple[str, int, int, float]]:
         """Of each head, as native training takes them."""

@@ -17,7 +17,7 @@ from graphwright.models.export.receipt import Receipt
 
 _TOLERANCE = 1e-3
 """Relative difference of the probe's logits that another machine's rounding may make."""
-_OWN = ("receipt.json", "README.md", "gates.svg")  # written after the files that the receipt lists
+_OWN = ("receipt.json", "README.md")  # written after the files that the receipt lists
 
 
 @dataclass(frozen=True, slots=True)
