@@ -222,7 +222,7 @@ class JointOptimizer:
 
     def _whole(self, feeds: Mapping[str, Tensor]) -> Tensor:
         """The task and what stands for one, without prices."""
-        _, task, extra, _ = self._objective(feeds)
+        _, task, extra, _ = self._objective(feeds, False)
         for term, penalty in zip(extra, self.penalties, strict=True):
             if isinstance(penalty, Objective):
                 task = task + term.to(task.dtype)
