@@ -24,9 +24,7 @@ from graphwright.testing.planted import Edges, Sources
 BATCH, WINDOW = 8, 128
 SIZES = (64, 128, 128, 10)
 
-
-def run() -> list[Figure]:
-    return [bundled(), perceptron(), planted(), sources(), hardened()]
+PARTS = ("bundled", "perceptron", "planted", "sources", "hardened")
 
 
 def bundled() -> Figure:

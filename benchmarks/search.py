@@ -16,11 +16,8 @@ from graphwright.structure.searching.trial import Trials
 from graphwright.testing.planted import BLOCK_NAMES, SkipTeacher, chain
 
 CANDIDATES = st.skips(BLOCK_NAMES)
-
-
-def run() -> list[Figure]:
-    warnings.simplefilter("ignore", ss.Collapsed)
-    return [found_again(), grown(), compared()]
+PARTS = ("found_again", "grown", "compared")
+warnings.simplefilter("ignore", ss.Collapsed)
 
 
 def trials(teacher: SkipTeacher, seed: int, budget: int) -> Trials:
