@@ -8,6 +8,7 @@ the same genomes stands in both cases: it does what neat-python's `activate` doe
 from __future__ import annotations
 
 import math
+import os
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from graphwright.evolve import program
 from graphwright.evolve.genomes import columns_of, genome, with_room
 from graphwright.evolve.reproduce import Nursery
 
+os.environ.setdefault("TQDM_DISABLE", "1")  # neat-python shows a bar for each generation
 try:
     import neat
 except ImportError:
