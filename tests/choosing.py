@@ -22,7 +22,8 @@ def penalised(z: np.ndarray, rules: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 def shares(z: np.ndarray) -> np.ndarray:
     """The softmax, in float64 of exponentials of float32."""
-    e = np.exp(z - z.max()).astype(np.float64)
+    with np.errstate(over="ignore"):  # -inf is what becomes of the distance of two huge ones
+        e = np.exp(z - z.max()).astype(np.float64)
     return e / e.sum()
 
 

@@ -48,6 +48,32 @@ def test_a_cell_is_torch_s_and_begins_by_changing_nothing(kind):
     assert not cells(p)
 
 
+def test_a_cfc_cell_is_its_formula_at_one_unit_of_time_a_step():
+    """Hasani et al. 2022, equation 10: h' = f₁(1 - t) + f₂ t, t = σ(time_a + time_b), on a backbone of [x, h]."""
+    p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
+    y = p.run(x=x)["y"].to_numpy()
+    with p.edit("in") as e:
+        m.insert_cell(e, "out", np.random.default_rng(1), "cfc", 4)
+        e.set_weight("b1.to.weight", np.eye(2, 4, dtype="f4"))
+    w = {k.removeprefix("b1.cfc."): v.data.to_numpy("float64") for k, v in p.weights.items()}
+
+    def linear(name: str, v: np.ndarray) -> np.ndarray:
+        return v @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    h, found = np.zeros((3, 4)), []
+    for t in range(5):
+        b = np.tanh(linear("backbone.0", np.concatenate([x[:, t], h], 1)))
+        gate = 1 / (1 + np.exp(-linear("time_a", b) - linear("time_b", b)))
+        h = np.tanh(linear("ff1", b)) * (1 - gate) + np.tanh(linear("ff2", b)) * gate
+        found.append(h[:, :2])
+    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy() - y, np.stack(found, 1), atol=1e-6)
+    with p.edit("another kind") as e:
+        m.cell_type(e, "b1.to", rng, "gru")
+    assert kind_of(p, "b1.to") == "gru"
+    p.undo()
+    assert kind_of(p, "b1.to") == "cfc"
+
+
 def test_a_program_with_a_cell_leaves_as_others_do(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")

@@ -88,6 +88,44 @@ def test_each_mutation_keeps_its_promise_and_is_undone(name, start):
     assert made or name in lacks
 
 
+def perceptron():
+    return mlp((64, 3))
+
+
+def over_time():
+    b = gw.Builder("sequence")
+    w = b.param("out.weight", np.ones((2, 8), np.float32))
+    b.output(b.linear(b.input("x", (2, 4, 8)), w, name="out"), "y")
+    p = b.build()
+    with p.edit("a memory") as e:
+        m.insert_cell(e, "out", np.random.default_rng(0), "gru", 4)
+    return p
+
+
+@pytest.mark.parametrize("start", [perceptron, mlp, cnn, over_time])
+def test_whatever_a_mutation_makes_is_planned_and_runs(start):
+    draw = np.random.default_rng(deep(4, 3))
+    p, made = start(), 0
+    x = np.resize(X, p.spec(p.input_names()[0]).shape)
+    while made < deep(2500, 10):
+        kind = list(m.MUTATIONS.values())[int(draw.integers(len(m.MUTATIONS)))]
+        sites = kind.sites(p)
+        if not len(sites):
+            continue
+        try:
+            with p.edit(kind.name) as e:
+                kind.apply(e, sites[int(draw.integers(len(sites)))], draw)
+        except UsageError:
+            continue
+        made += 1
+        name = p.input_names()[0]
+        planned = p.compile({name: x.shape})({name: x})
+        assert p.validate().ok, kind.name
+        assert np.isfinite(planned[p.output_names()[0]].to_numpy()).all(), kind.name
+        if made % 20 == 0:
+            p = start()  # else it grows for ever
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_many_mutations_in_random_order_leave_gradients_right(start):
     p = STARTS[start]()

@@ -11,6 +11,7 @@ import numpy as np
 
 from graphwright import nn
 from graphwright.array.spec import Spec
+from graphwright.autograd import ones, stack
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program, Transaction
 
-_NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM), strict=True))
+
+def _cfc(inputs: int, units: int) -> Any:
+    """A CfC layer that reads one step per unit of time."""
+    cell = nn.CfCCell(inputs, units, backbone_units=units)
+
+    def net(x: Any) -> tuple[Any, Any]:
+        state, unit, found = cell.start(x), ones(x.shape[0], 1, dtype=x.dtype), []
+        for t in range(x.shape[1]):
+            h, state = cell(x[:, t], state, unit)
+            found.append(h)
+        return stack(found, axis=1), state
+
+    return net
+
+
+_NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=True))
 
 
 def over_time(p: Program) -> list[NodeId]:
@@ -123,7 +139,7 @@ def _names(sub: Program) -> dict[NodeId, str]:
     counts: dict[str, int] = {}
     for n in order:
         if n != x:
-            name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n).rpartition(".")[2]
+            name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n).removeprefix("cells.0.")
             counts[name] = counts.get(name, 0) + 1
             names[n] = name if counts[name] == 1 else f"{name}_{counts[name]}"
     return names

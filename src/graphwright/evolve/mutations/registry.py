@@ -70,8 +70,8 @@ def parts(p: Program) -> set[str]:
     return {head for head in heads if head[0] == "b" and head[1:].isdigit()}
 
 
-CELLS = ("rnn", "gru", "lstm")
-"""Kinds of recurrent cells; the nodes of one are named `b<number>.<kind>....`."""
+CELLS = ("rnn", "gru", "lstm", "cfc")
+"""Kinds of recurrent cells; a step is one unit of time to `cfc`. The nodes of one are named `b<number>.<kind>....`."""
 
 
 def in_cell(p: Program, node: NodeId) -> bool:
