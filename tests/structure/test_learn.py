@@ -140,11 +140,11 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
     picture = (tmp_path / "out.gates.svg").read_text()
     assert picture.count("<polyline") == 24
-    assert CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).exit_code == 0
+    told = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+    assert told.exit_code == 0
+    assert "model.safetensors: sha256" in told.output
+    assert "not in the receipt" not in told.output
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
-    told = CliRunner().invoke(app, ["verify", str(tmp_path / "out")]).output
-    assert "model.safetensors: sha256" in told
-    assert "not in the receipt" not in told
 
 
 @pytest.mark.parametrize("options", [["--prefer", "small"], ["--check", "perhaps"], ["--lr", "0"], ["--seed", "-1"]])
