@@ -20,6 +20,7 @@ from benchmarks.harness import Figure
 from graphwright import evolve as ev
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.seeds import wilson
 
 PARTS = ("xor", "ablation", "hybrid", "gradients", "inherited", "data", "layers", "cart", "ppo", "double_pole",
          "ablation_poles", "sine", "event_xor", "event_xor_16")  # fmt: skip
@@ -27,13 +28,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 # -- what is solved ----------------------------------------------------------------------------------------------------
-def wilson(k: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share."""
-    z, p = 1.96, k / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
-
-
 def solve(task: Any, settings: ev.NEAT, seeds: int, **limits: int) -> list[ev.Result]:
     return [ev.Evolution(task(s), None, settings, seed=s).run(**limits) for s in range(seeds)]
 

@@ -144,12 +144,13 @@ class Gates(Mapping[NodeId, Gate]):
         """Name of an element -> its gate, and which one of it; parallel edges are told apart by a number."""
         if self._named is None:
             found: dict[str, tuple[Gate, int]] = {}
+            last: dict[str, int] = {}  # the number that was given last: a hub may have many edges of one name
             for gate in self._gates.values():
                 for i, name in enumerate(gate.names()):
-                    n, unique = 1, name
+                    n, unique = last.get(name, 1), name
                     while unique in found:
                         n, unique = n + 1, f"{name} #{n + 1}"
-                    found[unique] = (gate, i)
+                    found[unique], last[name] = (gate, i), n
             self._named = found
         return dict(self._named)
 
