@@ -23,6 +23,7 @@ GENESIS = "0" * 64
 """What stands before the first entry."""
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
+_LEAVES = frozenset({str, int, bool, type(None)})
 _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
@@ -212,24 +213,25 @@ def _depth(line: bytes) -> int:
 
 
 def _check(value: Any) -> None:
-    pending: list[tuple[Any, int]] = [(value, 0)]
-    while pending:
-        item, depth = pending.pop()
-        children: Iterable[Any] = ()
-        if depth > MAX_DEPTH:
-            raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
-        if isinstance(item, dict):
-            fields = cast("dict[Any, Any]", item)
-            if not all(isinstance(key, str) for key in fields):
-                raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
-            children = fields.values()
-        elif isinstance(item, list | tuple):
-            children = cast("Iterable[Any]", item)
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise UsageError("JSON has no such number", got=item)
-        elif item is not None and not isinstance(item, str | int):
-            raise UsageError(
-                "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"
-            )
-        pending += [(child, depth + 1) for child in children]
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            if depth == MAX_DEPTH and isinstance(item, dict | list | tuple):
+                raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
+            if isinstance(item, dict):
+                fields = cast("dict[Any, Any]", item)
+                if not all(isinstance(key, str) for key in fields):
+                    raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
+                below.extend(fields.values())
+            elif isinstance(item, list | tuple):
+                below.extend(cast("Iterable[Any]", item))
+            elif isinstance(item, float):
+                if not math.isfinite(item):
+                    raise UsageError("JSON has no such number", got=item)
+            elif item is not None and not isinstance(item, str | int):
+                raise UsageError(
+                    "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"
+                )
+        level, depth = [item for item in below if type(item) not in _LEAVES], depth + 1

@@ -3,11 +3,15 @@
 Pearce and Kelly 2007, "A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs". An edge that goes forwards
 costs O(1); one that goes backwards a search between its two labels. Invariant: key(u) < key(v) for every edge u -> v,
 where a key is (label, creation number); an insertion that is refused changes no label.
+
+Where a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
+in a List"): over the smallest window of j nodes whose labels span more than j². Any n insertions, all of them into
+one gap too, move O(n log n) labels.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -55,7 +59,7 @@ class OnlineOrder(Generic[N]):
         self._graph, self._gap = graph, gap
         self._labels: dict[N, int] = {}
         self._created: dict[N, int] = {}
-        self._sorted: list[int] = []  # all labels, ascending, with repeats
+        self._sorted: list[N] = []  # all nodes by key
         self._next = 0
         self.visited = 0  # nodes looked at by searches since the start, for tests of locality
 
@@ -66,7 +70,9 @@ class OnlineOrder(Generic[N]):
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
                 raise UsageError("a label out of range", where=node, got=label)
-            order._put(node, label, created)
+            order._labels[node], order._created[node] = label, created
+        order._next = max(order._created.values(), default=-1) + 1
+        order._sort()
         for node in labels:
             for after in graph.successors(node):
                 if order.key(after) <= order.key(node):
@@ -76,7 +82,7 @@ class OnlineOrder(Generic[N]):
     def insert(
         self, node: N, after: N | None = None, before: N | None = None, created: int | None = None
     ) -> Relabelled[N]:
-        """Give a new node a label: between two nodes, next to one, or at the end. O(log n), spacing anew amortised.
+        """Give a new node a label: between two nodes, next to one, or at the end; O(log n) labels move, amortised.
 
         `after` and `before` are only hints where the node will end up when its edges come; if they contradict each
         other the node is put after `after`.
@@ -90,15 +96,18 @@ class OnlineOrder(Generic[N]):
         """
         if node in self._labels:
             raise UsageError("the node has a label already", where=repr(node))
-        changed: dict[N, tuple[N, int | None, int]] = {}
-        label = self._free_label(after, before)
+        at, label = self._place(after, before)
+        moved: list[tuple[N, int | None, int]] = []
         if label is None:
-            changed = {entry[0]: entry for entry in self._respace(list(self))}
-            label = self._free_label(after, before)
-            assert label is not None  # gaps are at least 2 wide now
+            moved = self._spread(at)
+            low, high = self._around(at)
+            label = (low + high) // 2
+            assert low < label < high
         created = self._next if created is None else created
-        self._put(node, label, created)
-        return Relabelled((*changed.values(), (node, None, created)))
+        self._labels[node], self._created[node] = label, created
+        self._next = max(self._next, created + 1)
+        self._sorted.insert(at, node)
+        return Relabelled((*moved, (node, None, created)))
 
     def add_edge(self, u: N, v: N) -> Relabelled[N]:
         """Make room for an edge u -> v; returns the labels that changed, none if it goes forwards.
@@ -112,14 +121,17 @@ class OnlineOrder(Generic[N]):
             return Relabelled(())
         ahead = self._search(v, u, high)
         behind = self._behind(u, low)
-        # Pearce and Kelly: what leads to u, then what v leads to, share out the labels they had together
-        window = sorted(behind, key=self.key) + sorted(ahead, key=self.key)
-        pool = sorted(self.key(n) for n in window)
-        if self._ties(label for label, _ in pool):
-            return Relabelled(tuple(self._respace(self._sorted_with(dict(zip(window, pool, strict=True))))))
+        # Pearce and Kelly: what leads to u, then what v leads to, share out the places they had together
+        window = self.sorted(behind) + self.sorted(ahead)
+        places = [self._place_of(n) for n in self.sorted(window)]
+        labels = [self._labels[self._sorted[at]] for at in places]
         record = [(n, self._labels[n], self._created[n]) for n in window]
-        for node, (label, _) in zip(window, pool, strict=True):
-            self._labels[node] = label
+        tied = any(self._tied(at) for at in places)
+        for node, at, label in zip(window, places, labels, strict=True):
+            self._sorted[at], self._labels[node] = node, label
+        if tied:  # places of one label cannot change hands: creation numbers decide there
+            kept = {n: label for n, label, _ in record}
+            record = [(n, kept.get(n, label), created) for n, label, created in self._space_all()]
         return Relabelled(tuple(entry for entry in record if self._labels[entry[0]] != entry[1]))
 
     def remove(self, node: N) -> Relabelled[N]:
@@ -130,13 +142,15 @@ class OnlineOrder(Generic[N]):
 
     def restore(self, record: Relabelled[N]) -> Relabelled[N]:
         """Undo a change, later ones first; returns the record that redoes it. O(changed · log n)."""
-        inverse: list[tuple[N, int | None, int]] = []
+        inverse = [(n, self._labels.get(n), self._created.get(n, created)) for n, _, created in record.before]
+        many = len(inverse) * 16 > len(self)  # sorting once is then cheaper than moving one by one
         for node, label, created in record.before:
-            inverse.append((node, self._labels.get(node), created))
             if node in self._labels:
-                self._drop(node)
+                self._drop(node, listed=not many)
             if label is not None:
-                self._put(node, label, created)
+                self._put(node, label, created, listed=not many)
+        if many:
+            self._sort()
         return Relabelled(tuple(inverse))
 
     def label(self, node: N) -> int:
@@ -162,54 +176,81 @@ class OnlineOrder(Generic[N]):
         return len(self._labels)
 
     def __iter__(self) -> Iterator[N]:
-        return iter(sorted(self._labels, key=self.key))
+        return iter(tuple(self._sorted))
 
     # -- labels ------------------------------------------------------------------------------------------------------
-    def _free_label(self, after: N | None, before: N | None) -> int | None:
-        labels, gap = self._sorted, self._gap
-        if after is None and before is None:
-            label = labels[-1] + gap if labels else 0
-        elif after is None:
-            assert before is not None
-            high = self._labels[before]
-            at = bisect_left(labels, high)
-            label = (labels[at - 1] + high) // 2 if at else high - gap
+    def _place(self, after: N | None, before: N | None) -> tuple[int, int | None]:
+        """Where in the order a node goes, and a label that is free there, None if there is none."""
+        if after is not None and before is not None and self._labels[after] < self._labels[before]:
+            label = (self._labels[after] + self._labels[before]) // 2
+            at = bisect_left(self._sorted, label, key=self._labels.__getitem__)
+            if self._labels[self._sorted[at]] != label:
+                return at, label
+            after = self._sorted[at]  # the middle of a wide interval may be somebody's label
+        if after is not None:
+            at = bisect_right(self._sorted, self._labels[after], key=self._labels.__getitem__)
+        elif before is not None:
+            at = bisect_left(self._sorted, self._labels[before], key=self._labels.__getitem__)
         else:
-            low = self._labels[after]
-            at = bisect_right(labels, low)
-            high = labels[at] if at < len(labels) else low + 2 * gap
-            if before is not None and self._labels[before] > low:
-                high = self._labels[before]
-            label = (low + high) // 2
-        at = bisect_left(labels, label)
-        taken = at < len(labels) and labels[at] == label
-        if taken and after is not None and before is not None:  # the middle of a wide interval may be somebody's label
-            low = labels[at]
-            high = labels[at + 1] if at + 1 < len(labels) else low + 2 * gap
-            label, taken = (low + high) // 2, high - low < 2
-        return None if taken or not -LIMIT < label < LIMIT else label
+            at = len(self._sorted)
+        low, high = self._around(at)
+        label = (low + high) // 2
+        return at, label if low < label < high and -LIMIT < label < LIMIT else None
 
-    def _put(self, node: N, label: int, created: int) -> None:
+    def _around(self, at: int) -> tuple[int, int]:
+        """The labels below and above the place `at`; beyond the ends of the order there is room for one gap."""
+        nodes, labels, gap = self._sorted, self._labels, self._gap
+        if not nodes:
+            return -gap, gap
+        low = labels[nodes[at - 1]] if at else labels[nodes[0]] - 2 * gap
+        return low, labels[nodes[at]] if at < len(nodes) else low + 2 * gap
+
+    def _spread(self, at: int) -> list[tuple[N, int | None, int]]:
+        """Make room at the place `at`; returns what moved as it was."""
+        nodes, labels, reach = self._sorted, self._labels, 4
+        while True:
+            low, high = max(at - reach, 0), min(at + reach, len(nodes))
+            floor = labels[nodes[low - 1]] if low else labels[nodes[0]] - reach * self._gap
+            ceiling = labels[nodes[high]] if high < len(nodes) else labels[nodes[-1]] + reach * self._gap
+            if ceiling - floor > (high - low + 2) ** 2 and floor > -LIMIT and ceiling < LIMIT:
+                return self._space(low, high, floor, ceiling)
+            if high - low == len(nodes):
+                return self._space_all()
+            reach *= 2
+
+    def _space(self, low: int, high: int, floor: int, ceiling: int) -> list[tuple[N, int | None, int]]:
+        """Spread the labels of the places low..high-1 evenly between two others; returns what moved as it was."""
+        step = (ceiling - floor) // (high - low + 1)
+        moved: list[tuple[N, int | None, int]] = []
+        for i, node in enumerate(self._sorted[low:high], 1):
+            moved.append((node, self._labels[node], self._created[node]))
+            self._labels[node] = floor + i * step
+        return moved
+
+    def _space_all(self) -> list[tuple[N, int | None, int]]:
+        half = min(self._gap * (len(self) + 1), LIMIT) // 2
+        return self._space(0, len(self), -half, half)
+
+    def _place_of(self, node: N) -> int:
+        return bisect_left(self._sorted, self.key(node), key=self.key)
+
+    def _tied(self, at: int) -> bool:
+        label = self._labels[self._sorted[at]]
+        return any(0 <= i < len(self._sorted) and self._labels[self._sorted[i]] == label for i in (at - 1, at + 1))
+
+    def _sort(self) -> None:
+        self._sorted = sorted(self._labels, key=self.key)
+
+    def _put(self, node: N, label: int, created: int, listed: bool = True) -> None:
         self._labels[node], self._created[node] = label, created
         self._next = max(self._next, created + 1)
-        insort(self._sorted, label)
+        if listed:
+            self._sorted.insert(bisect_left(self._sorted, (label, created), key=self.key), node)
 
-    def _drop(self, node: N) -> None:
-        self._sorted.pop(bisect_left(self._sorted, self._labels.pop(node)))
-        del self._created[node]
-
-    def _respace(self, nodes: list[N]) -> list[tuple[N, int | None, int]]:
-        record = [(n, self._labels[n], self._created[n]) for n in nodes]
-        for i, node in enumerate(nodes):
-            self._labels[node] = i * self._gap
-        self._sorted = [i * self._gap for i in range(len(nodes))]
-        return [(n, label, created) for n, label, created in record if self._labels[n] != label]
-
-    def _ties(self, pool: Iterable[int]) -> bool:
-        return any(bisect_right(self._sorted, label) - bisect_left(self._sorted, label) > 1 for label in pool)
-
-    def _sorted_with(self, keys: Mapping[N, tuple[int, int]]) -> list[N]:
-        return sorted(self._labels, key=lambda n: keys[n] if n in keys else self.key(n))
+    def _drop(self, node: N, listed: bool = True) -> None:
+        if listed:
+            del self._sorted[self._place_of(node)]
+        del self._labels[node], self._created[node]
 
     # -- searches ----------------------------------------------------------------------------------------------------
     def _search(self, start: N, goal: N, high: tuple[int, int]) -> list[N]:

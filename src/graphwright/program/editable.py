@@ -167,8 +167,8 @@ class Editable(Structure):
         self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
-        if revived is not None:  # kinds are listed in order of creation, also after an undo
-            self._kinds[op] = dict.fromkeys(sorted(self._kinds[op], key=self.seq))
+        if revived is not None:
+            self._unsorted.add(op)
         self._touch(node)
         return node
 

@@ -60,6 +60,7 @@ class Structure:
         self._names: dict[str, NodeId] = {}
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
+        self._unsorted: set[str] = set()  # kinds whose nodes are not in order of creation, as one came back
 
     def node(self, ref: NodeId | Value | str) -> NodeId:
         """The handle of a node given by handle, value or name.
@@ -132,6 +133,9 @@ class Structure:
 
     def of_kind(self, kind: str) -> tuple[NodeId, ...]:
         """Nodes of one op or kind, in order of creation."""
+        if kind in self._unsorted:
+            self._kinds[kind] = dict.fromkeys(sorted(self._kinds[kind], key=self.seq))
+            self._unsorted.discard(kind)
         return tuple(self._kinds.get(kind, ()))
 
     def inputs(self) -> tuple[NodeId, ...]:
