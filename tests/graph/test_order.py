@@ -169,3 +169,19 @@ def test_labels_stay_in_int64_and_nodes_can_be_forgotten():
     assert list(order) == [*rest, first]
     with pytest.raises(UsageError, match="has a label already"):
         order.insert(first)
+
+
+@pytest.mark.parametrize("gap", [2**10, 2**20])
+def test_insertions_into_one_gap_move_few_labels_each(gap):
+    graph, n = Graph(), 4000
+    order = OnlineOrder(graph, gap=gap)
+    low, high, *rest = graph.add_nodes(n + 2)
+    for end in (low, high):
+        order.insert(end)
+    before, records = order.labels(), [order.insert(node, after=low, before=high) for node in rest]
+    assert sum(len(record.before) for record in records) < 12 * n  # log2 n
+    assert next(iter(order)) == low and list(order)[-1] == high and len(order) == n + 2
+    holds(order, graph)
+    for record in reversed(records):
+        order.restore(record)
+    assert order.labels() == before
