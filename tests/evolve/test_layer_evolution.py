@@ -19,6 +19,7 @@ from graphwright.evolve.layers import engine, train
 from graphwright.evolve.layers.cross import cross
 from graphwright.evolve.layers.recipe import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
+from graphwright.evolve.mutations.registry import parts
 
 QUICK = {"population": 4, "steps": 20}
 
@@ -133,14 +134,14 @@ def test_a_line_of_mothers_replays_to_the_same_structure():
 
 def test_equal_mutations_get_equal_names_whoever_makes_them():
     run = evolution(**QUICK)
-    kind = m.MUTATIONS["insert_layer"]
+    kind = "insert_layer"
     a, b = start(2, 1), start(2, 1)
-    assert run._number(a, kind, "out") == run._number(b, kind, "out") == "b1"
+    assert run._number(kind, "out", parts(a)) == run._number(kind, "out", parts(b)) == "b1"
     with a.edit("one") as e:
         m.insert_layer(e, "out", np.random.default_rng(0), block="b1")
-    assert run._number(a, kind, "out") == "b2"
-    assert run._number(b, kind, "out") == "b1"
-    assert run._number(b, m.MUTATIONS["add_skip"], "out") == "b3"
+    assert run._number(kind, "out", parts(a)) == "b2"
+    assert run._number(kind, "out", parts(b)) == "b1"
+    assert run._number("add_skip", "out", parts(b)) == "b3"
 
 
 def test_crossover_gives_each_layer_of_one_parent_with_its_moments():

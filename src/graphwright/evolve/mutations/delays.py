@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from graphwright.program.kinds import STORED
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program, Transaction
+
+
+_NEURON = r"n\d+"  # the head of n5.out and n0.x0: a genome names what it remembers by the neuron alone
 
 
 def delayed(p: Program) -> list[NodeId]:
@@ -73,7 +77,9 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
             raise UsageError("each value of this shape has its link", where=p.path(total), got=p.spec(total))
         source = values[int(rng.integers(len(values)))]
     value = p.value(source)
-    name = f"{p.path(value.node).removesuffix('.out')}.before1"
+    path = p.path(value.node)
+    head = path.partition(".")[0]
+    name = f"{head if re.fullmatch(_NEURON, head) else path}.before1"
     if p.select(name).count:
         held = p.node(name)
     else:
