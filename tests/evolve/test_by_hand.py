@@ -123,6 +123,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     }
     assert rest.alive(3) == ev.Key(4, 3, 2)
     assert state(rest) == state(whole)
+    assert [c.tobytes() for c in rest.scored] == [c.tobytes() for c in whole.scored]
     for run in (whole, rest):
         run.run(9, target=9.0)
     assert state(rest) == state(whole)

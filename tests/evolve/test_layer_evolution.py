@@ -325,6 +325,23 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
 
 
+def test_a_candidate_that_fails_changes_nobody_else_s_random_numbers(monkeypatch):
+    runs = [evolution(1, population=4, steps=3) for _ in range(2)]
+    runs[0].run(max_generations=2, target=2)
+    real = train.measure
+
+    def broken(task, program, part):
+        if program.name == "candidate 2":
+            raise FloatingPointError("no")
+        return real(task, program, part)
+
+    monkeypatch.setattr(train, "measure", broken)
+    runs[1].run(max_generations=2, target=2)
+    assert [b.number for b in runs[1].births if b.failure] == [2]
+    assert "FloatingPointError: no" in runs[1].failures[0]
+    assert [b for b in runs[0].births if b.number != 2] == [b for b in runs[1].births if b.number != 2]
+
+
 def test_images_evolve_too():
     gw.manual_seed(0)
     n = gw.nn
