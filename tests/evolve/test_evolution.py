@@ -81,6 +81,7 @@ def test_runs_in_environments_resume_in_another_process(tmp_path, name):
     rest = ev.resume(tmp_path / "run")  # by a task that no episode was played in
     rest.run(4, target=np.inf)
     assert rest.log == whole.log
+    assert first.best is not None
     assert ev.load_best(tmp_path / "run").rescore() == first.individual(first.best).fitness
 
 

@@ -342,6 +342,24 @@ def test_a_candidate_that_fails_changes_nobody_else_s_random_numbers(monkeypatch
     assert [b for b in runs[0].births if b.number != 2] == [b for b in runs[1].births if b.number != 2]
 
 
+def test_a_delayed_link_is_found_where_the_answer_is_the_step_before():
+    x = np.random.default_rng(0).normal(size=(60, 5, 2)).astype("f4")
+    y = np.concatenate([np.zeros((60, 1, 1), "f4"), x[:, :-1, :1] - x[:, :-1, 1:]], 1)
+    b = gw.Builder("sequence")
+    w = b.param("out.weight", np.zeros((1, 2), np.float32))
+    b.output(b.linear(b.input("x", (6, 5, 2)), w, name="out"), "y")
+    settings = ev.Layers(population=2, steps=80, lr=0.1, crossover=0, rates=only("add_delay_link", "remove_delay_link"))
+    run: Any = ev.Evolution(ev.Task(x, y, "mse", target=2.0), ev.blocks(b.build()), settings, seed=0)
+    run.run(max_evaluations=9)
+    assert run.births[0].loss > 1
+    assert run._best().birth.loss < 0.01
+    assert {b.mutation for b in run.births} == {"", "add_delay_link", "remove_delay_link"}
+    for birth in run.births[1:]:  # once removed, a part of the same place gets its name again
+        assert birth.block in ("", "b1", "b2", "b3")
+    for member in run.members:
+        assert run.replay(member.number).structure_hash() == member.program.structure_hash()
+
+
 def test_images_evolve_too():
     gw.manual_seed(0)
     n = gw.nn

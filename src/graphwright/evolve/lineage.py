@@ -88,7 +88,7 @@ class _Past:
     metric: np.ndarray
     kept: np.ndarray
     genes: Any
-    edits: list[Edited] = field(default_factory=list)
+    edits: list[Edited] = field(default_factory=list, init=False)
 
     def edited(self, index: int) -> list[Edited]:
         """The edits of one individual."""

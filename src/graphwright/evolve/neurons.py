@@ -227,10 +227,10 @@ class NeuronEvolution(Evolution):
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
         top = int(fitness.argmax())
-        self._crown(Key(self.generation, top), fitness[top])
+        best = self._crown(Key(self.generation, top), fitness[top])
         if aim is not None and np.fmax.reduce(metric) >= aim:
             self._confirm(aim, fitness, metric)
-        shown = self.best if self.solution is None else self.solution
+        shown = best if self.solution is None else self.solution
         if self._shown is None or self._shown[0] != shown:
             self._shown = (shown, self.lineage.birth(shown).metric, *self.lineage.size(shown))
         _, reached, hidden, links = self._shown
@@ -249,11 +249,12 @@ class NeuronEvolution(Evolution):
             )
         )
 
-    def _crown(self, key: Key, fitness: float) -> None:
-        """Who is fitter than all before is the best."""
+    def _crown(self, key: Key, fitness: float) -> Key:
+        """Who is fitter than all before is the best; the best."""
         if self.best is None or fitness > self.lineage.birth(self.best).fitness:
             self.best, self.gained = key, self.generation
             self.lineage.pinned.add(key)
+        return self.best
 
     def _twice(self, fitness: np.ndarray) -> None:
         """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
