@@ -59,6 +59,12 @@ class Slow:
     def copy(self):
         return Slow(dict(self.nodes), {i: Gene(**vars(g)) for i, g in self.links.items()})
 
+    def remove(self, link, last):
+        """Without a link, and without nodes above `last` that have none any more."""
+        del self.links[link]
+        ends = {n for e in self.links.values() for n in (e.src, e.dst)}
+        self.nodes = {n: a for n, a in self.nodes.items() if n <= last or n in ends}
+
     def reaches(self, start, goal):
         if start == goal:
             return True
@@ -183,10 +189,13 @@ def mutate(g, r, acts, inputs, outputs, number, s):
         return "toggle_link", i
     if r.remove_link > 0 and s.uniform() < r.remove_link and g.links:
         i = sorted(g.links)[s.below(len(g.links))]
-        del g.links[i]
-        ends = {n for e in g.links.values() for n in (e.src, e.dst)}
-        g.nodes = {n: a for n, a in g.nodes.items() if n <= inputs + outputs or n in ends}
+        g.remove(i, inputs + outputs)
         return "remove_link", i
+    delayed = sorted(i for i, e in g.links.items() if e.delay)
+    if r.remove_delay_link > 0 and s.uniform() < r.remove_delay_link and delayed:
+        i = delayed[s.below(len(delayed))]
+        g.remove(i, inputs + outputs)
+        return "remove_delay_link", i
     if r.set_activation > 0 and s.uniform() < r.set_activation:
         hidden = sorted(g.nodes)[outputs:]
         if hidden and len(acts) > 1:

@@ -81,6 +81,7 @@ def test_runs_in_environments_resume_in_another_process(tmp_path, name):
     rest = ev.resume(tmp_path / "run")  # by a task that no episode was played in
     rest.run(4, target=np.inf)
     assert rest.log == whole.log
+    assert first.best is not None
     assert ev.load_best(tmp_path / "run").rescore() == first.individual(first.best).fitness
 
 
@@ -135,6 +136,29 @@ def test_failing_genomes_are_recorded_and_the_run_goes_on():
     assert run.log[-1].failed == 22
     assert "fitness is nan" in run.failures[0]
     assert np.isfinite(run.lineage.birth(run.best).fitness)
+
+
+def test_who_fails_changes_nobody_s_random_numbers():
+    """The worst get no fitness where they got the least: whoever is left has the same children, to the bit."""
+
+    def least(answers):
+        value = np.abs(answers[..., 0] - 0.5).sum(1)
+        return np.where(value < np.quantile(value, 0.4), 0.0, value)
+
+    def none(answers):
+        return np.where(least(answers) == 0, np.nan, least(answers))
+
+    kinds = {"mutate_only": 0.3, "population": 30, "split_link": 0.3, "add_link": 0.3, "survival": 0.4, "threshold": 9}
+    runs = [
+        run_of(task=ev.Task(X, [0, 1, 1, 0], fitness_batch=f, split="same"), generations=6, **kinds)
+        for f in (least, none)
+    ]
+    assert runs[0].counters.failed == 0
+    assert runs[1].counters.failed >= 60
+    for a, b in zip(runs[0].genes, runs[1].genes, strict=True):
+        assert a.tobytes() == b.tobytes()
+    for name in ("mother", "father", "mutation", "site"):
+        assert (getattr(runs[0].births, name) == getattr(runs[1].births, name)).all()
 
 
 def test_a_generation_that_fails_ends_the_run():

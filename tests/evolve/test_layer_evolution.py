@@ -19,6 +19,7 @@ from graphwright.evolve.layers import engine, train
 from graphwright.evolve.layers.cross import cross
 from graphwright.evolve.layers.recipe import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
+from graphwright.evolve.mutations.registry import parts
 
 QUICK = {"population": 4, "steps": 20}
 
@@ -133,14 +134,14 @@ def test_a_line_of_mothers_replays_to_the_same_structure():
 
 def test_equal_mutations_get_equal_names_whoever_makes_them():
     run = evolution(**QUICK)
-    kind = m.MUTATIONS["insert_layer"]
+    kind = "insert_layer"
     a, b = start(2, 1), start(2, 1)
-    assert run._number(a, kind, "out") == run._number(b, kind, "out") == "b1"
+    assert run._number(kind, "out", parts(a)) == run._number(kind, "out", parts(b)) == "b1"
     with a.edit("one") as e:
         m.insert_layer(e, "out", np.random.default_rng(0), block="b1")
-    assert run._number(a, kind, "out") == "b2"
-    assert run._number(b, kind, "out") == "b1"
-    assert run._number(b, m.MUTATIONS["add_skip"], "out") == "b3"
+    assert run._number(kind, "out", parts(a)) == "b2"
+    assert run._number(kind, "out", parts(b)) == "b1"
+    assert run._number("add_skip", "out", parts(b)) == "b3"
 
 
 def test_crossover_gives_each_layer_of_one_parent_with_its_moments():
@@ -322,6 +323,41 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     run.run(max_evaluations=4, target=2)
     assert run.counters.refused["never"] >= 3  # refused for each child, named, and another one was made
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
+
+
+def test_a_candidate_that_fails_changes_nobody_else_s_random_numbers(monkeypatch):
+    runs = [evolution(1, population=4, steps=3) for _ in range(2)]
+    runs[0].run(max_generations=2, target=2)
+    real = train.measure
+
+    def broken(task, program, part):
+        if program.name == "candidate 2":
+            raise FloatingPointError("no")
+        return real(task, program, part)
+
+    monkeypatch.setattr(train, "measure", broken)
+    runs[1].run(max_generations=2, target=2)
+    assert [b.number for b in runs[1].births if b.failure] == [2]
+    assert "FloatingPointError: no" in runs[1].failures[0]
+    assert [b for b in runs[0].births if b.number != 2] == [b for b in runs[1].births if b.number != 2]
+
+
+def test_a_delayed_link_is_found_where_the_answer_is_the_step_before():
+    x = np.random.default_rng(0).normal(size=(60, 5, 2)).astype("f4")
+    y = np.concatenate([np.zeros((60, 1, 1), "f4"), x[:, :-1, :1] - x[:, :-1, 1:]], 1)
+    b = gw.Builder("sequence")
+    w = b.param("out.weight", np.zeros((1, 2), np.float32))
+    b.output(b.linear(b.input("x", (6, 5, 2)), w, name="out"), "y")
+    settings = ev.Layers(population=2, steps=80, lr=0.1, crossover=0, rates=only("add_delay_link", "remove_delay_link"))
+    run: Any = ev.Evolution(ev.Task(x, y, "mse", target=2.0), ev.blocks(b.build()), settings, seed=0)
+    run.run(max_evaluations=9)
+    assert run.births[0].loss > 1
+    assert run._best().birth.loss < 0.01
+    assert {b.mutation for b in run.births} == {"", "add_delay_link", "remove_delay_link"}
+    for birth in run.births[1:]:  # once removed, a part of the same place gets its name again
+        assert birth.block in ("", "b1", "b2", "b3")
+    for member in run.members:
+        assert run.replay(member.number).structure_hash() == member.program.structure_hash()
 
 
 def test_images_evolve_too():

@@ -10,16 +10,22 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
+from graphwright.array.population.deal import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
+from graphwright.evolve.genomes import columns_of, minimal
 from graphwright.evolve.genomes import genome as read_genome
+from graphwright.evolve.mutations.delays import delayed
 from graphwright.evolve.mutations.layers import branches
-from graphwright.evolve.mutations.links import junctions, links
+from graphwright.evolve.mutations.links import junctions, links, open_links
+from graphwright.evolve.reproduce import Nursery
+from graphwright.program.cost import parameters
+from graphwright.program.kinds import STORED
 from seeds import deep
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 64)).astype(np.float32)
-KEEP = ("widen", "insert_layer", "insert_node", "add_skip", "add_link")
+KEEP = ("widen", "insert_layer", "insert_node", "add_skip", "add_link", "add_delay_link", "insert_cell")
 
 
 def mlp(widths=(64, 8, 7, 7), seed=0, kind="float32"):
@@ -40,13 +46,23 @@ def cnn(seed=0):
     return gw.trace(net, gw.tensor(X.reshape(40, 1, 8, 8)))
 
 
-STARTS = {"mlp": mlp, "cnn": cnn}
+def over_time(inputs=8):
+    """A layer over four steps, beside it a GRU."""
+    b = gw.Builder("sequence")
+    w = b.param("out.weight", np.ones((2, inputs), np.float32))
+    b.output(b.linear(b.input("x", (2, 4, inputs)), w, name="out"), "y")
+    p = b.build()
+    with p.edit("a memory") as e:
+        m.insert_cell(e, "out", np.random.default_rng(0), "gru", 4)
+    return p
+
+
+STARTS = {"mlp": mlp, "cnn": cnn, "gru": over_time}
 
 
 def answers(p):
-    return p.run({p.input_names()[0]: X.reshape(p.spec(p.input_names()[0]).shape)}, keep="outputs")[
-        p.output_names()[0]
-    ].to_numpy()
+    name = p.input_names()[0]
+    return p.run({name: np.resize(X, p.spec(name).shape)}, keep="outputs")[p.output_names()[0]].to_numpy()
 
 
 def prepared(start):
@@ -57,6 +73,9 @@ def prepared(start):
         m.insert_layer(e, last, np.random.default_rng(5))
         m.add_skip(e, last, np.random.default_rng(6))
         m.add_link(e, junctions(p)[0], rng, last, 0.5)
+        if start == "gru":
+            m.insert_layer(e, last, rng, 5, "leaky_relu")
+            m.add_delay_link(e, last, rng)
     for v in p.parameters():
         v.assign(gw.tensor(v.numpy() + 0.1 * np.random.default_rng(1).normal(size=v.shape).astype("f4")))
     return p
@@ -77,29 +96,23 @@ def test_each_mutation_keeps_its_promise_and_is_undone(name, start):
             continue
         made += 1
         assert p.validate().ok
+        assert parameters(p) == sum(p.weights.array(p.key(n)).size for n in p.params())
         if name in KEEP:
             assert np.abs(answers(p) - y).max() <= 1e-6 * np.abs(y).max()
         else:
             answers(p)
-        assert set(p.weights) == {p.key(n) for n in p.nodes() if p.op(n) in ("param", "state")}
+        assert set(p.weights) == {p.key(n) for n in p.nodes() if p.op(n) in STORED}
         p.undo()
         assert p.hash() == before
-    lacks = {"mlp": ("kernel", "stride"), "cnn": ("layer_attr",)}[start] + ("insert_cell", "cell_type")  # no sequence
-    assert made or name in lacks
+    assert made or name in LACKS[start]
+
+
+SEQUENCE = ("insert_cell", "cell_type", "add_delay_link", "remove_delay_link")
+LACKS = {"mlp": ("kernel", "stride", *SEQUENCE), "cnn": ("layer_attr", *SEQUENCE), "gru": ("kernel", "stride")}
 
 
 def perceptron():
     return mlp((64, 3))
-
-
-def over_time():
-    b = gw.Builder("sequence")
-    w = b.param("out.weight", np.ones((2, 8), np.float32))
-    b.output(b.linear(b.input("x", (2, 4, 8)), w, name="out"), "y")
-    p = b.build()
-    with p.edit("a memory") as e:
-        m.insert_cell(e, "out", np.random.default_rng(0), "gru", 4)
-    return p
 
 
 @pytest.mark.parametrize("start", [perceptron, mlp, cnn, over_time])
@@ -129,14 +142,12 @@ def test_whatever_a_mutation_makes_is_planned_and_runs(start):
 @pytest.mark.parametrize("start", STARTS)
 def test_many_mutations_in_random_order_leave_gradients_right(start):
     p = STARTS[start]()
-    step = np.random.default_rng({"mlp": 5, "cnn": 3}[start])  # that all of them come up
-    names = [p.path(n) for n in p.nodes()]
+    step = np.random.default_rng({"mlp": 5, "cnn": 3, "gru": 1}[start])  # that all of them come up
+    names, entries = [p.path(n) for n in p.nodes()], len(p.journal)
     done: set[str] = set()
     for _ in range(deep(200, 80)):
         kind = list(m.MUTATIONS.values())[int(step.integers(len(m.MUTATIONS)))]
         sites = kind.sites(p)
-        if kind.name == "add_delay_link":
-            continue  # a state that a run moves on: its gradients have tests of their own
         small = sum(v.data.size for v in p.parameters()) < 3000
         if len(sites) and (small or kind.name not in ("widen", "insert_layer", "insert_node", "add_skip", "kernel")):
             try:
@@ -146,12 +157,13 @@ def test_many_mutations_in_random_order_leave_gradients_right(start):
             except UsageError:
                 pass
     assert {"widen", "narrow", "insert_layer", "add_skip"} <= done
-    assert {"mlp": {"split_link", "add_link", "toggle_link"}, "cnn": {"kernel", "stride"}}[start] <= done
+    own = {"mlp": {"split_link", "add_link", "toggle_link"}, "cnn": {"kernel", "stride"}, "gru": {*SEQUENCE}}[start]
+    assert own <= done
     assert p.validate().ok
     for v in p.parameters():
         v.grad = None
     # Σ sin y, so that zeros of growth are no stationary points
-    p(**{p.input_names()[0]: gw.tensor(X.reshape(p.spec(p.input_names()[0]).shape))}).sin().sum().backward()
+    p(**{p.input_names()[0]: gw.tensor(np.resize(X, p.spec(p.input_names()[0]).shape))}).sin().sum().backward()
     for v in list(p.parameters()):
         if v.grad is None or not v.data.size:
             continue
@@ -164,7 +176,7 @@ def test_many_mutations_in_random_order_leave_gradients_right(start):
             values.append(np.sin(answers(p).astype("f8")).sum())
         v.assign(gw.tensor(old))
         assert abs(slope - (values[0] - values[1]) / (2 * size)) <= 2e-2 * (abs(slope) + 1)
-    p.undo(len(p.journal))
+    p.undo(len(p.journal) - entries)
     assert [p.path(n) for n in p.nodes()] == names
 
 
@@ -262,13 +274,17 @@ def test_a_link_split_by_hand_reads_as_the_genome_with_a_neuron():
 
 def test_a_neuron_goes_with_its_last_link():
     p = genome()
-    names = {p.path(n) for n in p.nodes()}
+    names, link = {p.path(n) for n in p.nodes()}, links(p)[0]
     with p.edit("split") as e:
-        m.split_link(e, links(p)[0], rng)
-    fresh = [n for n in links(p) if p.path(n) not in names and not p.path(n).startswith("n3")]
-    out = next(n for n in links(p) if p.path(n) not in names and n not in fresh)
+        m.split_link(e, link, rng)
+    (base,) = {p.path(n).partition(".")[0] for n in p.nodes()} - {n.partition(".")[0] for n in names}
+    into = next(n for n in links(p) if p.path(n).startswith(base))
+    out = next(n for n in links(p) if p.path(n) not in names and n != into)
     with p.edit("remove what leads out of it") as e:
         m.remove_link(e, out, rng)
+    assert p.select(f"{base}.sum").count
+    with p.edit("and what leads into it") as e:
+        m.remove_link(e, into, rng)
     assert {p.path(n) for n in p.nodes()} == names
 
 
@@ -316,3 +332,83 @@ def test_a_link_goes_to_a_junction_and_makes_no_circle():
     assert p.validate().ok
     with pytest.raises(UsageError, match="not a link"), p.edit("no") as e:
         m.toggle_link(e, m.linears(p)[0], rng)
+
+
+# -- links with a delay ------------------------------------------------------------------------------------------------
+def test_a_delayed_matrix_reads_the_step_before():
+    p, x = over_time(3), X.reshape(-1)[:24].reshape(2, 4, 3)
+    y, names = p.run(x=x)["y"].to_numpy(), {p.path(n) for n in p.nodes()}
+    with p.edit("remember") as e:
+        m.add_delay_link(e, "out", rng, "x", 0.5)
+    past = np.concatenate([np.zeros((2, 1, 3), "f4"), x[:, :-1]], 1)
+    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy() - y, past @ np.full((3, 2), 0.5, "f4"), atol=1e-5)
+    assert {p.path(n) for n in p.nodes()} - names == {
+        "b2.first", "b2.nothing", "b2.past", "b2.before", "b2.to.weight", "b2.to"
+    }  # fmt: skip
+    with p.edit("forget") as e:
+        m.remove_delay_link(e, "b2.to", rng)
+    assert {p.path(n) for n in p.nodes()} == names
+    np.testing.assert_array_equal(p.run(x=x)["y"].to_numpy(), y)
+    with pytest.raises(UsageError, match="no link with a delay"), p.edit("no") as e:
+        m.remove_delay_link(e, "out", rng)
+    with pytest.raises(UsageError, match="no place for a link with a delay"), p.edit("no") as e:
+        m.add_delay_link(e, "x", rng)
+
+
+@pytest.mark.parametrize("name", ["toggle_link", "remove_link", "remove_delay_link"])
+def test_a_link_in_columns_is_a_link_in_a_program(name):
+    """Chains of neurons, closed links, a state that two links read: what goes, and what stays."""
+    ends = [(4, 0, 3, 0), (5, 1, 3, 0), (6, 2, 3, 0), (8, 3, 7, 1), (9, 3, 3, 1), (11, 7, 10, 0), (12, 1, 13, 0),
+            (14, 13, 15, 2), (17, 16, 3, 0)]  # fmt: skip
+    links_ = tuple(ev.Link(i, s, d, k, i != 12, 0.25 * i) for i, s, d, k in ends)
+    nodes = tuple(ev.Node(n, "tanh") for n in (3, 7, 10, 13, 15, 16))
+    before = ev.Genome(2, 1, nodes, links_)
+    none = dict.fromkeys(("split_link", "add_link", "weights"), 0)
+    settings: Any = ev.NEAT(population=200, mutate_only=1.0, **{**none, name: 1.0})
+    one = np.zeros(200, np.int64)
+    alone, registry = Parents(one - 1, one, np.array([0, 1]), np.arange(1)), minimal(2, 1, 1, settings, 0)[1]
+    bred, births, _ = Nursery(settings, 2, 1, 5).breed(columns_of([before]), np.zeros(1), alone, registry, 1)
+    assert set(births.site.tolist()) == {i for i, *_, k in ends if k or name != "remove_delay_link"}
+    hidden = set()
+    for site in set(births.site.tolist()):
+        p = ev.program.founder(before)
+        h, dst = p.hash(), next(d for i, _, d, _ in ends if i == site)
+        with p.edit(name) as e:
+            m.MUTATIONS[name].apply(e, f"n{dst}.l{site}", rng)
+        after = ev.program.read(p)
+        assert after == read_genome(bred, births.site.tolist().index(site), 2, 1), site
+        hidden.add(after.hidden)
+        read = {e.src for e in after.links if e.delay}
+        assert {p.path(n).partition(".")[0] for n in p.of_kind("state")} == {f"n{n}" for n in read}
+        p.undo()
+        assert p.hash() == h
+    assert hidden == {"toggle_link": {5}, "remove_link": {4, 5}, "remove_delay_link": {4, 5}}[name]
+
+
+def test_whoever_is_read_knows_its_readers():
+    """Random edits of single links: producers and consumers agree, whatever was made and taken back."""
+    draw, made = np.random.default_rng(deep(2, 1)), 0
+    p = ev.program.founder(ev.program.read(genome()), batch=2)
+    start = p.hash()
+    kinds = [m.split_link, m.add_link, m.add_delay_link, m.remove_delay_link, m.remove_link, m.toggle_link]
+    sites = [open_links, junctions, junctions, delayed, links, links]
+    done = np.zeros(len(kinds), int)
+    while made < deep(10_000, 250):
+        k = int(draw.integers(len(kinds)))
+        found = sites[k](p)
+        if not found or (k < 3 and len(list(p.nodes())) > 60):
+            continue
+        try:
+            with p.edit("one") as e:
+                kinds[k](e, found[int(draw.integers(len(found)))], draw)
+        except UsageError:
+            continue
+        made, done[k] = made + 1, done[k] + 1
+        if draw.random() < 0.1:
+            p.undo()
+        for n in p.nodes():
+            assert all(n in p.producers(c) for c in p.consumers(n))
+            assert all(n in p.consumers(v) for v in p.producers(n))
+    assert done.min() > 5
+    p.undo(sum(entry.undoes is None for entry in p.journal[1:]) - sum(entry.undoes is not None for entry in p.journal))
+    assert p.hash() == start

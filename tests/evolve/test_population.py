@@ -39,8 +39,9 @@ ACT = {
 }
 THRESHOLD = 1.5
 WILD = NEAT(
-    population=40, grow=0.05, split_link=0.25, add_link=0.4, toggle_link=0.1, remove_link=0.1, set_activation=0.2,
-    delays=0.4, activation=("tanh", "relu", "gauss", "identity"), output="tanh", c4=0.5, tournament=2, tries=5,
+    population=40, grow=0.05, split_link=0.25, add_link=0.4, toggle_link=0.1, remove_link=0.1,
+    remove_delay_link=0.1, set_activation=0.2, delays=0.4, activation=("tanh", "relu", "gauss", "identity"),
+    output="tanh", c4=0.5, tournament=2, tries=5,
 )  # fmt: skip
 
 

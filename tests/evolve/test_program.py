@@ -17,7 +17,8 @@ from graphwright.evolve.genomes import columns_of, genome, take
 
 WILD = {
     "population": 12, "grow": 0.1, "split_link": 0.25, "add_link": 0.4, "toggle_link": 0.2, "remove_link": 0.15,
-    "set_activation": 0.2, "activation": ("tanh", "sigmoid49", "gauss", "identity", "step"), "output": "sigmoid",
+    "remove_delay_link": 0.15, "set_activation": 0.2, "output": "sigmoid",
+    "activation": ("tanh", "sigmoid49", "gauss", "identity", "step"),
 }  # fmt: skip
 
 

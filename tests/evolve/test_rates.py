@@ -25,7 +25,10 @@ ALWAYS = {
     "learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02), "add_skip": (0.06, 0.04),
     "remove_skip": (0.04, 0.04),
 }  # fmt: skip
-SEQUENCES = {"cell_type": (0.10, 0.10), "insert_cell": (0.10, 0.06)}
+SEQUENCES = {
+    "cell_type": (0.10, 0.10), "insert_cell": (0.10, 0.06), "add_delay_link": (0.08, 0.06),
+    "remove_delay_link": (0.04, 0.04),
+}  # fmt: skip
 IMAGES = {"kernel": (0.10, 0.06), "stride": (0.10, 0.06)}
 LINKS = {"split_link": (0.03, 0.03), "add_link": (0.05, 0.05)}
 """Mutation -> its weight while a run explores, and while it refines."""
@@ -54,6 +57,7 @@ def traced(kind):
         m.add_skip(e, last, rng)
         if kind == "sequences":
             m.insert_cell(e, last, rng, "gru", 3)
+            m.add_delay_link(e, last, rng)
     return p
 
 

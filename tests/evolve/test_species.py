@@ -6,6 +6,7 @@ import numpy as np
 from test_population import evolved
 
 from graphwright.array.population.deal import offspring, parents, representatives
+from graphwright.evolve.genomes import genome
 from graphwright.evolve.reproduce import Nursery
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species, breeding
@@ -80,8 +81,9 @@ def test_the_champion_of_a_large_species_is_copied():
     of = np.repeat([0, 1], [35, 5])
     s = Species(of, np.array([3, 8]), np.array([9.0, 8.0]), np.array([0, 0]), 3.0, 9)
     settings = NEAT(population=40)
-    _, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
+    children, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
     champion = int(np.argmax(fitness[:35]))
+    assert genome(children, 0, 3, 2) == genome(genes, champion, 3, 2)
     copies = (births.mother == champion) & (births.mutation == 0) & (births.father < 0)
     assert copies[0]
     pool = set(np.argsort(-fitness[:35], kind="stable")[:7].tolist()) | {35 + int(np.argmax(fitness[35:]))}

@@ -7,6 +7,7 @@ interrupted, and whatever the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from graphwright.evolve.layers.settings import Layers
     from graphwright.evolve.neurons import NeuronEvolution
     from graphwright.files import StrPath
-    from graphwright.program import Program
+    from graphwright.program import Program, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,10 @@ class Evolution:
         if seconds is not None and self.counters.seconds >= seconds:
             return Status.MAX_TIME
         return self._stuck()
+
+    def edit(self, who: Any, why: str = "edited") -> AbstractContextManager[Transaction]:
+        """Edit one of the living by hand, between generations: `with run.edit(who, "why") as e:`."""
+        raise NotImplementedError
 
     # -- what a kind of genome adds -----------------------------------------------------------------------------------
     @property

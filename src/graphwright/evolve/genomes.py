@@ -14,7 +14,8 @@ import numpy as np
 from graphwright.array.population.names import ACTIVATIONS, LINK_COLUMNS, NODE_COLUMNS
 from graphwright.evolve.settings import NEAT
 
-IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
+IN, BIAS, OUT, LINK, SPLIT, UNIT, HAND = range(7)
+"""Kinds of registry keys: those of `array.population.genes`, and (HAND, digest of its links, k), a neuron by hand."""
 
 
 class Node(NamedTuple):
@@ -190,3 +191,10 @@ def join(first: Any, second: Any) -> Any:
         a, b = getattr(first, name), getattr(second, name)
         parts[name] = np.concatenate([a, b[1:] + a[-1]])
     return type(first)(**parts)
+
+
+def replaced(genes: Any, g: int, one: Any) -> Any:
+    """A population with another genome at one place."""
+    order = np.arange(len(genes.node_off) - 1)
+    order[g] = len(order)
+    return take(join(genes, one), order)

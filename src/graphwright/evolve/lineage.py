@@ -1,20 +1,21 @@
 """Who descends from whom, and by which edits: every living genome, and every champion, back to its founder.
 
 A child has the structure of its mother; a father gives weights of genes that both have. So a line of mothers is a line
-of edits. Genes of ancestors are kept as long as somebody descends from them; the rest of a generation is dropped.
+of edits, and an edit by hand of somebody who lives is one more. Genes of ancestors are kept as long as somebody
+descends from them; the rest of a generation is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array.population.births import Births
 from graphwright.array.population.names import MUTATIONS
-from graphwright.evolve.genomes import Genome, genome, take
+from graphwright.evolve.genomes import Genome, genome, replaced, take
 from graphwright.evolve.program import apply, founder
 from graphwright.files import StrPath
 from graphwright.program.draw import written
@@ -27,10 +28,11 @@ _EVERY = 64  # generations between two sweeps of what nobody descends from
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """An individual: its generation, and its place there."""
+    """An individual: its generation, its place there, and how often it had been edited by hand by then."""
 
     generation: int
     index: int
+    edit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,10 @@ class Birth:
     """How an individual came to be.
 
     Attributes:
-        key: of the individual; mother, father: of its parents, or None.
-        mutation: its name; site: innovation number of the gene it concerned, or -1.
+        key: of the individual; mother, father: of its parents, or None; who is edited by hand is a mother too.
+        mutation: its name, "edit" by hand; site: innovation number of the gene it concerned, or -1.
         species, fitness, metric: as the individual was scored.
+        author: "evolution" or "human"; why: what a human said of it.
     """
 
     key: Key
@@ -51,8 +54,12 @@ class Birth:
     species: int
     fitness: float
     metric: float
+    author: str = "evolution"
+    why: str = ""
 
     def __str__(self) -> str:
+        if self.author == "human":
+            return f"generation {self.key.generation}: by hand, {self.why}"
         if self.mother is None:
             return f"generation {self.key.generation}: founder"
         crossed = f", crossed with {self.father.index}" if self.father is not None else ""
@@ -60,9 +67,20 @@ class Birth:
         return f"generation {self.key.generation}: {self.mutation.replace('_', ' ')}{at}{crossed}"
 
 
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edit by hand: of whom, why, the genes after it as a population of one, and what these scored."""
+
+    index: int
+    why: str
+    genes: Any
+    fitness: float
+    metric: float
+
+
 @dataclass(slots=True)
 class _Past:
-    """One generation: births of all, genes of those that are kept."""
+    """One generation: births of all, genes of those that are kept, and edits by hand in their order."""
 
     births: Births
     species: np.ndarray
@@ -70,6 +88,11 @@ class _Past:
     metric: np.ndarray
     kept: np.ndarray
     genes: Any
+    edits: list[Edited] = field(default_factory=list, init=False)
+
+    def edited(self, index: int) -> list[Edited]:
+        """The edits of one individual."""
+        return [e for e in self.edits if e.index == index]
 
 
 class Lineage:
@@ -94,6 +117,22 @@ class Lineage:
         if len(self.past) % _EVERY == 0:
             self.sweep()
 
+    def edit(self, change: Edited) -> Key:
+        """Enter an edit of an individual of the last generation; the key of what it became."""
+        self.past[-1].edits.append(change)
+        return self.latest(len(self.past) - 1, change.index)
+
+    def latest(self, generation: int, index: int) -> Key:
+        """An individual after all edits: what its children descend from."""
+        return Key(generation, index, len(self.past[generation].edited(index)))
+
+    def living(self) -> Any:
+        """Genes of the last generation after all edits."""
+        genes = self.past[-1].genes
+        for change in self.past[-1].edits:
+            genes = replaced(genes, change.index, change.genes)
+        return genes
+
     def sweep(self) -> None:
         """Drop genes that neither a living nor a pinned individual descends from."""
         if not self.past:
@@ -106,6 +145,7 @@ class Lineage:
             if 2 * len(wanted) <= len(past.kept):  # what is left over costs less than copying it often
                 past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
                 past.kept = wanted
+                past.edits = [e for e in past.edits if e.index in wanted]
             elif g < len(self.past) - 2 * _EVERY and not pinned:
                 break  # nothing changed here, so nothing changes before
             mothers = past.births.mother[wanted]
@@ -115,11 +155,15 @@ class Lineage:
         """How an individual came to be."""
         g, i = key.generation, key.index
         past = self.past[g]
+        if key.edit:
+            e = past.edited(i)[key.edit - 1]
+            return Birth(key, Key(g, i, key.edit - 1), None, "edit", -1, int(past.species[i]), e.fitness, e.metric,
+                         "human", e.why)  # fmt: skip
         mother, father = int(past.births.mother[i]), int(past.births.father[i])
         return Birth(
-            Key(g, i),
-            Key(g - 1, mother) if mother >= 0 else None,
-            Key(g - 1, father) if father >= 0 else None,
+            key,
+            self.latest(g - 1, mother) if mother >= 0 else None,
+            self.latest(g - 1, father) if father >= 0 else None,
             MUTATIONS[past.births.mutation[i]],
             int(past.births.site[i]),
             int(past.species[i]),
@@ -156,17 +200,17 @@ class Lineage:
         at = int(np.searchsorted(past.kept, key.index))
         if at == len(past.kept) or past.kept[at] != key.index:
             raise KeyError(f"no genes of {key} are kept: it has no living descendants and was no champion")
-        return past.genes, at
+        return (past.edited(key.index)[key.edit - 1].genes, 0) if key.edit else (past.genes, at)
 
     def replay(self, key: Key, batch: int | str = "B") -> Program:
-        """An individual as a Program whose journal is its history: the founder, then one entry per generation."""
+        """An individual as a Program; its journal is its history: the founder, then an entry per generation or edit."""
         line = self.path(key)
         genomes = [self.genome(birth.key) for birth in line]
         recurrent = any(link.delay for g in genomes for link in g.links)
         p = founder(genomes[0], self.names, 1 if recurrent and isinstance(batch, str) else batch)
         for birth, before, after in zip(line[1:], genomes, genomes[1:], strict=False):
             if before.nodes != after.nodes or before.links != after.links:
-                apply(p, before, after, str(birth))
+                apply(p, before, after, str(birth), birth.author)
         return p
 
     def to_html(self, path: StrPath | None = None, key: Key | None = None) -> str:

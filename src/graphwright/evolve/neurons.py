@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +13,12 @@ import numpy as np
 from graphwright.array.population.births import Births, founders
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
+from graphwright.evolve.by_hand import inherited, numbered, reading, untrained
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
 from graphwright.evolve.evolution import Evolution, Scalar
-from graphwright.evolve.genomes import minimal, take
+from graphwright.evolve.genomes import Genome, columns_of, minimal, replaced, take
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
-from graphwright.evolve.lineage import Key, Lineage
+from graphwright.evolve.lineage import Edited, Key, Lineage
 from graphwright.evolve.reproduce import Nursery, founding
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
@@ -26,6 +29,7 @@ from graphwright.progress import Progress
 
 if TYPE_CHECKING:
     from graphwright.files import StrPath
+    from graphwright.program import Transaction
 
 _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
@@ -89,6 +93,8 @@ class NeuronEvolution(Evolution):
         self._evaluate(aim)
 
     def _reached(self, aim: float) -> bool:
+        if self.solution is None and self.fitness is not None and self.lineage.past[-1].edits:
+            self._confirm(aim, self.fitness, self.metric)
         return self.solution is not None
 
     def _result(self, status: Status) -> Result:
@@ -131,6 +137,73 @@ class NeuronEvolution(Evolution):
         """An individual of the run, as long as its genes are kept."""
         return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
 
+    # -- by hand -----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def edit(self, who: Key | int, why: str = "edited") -> Iterator[Transaction]:
+        """Edit one of the living: `with run.edit(key, "why") as e:`, an edit of its program with its history.
+
+        On leaving, new genes get numbers from the registry, the result is scored (not trained) and takes the place of
+        who was edited: the next generation descends from it. The lineage has the edit, author "human".
+
+        Args:
+            who: a key of the present generation, or a place in it.
+        Raises: UsageError for who does not live; TaskError for what genes can't hold; what the edit raises. Then
+            nothing has changed.
+        """
+        key = self.alive(who)
+        p, before = self.lineage.replay(key, batch=1), self.lineage.genome(key)
+        sums = {n.id: p.node(f"n{n.id}.sum") for n in before.nodes}
+        with p.edit(why, author="human") as e:
+            yield e
+        found = reading(p, before, self.task.names, self.settings)
+        kept = [n.id for n in found.nodes if sums.get(n.id) == p.node(f"n{n.id}.sum")]
+        after, self.registry = numbered(before, found, kept, self.registry)
+        if after != before:
+            self._replace(key, why, after)
+
+    def alive(self, who: Key | int) -> Key:
+        """The key of one of the living, by its place or its key. Raises: UsageError."""
+        if self.fitness is None:
+            raise UsageError("nobody lives yet that was scored", where=self.task.name, fix="run(max_generations=1)")
+        place = who.index if isinstance(who, Key) else who
+        last = f"0 to {len(self.fitness) - 1}, or a key of generation {self.generation}"
+        if 0 <= place < len(self.fitness):
+            key = self.lineage.latest(self.generation, place)
+            if who in (place, key):
+                return key
+            last = str(key)
+        raise UsageError("nobody lives by this key", expected=last, got=who,
+                         fix="run.alive(place); or edit its program, which goes its own way")  # fmt: skip
+
+    def _replace(self, key: Key, why: str, after: Genome) -> None:
+        """Score a genome, and put it in the place of one of the living."""
+        assert self.fitness is not None
+        old, one, place = self.lineage.columns(key), columns_of([after]), key.index
+        inherited(one, old)
+        population = self.population(one)
+        scores, c = self.task.score(population), self.counters
+        fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
+        c.evaluations, c.forward, c.environment = (
+            c.evaluations + 1,
+            c.forward + scores.passes,
+            c.environment + scores.seconds,
+        )
+        if not np.isfinite(fitness):
+            c.failed += 1
+            self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
+            fitness = metric = -np.inf
+        heir = one
+        if self.scored is not self.genes:  # children get weights as they were before training, but those set by hand
+            self._trained, heir = (
+                replaced(self._trained, place, one),
+                untrained(one, old, take(self.genes, np.array([place]))),
+            )
+        self.genes, self._table = replaced(self.genes, place, heir), None
+        self.fitness, self.metric = self.fitness.copy(), self.metric.copy()
+        self.fitness[place], self.metric[place] = fitness, metric
+        self.species.note(self.fitness, self.generation)
+        self._crown(self.lineage.edit(Edited(place, why, one, fitness, metric)), fitness)
+
     # -- one generation ----------------------------------------------------------------------------------------------
     def _evaluate(self, aim: float | None) -> None:
         s, count = self.settings, self.settings.population
@@ -154,12 +227,10 @@ class NeuronEvolution(Evolution):
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
         top = int(fitness.argmax())
-        if self.best is None or fitness[top] > self.lineage.past[self.best.generation].fitness[self.best.index]:
-            self.best, self.gained = Key(self.generation, top), self.generation
-            self.lineage.pinned.add(self.best)
+        best = self._crown(Key(self.generation, top), fitness[top])
         if aim is not None and np.fmax.reduce(metric) >= aim:
             self._confirm(aim, fitness, metric)
-        shown = self.best if self.solution is None else self.solution
+        shown = best if self.solution is None else self.solution
         if self._shown is None or self._shown[0] != shown:
             self._shown = (shown, self.lineage.birth(shown).metric, *self.lineage.size(shown))
         _, reached, hidden, links = self._shown
@@ -178,6 +249,13 @@ class NeuronEvolution(Evolution):
             )
         )
 
+    def _crown(self, key: Key, fitness: float) -> Key:
+        """Who is fitter than all before is the best; the best."""
+        if self.best is None or fitness > self.lineage.birth(self.best).fitness:
+            self.best, self.gained = key, self.generation
+            self.lineage.pinned.add(key)
+        return self.best
+
     def _twice(self, fitness: np.ndarray) -> None:
         """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
         top = int(np.argmax(fitness))
@@ -191,7 +269,7 @@ class NeuronEvolution(Evolution):
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
             if self.task.confirm(self.population(take(self.scored, np.array([g])))):
-                self.solution = Key(self.generation, g)
+                self.solution = self.lineage.latest(self.generation, g)
                 self.lineage.pinned.add(self.solution)
                 return
 

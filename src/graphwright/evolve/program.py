@@ -52,11 +52,11 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
     return p
 
 
-def apply(p: Program, before: Genome, after: Genome, why: str) -> None:
+def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "evolution") -> None:
     """One entry of the journal that makes the program of one genome that of another."""
     old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
     old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
-    with p.edit(why, author="evolution", tool="graphwright.evolve") as e:
+    with p.edit(why, author=author, tool="graphwright.evolve") as e:
         gone = [link for i, link in old_links.items() if i not in new_links]
         for link in gone:
             _drop(e, link)
@@ -95,8 +95,10 @@ def read(p: Program) -> Genome:
                 raise TaskError("a link starts at a neuron", where=path, got=p.path(source))
             junction = p.node(f"n{dst}.sum")
             is_open = any(p.graph.source(e) == node for e in p.in_edges(junction))
-            weight = float(p.weights.array(f"{path}.weight").to_numpy())
-            links.append(Link(number, int(src[1:]), dst, delay, is_open, weight))
+            weight = p.weights.array(f"{path}.weight").to_numpy()
+            if weight.size != 1:
+                raise TaskError("a link has one weight", where=f"{path}.weight", got=weight.shape)
+            links.append(Link(number, int(src[1:]), dst, delay, is_open, float(weight.reshape(()))))
     if not nodes:
         raise TaskError("the program is no genome", where=p.name, fix="evolve.blocks(program) for a network of layers")
     return Genome(inputs, outputs, tuple(sorted(nodes)), tuple(sorted(links)))

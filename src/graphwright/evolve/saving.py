@@ -12,7 +12,7 @@ from graphwright.array.population.births import Births
 from graphwright.errors import GraphwrightError
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import ResumeMismatch
-from graphwright.evolve.lineage import Key, Lineage, _Past
+from graphwright.evolve.lineage import Edited, Key, Lineage, _Past
 from graphwright.evolve.neurons import Generation, NeuronEvolution
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
@@ -30,6 +30,7 @@ def save(run: NeuronEvolution, directory: StrPath) -> None:
             "threshold": run.species.threshold,
             "next_species": run.species.next_id,
             "past": len(run.lineage.past),
+            "edits": [[g, e.index, e.why, e.fitness, e.metric] for g, e in _edits(run.lineage)],
             "tensors": write_arrays(place, "arrays", dict(_arrays(run))),
         }
         write_run(place, run, content)
@@ -121,6 +122,9 @@ def _arrays(run: NeuronEvolution) -> Iterator[tuple[str, np.ndarray]]:
             yield f"past.{g}.{name}", getattr(past, name)
         for name, column in zip(past.genes._fields, past.genes, strict=True):
             yield f"past.{g}.genes.{name}", column
+    for k, (_, change) in enumerate(_edits(run.lineage)):
+        for name, column in zip(change.genes._fields, change.genes, strict=True):
+            yield f"edits.{k}.genes.{name}", column
 
 
 _BIRTHS = ("mother", "father", "mutation", "site", "refused")
@@ -161,16 +165,24 @@ def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[s
         )
         for g in range(content["past"])
     ]
+    for k, (g, index, why, fitness, metric) in enumerate(content["edits"]):
+        genes = Genes(**{name: arrays[f"edits.{k}.genes.{name}"] for name in Genes._fields})
+        lineage.past[g].edits.append(Edited(index, why, genes, number(fitness), number(metric)))
     run.lineage = lineage
     if run.settings.inherit == "baldwin" and run.fitness is not None:
-        run._trained = lineage.past[-1].genes
+        run._trained = lineage.living()
     run.best = None if content["best"] is None else Key(*content["best"])
     run.solution = None if content["solution"] is None else Key(*content["solution"])
     run.log = [_line(line) for line in content["log"]]
 
 
+def _edits(lineage: Lineage) -> list[tuple[int, Edited]]:
+    """Edits by hand with their generations, in order."""
+    return [(g, e) for g, past in enumerate(lineage.past) for e in past.edits]
+
+
 def _pair(key: Key | None) -> list[int] | None:
-    return None if key is None else [key.generation, key.index]
+    return None if key is None else [key.generation, key.index, key.edit]
 
 
 def _line(data: Mapping[str, Any]) -> Generation:

@@ -50,7 +50,7 @@ class NEAT:
     Attributes:
         population: genomes of a generation.
         grow: a unit from all inputs, with outgoing weights 0.
-        split_link, add_link, toggle_link, remove_link, set_activation: one gene each.
+        split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: one gene each.
         weights: all weights of a child move.
         perturb, power: share of weights that move by U(±power); the others are drawn from N(0, power²).
         fine, fine_power: share of children whose steps are `fine_power` of that.
@@ -79,6 +79,7 @@ class NEAT:
     add_link: float = 0.05
     toggle_link: float = 0.0
     remove_link: float = 0.0
+    remove_delay_link: float = 0.0
     set_activation: float = 0.0
     weights: float = 0.8
     perturb: float = 0.9
@@ -181,7 +182,9 @@ class Hybrid(NEAT):
     train: Train | None = field(default_factory=Train)
 
 
-STRUCTURAL = ("grow", "split_link", "add_link", "toggle_link", "remove_link", "set_activation")
+STRUCTURAL = (
+    "grow", "split_link", "add_link", "toggle_link", "remove_link", "remove_delay_link", "set_activation",
+)  # fmt: skip
 _SHARES = (*STRUCTURAL, "weights", "perturb", "fine", "delays", "mutate_only", "interspecies", "reclose", "survival")
 _COUNTS = {
     "population": 2, "tries": 0, "tournament": 1, "champions": 0, "stagnation": 0, "silence": 0, "burst": 0,

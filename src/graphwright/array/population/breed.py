@@ -26,7 +26,7 @@ from graphwright.array.population.genes import (
     place,
 )
 
-COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION = range(9)
+COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION, REMOVE_DELAY = range(10)
 BREEDING = 1  # purpose of the random stream
 WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
 """Settings that are whole numbers."""
@@ -36,8 +36,8 @@ class Rates(NamedTuple):
     """Probabilities and sizes; a draw that cannot be made goes on to the next one.
 
     Attributes:
-        grow, split_link, add_link, toggle_link, remove_link, set_activation: one structural mutation at most, tried in
-            this order.
+        grow, split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: one structural mutation
+            at most, tried in this order.
         weights: change all weights of a child that got none of these.
         perturb: share of weights that move; the others are drawn anew.
         power: largest step, and standard deviation of a new weight; `new_link` that of an added link.
@@ -56,6 +56,7 @@ class Rates(NamedTuple):
     add_link: float
     toggle_link: float
     remove_link: float
+    remove_delay_link: float
     set_activation: float
     weights: float
     perturb: float
@@ -295,11 +296,17 @@ def _add(
 
 
 @native
-def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, rng: Any) -> Any:
-    """One link less, and the hidden nodes that have no link any more."""
-    if l1 == l0:
+def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: int, rng: Any) -> Any:
+    """One link less, of those with a delay if `delayed` is 1, and the hidden nodes that have no link any more."""
+    there = 0
+    for e in range(l0, l1):
+        there += not delayed or out.link_delay[e] > 0
+    if not there:
         return n1, l1, np.int64(-1)
-    at = l0 + below(rng, l1 - l0)
+    wanted, at = below(rng, there), l0
+    while wanted or (delayed and not out.link_delay[at]):
+        wanted -= not delayed or out.link_delay[at] > 0
+        at += 1
     number = np.int64(out.link_id[at])
     for e in range(at + 1, l1):
         _copy(out, e, out, e - 1)
@@ -431,11 +438,17 @@ def breed(
                 else:
                     births.refused[TOGGLE] += 1
             if mutation == COPY and rates.remove_link > 0.0 and uniform(rng) < rates.remove_link:
-                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, rng)
+                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, 0, rng)
                 if site >= 0:
                     mutation = REMOVE_LINK
                 else:
                     births.refused[REMOVE_LINK] += 1
+            if mutation == COPY and rates.remove_delay_link > 0.0 and uniform(rng) < rates.remove_delay_link:
+                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, 1, rng)
+                if site >= 0:
+                    mutation = REMOVE_DELAY
+                else:
+                    births.refused[REMOVE_DELAY] += 1
             if mutation == COPY and rates.set_activation > 0.0 and uniform(rng) < rates.set_activation:
                 site = _activate(out, n0, n1, inputs, outputs, acts, rng)
                 if site >= 0:

@@ -34,6 +34,7 @@ MUTATIONS = (
     "toggle_link",
     "remove_link",
     "set_activation",
+    "remove_delay_link",
 )
 
 NODE_COLUMNS = ("node_id", "node_act")

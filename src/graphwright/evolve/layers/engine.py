@@ -6,6 +6,8 @@ objectives, or the metric alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
 from graphwright.evolve.evolution import Blocks, Evolution
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
+from graphwright.evolve.layers.by_hand import entry, name_parts
 from graphwright.evolve.layers.cross import cross
 from graphwright.evolve.layers.member import Birth, Member, Moments
 from graphwright.evolve.layers.recipe import GENES, LOSSES, Recipe
@@ -25,12 +28,13 @@ from graphwright.evolve.mutations.registry import MUTATIONS, Kind, parts, where
 from graphwright.evolve.pareto import crowding, fronts, survivors
 from graphwright.evolve.status import Status
 from graphwright.evolve.tasks.task import Task
+from graphwright.program import replay
 from graphwright.program.cost import flops, parameters
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
     from graphwright.files import StrPath
-    from graphwright.program import Program
+    from graphwright.program import Program, Transaction
 
 _DRAW, _APPLY, _TRAIN = 0, 1, 2  # purposes of random streams
 _GAIN = 1e-6
@@ -169,7 +173,7 @@ class LayerEvolution(Evolution):
             sites = kind.sites(program)
             if len(sites):
                 site = where(program, sites[int(rng.integers(len(sites)))])
-                block = self._number(program, kind, site) if kind.adds else ""
+                block = self._number(kind.name, site, parts(program)) if kind.adds else ""
                 try:
                     self.apply(program, kind, site, block, self._stream(_APPLY))
                     return kind.name, site, block, recipe
@@ -181,27 +185,34 @@ class LayerEvolution(Evolution):
 
     def apply(self, program: Program, kind: Kind, site: str, block: str, rng: np.random.Generator) -> None:
         """One mutation as one edit. Raises: what the edit raises, or TaskError beyond the limits; nothing changed."""
-        s = self.settings
         with program.edit(f"{kind.name} at {site}", author="evolution", tool="graphwright.evolve") as e:
             kind.apply(e, site, rng, **({"block": block} if kind.adds else {}))
-            if parameters(program) > s.max_params:
-                raise TaskError("more parameters than max_params", expected=s.max_params, got=parameters(program))
-            widest = max((int(program.spec(n).shape[0]) for n in program.params() if program.spec(n).shape), default=0)
-            if widest > s.max_width:
-                raise TaskError("wider than max_width", expected=s.max_width, got=widest)
-        if self._flops(program) > s.max_flops:
+            self._fits(program)
+        if self._flops(program) > self.settings.max_flops:
             program.undo()
-            raise TaskError("more operations than max_flops", expected=s.max_flops)
+            raise TaskError("more operations than max_flops", expected=self.settings.max_flops)
 
-    def _number(self, program: Program, kind: Kind, site: str) -> str:
-        """The name of a part: equal for equal mutations at an equal place, whoever makes them and whenever."""
-        there = parts(program)
+    def _fits(self, program: Program) -> None:
+        """Raises: TaskError beyond the limits of weights."""
+        s = self.settings
+        if parameters(program) > s.max_params:
+            raise TaskError("more parameters than max_params", expected=s.max_params, got=parameters(program))
+        widest = max((int(program.spec(n).shape[0]) for n in program.params() if program.spec(n).shape), default=0)
+        if widest > s.max_width:
+            raise TaskError("wider than max_width", expected=s.max_width, got=widest)
+
+    def _number(self, kind: str, site: str, there: set[str]) -> str:
+        """The name of a part: equal for equal mutations at an equal place, whoever makes them and whenever.
+
+        Args:
+            there: names of the parts that are there already.
+        """
         for k in range(len(there) + 1):
-            name = self.numbers.get((kind.name, site, k))
+            name = self.numbers.get((kind, site, k))
             if name is None:
                 taken = parts(self.start) | set(self.numbers.values())
                 first = max((int(t[1:]) for t in taken), default=0) + 1
-                name = self.numbers[(kind.name, site, k)] = f"b{first}"
+                name = self.numbers[(kind, site, k)] = f"b{first}"
             if name not in there:
                 return name
         raise AssertionError("more parts than there are")
@@ -236,6 +247,71 @@ class LayerEvolution(Evolution):
             self.failures.append(f"candidate {number} ({birth.what}): {failure}")
             return birth
         return Member(birth, program, train.moments(opt), seedling, seeds)
+
+    # -- by hand -----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def edit(self, who: int, why: str = "edited") -> Iterator[Transaction]:
+        """Edit a member by hand: `with run.edit(member.number, "why") as e:`, an edit of a fork of its program.
+
+        On leaving, new parts get names from the run, and the result is scored (not trained) and takes the place of the
+        member: a candidate whose mother is the member, author "human".
+
+        Args:
+            who: number of a member.
+        Raises: UsageError for who is no member; TaskError for what does not fit the task or the limits; what the edit
+            or its score raises. Then nothing has changed.
+        """
+        mother = next((m for m in self.members if m.number == who), None)
+        if mother is None:
+            numbers = ", ".join(str(m.number) for m in self.members)
+            raise UsageError("no member has this number", got=who, expected=numbers or "members, after run(1)",
+                             fix="edit its program, which goes its own way")  # fmt: skip
+        number, recipe = len(self.births), mother.birth.recipe
+        program = mother.program.fork(f"candidate {number}")
+        opt, before = train.optimizer(program, recipe), set(program.nodes())
+        train.restore(opt, mother.moments)
+        names = dict(self.numbers)
+        try:
+            with program.edit(why, author="human") as e:
+                yield e
+                name_parts(e, before, lambda what, there: self._number("by hand", what, there))
+                self._fits(program)
+            if train.fits(self.task, program) != (self.task.inputs, self.task.outputs):
+                raise TaskError("program and task do not fit", where=program.name, got=train.fits(self.task, program),
+                                expected=(self.task.inputs, self.task.outputs))  # fmt: skip
+            if self._flops(program) > self.settings.max_flops:
+                raise TaskError("more operations than max_flops", expected=self.settings.max_flops)
+            metric, loss = train.measure(self.task, program, self.task.valid)
+            if not np.isfinite(loss):
+                raise TaskError("the edited network has no finite loss", where=program.name, got=loss)
+        except BaseException:
+            self.numbers = names
+            raise
+        if not len(program.journal):
+            return
+        birth = Birth(number, self.generation, mother.number, None, "edit", "", "", recipe, metric, loss,
+                      parameters(program), self._flops(program), author="human", why=why,
+                      edits=program.journal[-1].edits)  # fmt: skip
+        seedling, seeds = mother.seedling, mother.seeds
+        if seedling is not None:
+            seedling = seedling.fork(f"seedling {number}")
+            start = train.optimizer(seedling, recipe)
+            train.restore(start, seeds)
+            replay([program.journal[-1]], onto=seedling)
+            seeds = train.moments(start)
+        self._take(mother, Member(birth, program, train.moments(opt), seedling, seeds))
+
+    def _take(self, old: Member, new: Member) -> None:
+        """Put what was edited in the place of what it was."""
+        self.births.append(new.birth)
+        self.counters.evaluations += 1
+        self.counters.forward += len(self.task.valid.x) * self.task.steps
+        best, steady = self._best().metric, self.steady
+        self.members.remove(old)
+        self._survive([new])
+        self.steady = min(self.steady, steady)  # no generation went by
+        if self._best().metric > best + _GAIN:
+            self.gained = self.generation
 
     # -- selection ---------------------------------------------------------------------------------------------------
     def _best(self) -> Member:
@@ -317,13 +393,16 @@ class LayerEvolution(Evolution):
         save(self, directory)
 
     def replay(self, number: int) -> Program:
-        """The structure of a candidate, made again from the start by the mutations of its mothers; weights are not.
+        """The structure of a candidate, made again from the start by the edits of its mothers; weights are not.
 
         Raises: UsageError for a number that nobody has.
         """
         program = self.start.fork(f"candidate {number}")
         for birth in self.line(number):
-            if birth.mutation in MUTATIONS:
+            if birth.author == "human":
+                made, brought = entry(birth)
+                replay([made], onto=program, payloads=brought)
+            elif birth.mutation in MUTATIONS:
                 kind = MUTATIONS[birth.mutation]
                 self.apply(program, kind, birth.site, birth.block, self._stream(_APPLY, birth.number))
         return program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Birth:
         recipe: how it was trained.
         metric, loss: on the validation cases, None if it failed; failure: why.
         params, flops: numbers in its weights; floating-point operations of one case.
+        author: "evolution", or "human" for an edit by hand of the mother; why: what a human said of it; edits: the
+            lines of the journal.
     """
 
     number: int
@@ -41,10 +43,15 @@ class Birth:
     params: int
     flops: int
     failure: str = ""
+    author: str = "evolution"
+    why: str = ""
+    edits: tuple[dict[str, Any], ...] = ()
 
     @property
     def what(self) -> str:
         """In words."""
+        if self.author == "human":
+            return f"by hand, {self.why}"
         place = f" at {self.site}" if self.site else ""
         crossed = f", crossed with {self.father}" if self.father is not None else ""
         return f"{self.mutation or 'start'}{place}{crossed}"

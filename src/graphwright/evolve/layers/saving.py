@@ -85,4 +85,5 @@ def _member(home: Path, birth: Birth, digests: Mapping[str, Any]) -> Member:
 
 
 def _birth(data: Mapping[str, Any]) -> Birth:
-    return Birth(**{**data, "recipe": Recipe(**data["recipe"]), "loss": number(data["loss"])})
+    return Birth(**{**data, "recipe": Recipe(**data["recipe"]), "loss": number(data["loss"]),
+                    "edits": tuple(data["edits"])})  # fmt: skip

@@ -7,6 +7,7 @@ those zeros at once. What one mutation adds is named `b<number>....`, so it is d
 from __future__ import annotations
 
 from graphwright.evolve.mutations.cells import cell_type, insert_cell
+from graphwright.evolve.mutations.delays import add_delay_link, remove_delay_link
 from graphwright.evolve.mutations.images import kernel, stride
 from graphwright.evolve.mutations.layers import (
     add_skip,
@@ -17,7 +18,7 @@ from graphwright.evolve.mutations.layers import (
     remove_skip,
     replace_activation,
 )
-from graphwright.evolve.mutations.links import add_delay_link, add_link, remove_link, split_link, toggle_link
+from graphwright.evolve.mutations.links import add_link, remove_link, split_link, toggle_link
 from graphwright.evolve.mutations.registry import MUTATIONS, Kind, linears, mutation
 from graphwright.evolve.mutations.units import narrow, widen, widths
 
@@ -36,6 +37,7 @@ __all__ = [
     "linears",
     "mutation",
     "narrow",
+    "remove_delay_link",
     "remove_layer",
     "remove_link",
     "remove_skip",

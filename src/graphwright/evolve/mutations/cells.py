@@ -14,7 +14,7 @@ from graphwright.array.spec import Spec
 from graphwright.autograd import ones, stack
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind
-from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation
+from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
 from graphwright.program.kinds import STORED
 from graphwright.program.trace import record
 
@@ -38,12 +38,6 @@ def _cfc(inputs: int, units: int) -> Any:
 
 
 _NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=True))
-
-
-def over_time(p: Program) -> list[NodeId]:
-    """Linear layers that read sequences of a fixed size."""
-    specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
-    return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
 
 
 def cells(p: Program) -> list[NodeId]:

@@ -34,6 +34,17 @@ def skips(p: Program) -> list[NodeId]:
     return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
 
+def readers_of_before(p: Program) -> list[NodeId]:
+    """Of these, the matrices that read the step before, of `add_delay_link`."""
+    return [n for n in branches(p) if p.select(f"{p.path(n).removesuffix('.to')}.before").count]
+
+
+def layers_added(p: Program) -> list[NodeId]:
+    """The others, which lead out of layers."""
+    others = {*skips(p), *readers_of_before(p)}
+    return [n for n in branches(p) if n not in others]
+
+
 def activations(p: Program) -> list[NodeId]:
     """Activations, but those within a cell."""
     return [n for op in ACTIVATIONS for n in p.of_kind(op) if not in_cell(p, n)]
@@ -52,7 +63,7 @@ def insert_layer(
     p = e.program
     node = p.node(site)
     total = behind(e, node)
-    old = _weight(p, node)
+    old = weight_of(p, node)
     (out, inner), kind = old.shape, old.dtype
     units = width or int(rng.choice([8, 16, 32]))
     base = block or free_part(p)
@@ -73,7 +84,7 @@ def insert_node(
     insert_layer(e, site, rng, 1, activation, block)
 
 
-@mutation("remove_layer", sites=lambda p: [n for n in branches(p) if n not in skips(p)], weight=0.08)
+@mutation("remove_layer", sites=layers_added, weight=0.08)
 def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     """Take out what a mutation added, and what only that needed."""
     p = e.program
@@ -106,7 +117,7 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base = block or free_part(p)
     width = int(p.spec(src).shape[-1])
-    old = _weight(p, node)
+    old = weight_of(p, node)
     w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], width), old.dtype))
     e.connect(e.add("linear", src, w, name=f"{base}.to"), total)
 
@@ -164,5 +175,6 @@ def behind(e: Transaction, node: NodeId) -> NodeId:
     return total
 
 
-def _weight(p: Program, node: NodeId) -> np.ndarray:
+def weight_of(p: Program, node: NodeId) -> np.ndarray:
+    """The matrix of a linear layer, [out, in]."""
     return p.weights.array(p.key(p.operands(node)[1].node)).to_numpy()

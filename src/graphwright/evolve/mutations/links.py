@@ -37,11 +37,6 @@ def junctions(p: Program) -> list[NodeId]:
     return [n for n in p.nodes() if p.is_junction(n)]
 
 
-def steady(p: Program) -> list[NodeId]:
-    """Junctions whose size is known, so that a value of theirs can be kept from step to step."""
-    return [n for n in junctions(p) if not p.spec(n).symbolic]
-
-
 @mutation("split_link", sites=open_links, weight=0.03)
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
     """A neuron in the middle of a link: weight 1 into it, the link's weight out of it; the link is closed.
@@ -50,7 +45,7 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
     """
     p = e.program
     link = _link(p, site)
-    total, weight = _target(p, link), p.weights.array(p.key(p.operands(link)[1].node)).to_numpy()
+    total, weight = target(p, link), p.weights.array(p.key(p.operands(link)[1].node)).to_numpy()
     source = p.operands(link)[0]
     _close(e, link)
     base = f"n{_free_neuron(p)}"
@@ -58,8 +53,8 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
     inner = e.add("junction", source, name=f"{base}.sum")
     e.cut(p.in_edges(inner)[0])
     out = e.add(activation, inner, name=f"{base}.out")
-    _open(e, _new(e, source, inner, 1.0), inner)
-    _open(e, _new(e, out, total, float(weight)), total)
+    open_link(e, new_link(e, source, inner, 1.0), inner)
+    open_link(e, new_link(e, out, total, float(weight)), total)
 
 
 @mutation("add_link", sites=junctions, weight=0.05)
@@ -70,34 +65,14 @@ def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     if not p.is_junction(total):
         raise UsageError("a link ends at a junction", where=p.path(total), got=p.op(total))
     if source is None:
-        after = _after(p, total)
-        values = [n for n in _values(p, total) if n not in after]
-        linked = {p.operands(n)[0].node for n in links(p) if _target(p, n) == total} | set(p.producers(total))
-        values = [n for n in values if n not in linked and n not in links(p)]
+        there = links(p)
+        linked = {p.operands(n)[0].node for n in there if target(p, n) == total}
+        taken = {*there, *linked, *p.producers(total), *_after(p, total)}
+        values = [n for n in values_like(p, total) if n not in taken]
         if not values:
             raise UsageError("no earlier value of this shape is left", where=p.path(total), got=p.spec(total))
         source = values[int(rng.integers(len(values)))]
-    _open(e, _new(e, p.value(source), total, float(weight)), total)
-
-
-@mutation("add_delay_link", sites=steady, weight=0.0)  # by hand: cases of a run are not each other's past
-def add_delay_link(
-    e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0
-) -> None:
-    """A link that carries the value of the step before; it may come from anywhere, the junction's own future too."""
-    p = e.program
-    total = p.node(site)
-    if source is None:
-        values = _values(p, total)
-        source = values[int(rng.integers(len(values)))]
-    value = p.value(source)
-    name = f"{p.path(value.node).removesuffix('.out')}.before1"
-    if p.select(name).count:
-        held = p.node(name)
-    else:
-        held = e.state(name, np.zeros([int(d) for d in e.spec(value).shape], e.spec(value).dtype.numpy))
-        e.carry(value, held)
-    _open(e, _new(e, p.value(held), total, float(weight)), total)
+    open_link(e, new_link(e, p.value(source), total, float(weight)), total)
 
 
 @mutation("toggle_link", sites=links, weight=0.0)
@@ -107,35 +82,44 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     if e.program.consumers(link):
         _close(e, link)
     else:
-        _open(e, link, _target(e.program, link))
+        open_link(e, link, target(e.program, link))
 
 
 @mutation("remove_link", sites=links, weight=0.0)
 def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Take a link out, with the neurons and states that only it needed."""
+    """Take a link out. A neuron that has no other link, open or closed, goes with it, and so does an unread state."""
     p = e.program
     link = _link(p, site)
+    total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
     _close(e, link)
-    idle = [link]
-    outputs = {v.node for v in p.outputs()}
-    while idle:
-        node = idle.pop()
-        above = list(dict.fromkeys(v.node for v in p.operands(node)))
-        writes = [w for w in p.consumers(node) if p.op(w) == "write"] if p.op(node) == "state" else []
-        above += [v.node for w in writes for v in p.operands(w) if v.node != node]
-        e.remove([*writes, node])
-        idle += [n for n in dict.fromkeys(above) if n not in outputs and n not in idle and _unread(p, n)]
+    e.remove([link, *([] if len(p.consumers(weight)) > 1 else [weight])])
+    while p.op(source) == "state" and all(p.op(n) == "write" for n in p.consumers(source)):
+        (write,) = p.consumers(source)
+        state, source = source, p.operands(write)[1].node
+        e.remove([write, state])
+    for base in {_neuron(p, n): None for n in (total, source)}:
+        if base is not None:
+            _drop_lone(e, base)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-def _unread(p: Program, node: NodeId) -> bool:
-    """Whether nobody needs a node: a state is needed by more than its own write; an input stays."""
-    if p.op(node) in ("input", "const"):
-        return False
-    return all(p.op(n) == "write" and p.op(node) == "state" for n in p.consumers(node))
+def _neuron(p: Program, node: NodeId) -> str | None:
+    """The neuron that a node is of, `n<k>`; None outside of neurons."""
+    base = p.path(node).partition(".")[0]
+    total = p.select(f"{base}.sum")
+    return base if total.count and p.is_junction(p.node(f"{base}.sum")) else None
 
 
-def _values(p: Program, like: NodeId) -> list[NodeId]:
+def _drop_lone(e: Transaction, base: str) -> None:
+    """Take a neuron out if no link leads to it or from it, and it is no output."""
+    p = e.program
+    own = [n for n in p.nodes() if p.path(n).startswith(f"{base}.")]
+    ends = {v.node for v in p.outputs()}
+    if not any(_NAME.match(p.path(n)) or n in ends or not set(p.consumers(n)) <= set(own) for n in own):
+        e.remove(own)
+
+
+def values_like(p: Program, like: NodeId) -> list[NodeId]:
     """What ops compute in the shape of a node."""
     return [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == (p.spec(like),)]
 
@@ -158,7 +142,7 @@ def _link(p: Program, site: Any) -> NodeId:
     return node
 
 
-def _target(p: Program, link: NodeId) -> NodeId:
+def target(p: Program, link: NodeId) -> NodeId:
     """The junction that a link leads to, or led to."""
     readers = p.consumers(link)
     if readers:
@@ -171,7 +155,7 @@ def _target(p: Program, link: NodeId) -> NodeId:
     raise UsageError("the junction of a closed link is gone", where=p.path(link), expected=f"{found[1]} or .sum")
 
 
-def _new(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
+def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
     """A link, not yet open."""
     p = e.program
     used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
@@ -179,7 +163,7 @@ def _new(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
     return e.add("mul", source, e.param(f"{name}.weight", np.asarray(weight, p.spec(source).dtype.numpy)), name=name)
 
 
-def _open(e: Transaction, link: NodeId, total: NodeId) -> None:
+def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
     """The port of a link into a neuron is its number, which keeps sums in one order."""
     found = _NAME.match(e.program.path(link))
     assert found is not None

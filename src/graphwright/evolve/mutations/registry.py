@@ -93,3 +93,9 @@ def where(p: Program, site: Site) -> str:
 def linears(p: Program) -> list[NodeId]:
     """Linear layers whose weight nobody else reads."""
     return [n for n in p.of_kind("linear") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]
+
+
+def over_time(p: Program) -> list[NodeId]:
+    """Linear layers that read sequences of a fixed size."""
+    specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
+    return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
