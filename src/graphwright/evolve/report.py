@@ -7,13 +7,13 @@ from typing import Any
 from graphwright.evolve.status import Status
 
 
-def facts(run: Any, status: Status) -> dict[str, Any]:
-    """Where it ended, and what it cost; seconds in environments are part of the seconds."""
+def facts(run: Any, status: Status, aim: float | None) -> dict[str, Any]:
+    """Where it ended, what for, and what it cost; seconds in environments are part of the seconds."""
     c = run.counters
     return {
         "task": run.task.name,
         "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
-        "target": run.task.target,
+        "target": aim,
         "seed": run.seed,
         "status": str(status),
         "generations": len(run.log),
@@ -26,6 +26,11 @@ def facts(run: Any, status: Status) -> dict[str, Any]:
         "failed": c.failed,
         "failures": run.failures[:3],
     }
+
+
+def nothing_yet(report: dict[str, Any]) -> str:
+    """The print of a run without a generation."""
+    return f"{report['status']} after {report['generations']} generations: nothing was scored yet"
 
 
 def same_cases(report: dict[str, Any]) -> str:

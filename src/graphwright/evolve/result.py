@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.errors import UsageError
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.program import founder
-from graphwright.evolve.report import cost, facts, same_cases, without_fitness
+from graphwright.evolve.report import cost, facts, nothing_yet, same_cases, without_fitness
 from graphwright.evolve.status import Status
 from graphwright.program.cost import flops
 
@@ -74,18 +75,19 @@ class Result:
     """The outcome of `Evolution.run`.
 
     Attributes:
-        status: why it ended; evolution: the run, which can go on.
+        status: why it ended; aim: the target, if there was one; evolution: the run, which can go on.
     """
 
-    def __init__(self, evolution: NeuronEvolution, status: Status) -> None:
-        self.evolution, self.status = evolution, status
+    def __init__(self, evolution: NeuronEvolution, status: Status, aim: float | None) -> None:
+        self.evolution, self.status, self.aim = evolution, status, aim
 
     @property
     def best(self) -> Individual:
-        """The one that solved the task; else the fittest so far."""
+        """The one that solved the task; else the fittest so far. Raises: UsageError before the first generation."""
         run = self.evolution
         key = run.solution or run.best
-        assert key is not None
+        if key is None:
+            raise UsageError("nothing was scored yet", where=run.task.name, fix="run(max_generations=...) of 1 or more")
         return run.individual(key)
 
     @property
@@ -104,10 +106,13 @@ class Result:
         return run.task.test(run.population(run.lineage.columns(self.best.key)))
 
     def to_json(self) -> dict[str, Any]:
-        """The report."""
-        run, best = self.evolution, self.best
+        """The report; before the first generation without a champion."""
+        run = self.evolution
+        if not run.log:
+            return facts(run, self.status, self.aim)
+        best = self.best
         return {
-            **facts(run, self.status),
+            **facts(run, self.status, self.aim),
             "fitness": {"best": best.fitness, "median": run.log[-1].median},
             "metric": {"name": run.task.metric, "valid": best.metric},
             "hidden": best.genome.hidden,
@@ -120,6 +125,8 @@ class Result:
 
     def __str__(self) -> str:
         r = self.to_json()
+        if not self.evolution.log:
+            return nothing_yet(r)
         fitness = r["fitness"]["best"] + 0.0  # no -0
         lines = [
             f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "

@@ -73,6 +73,15 @@ class Scores:
     failures: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Whether a genome that reached the target is taken for a solution, and what it cost to find out; see `Scores`."""
+
+    passed: bool
+    passes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """One part of the data: inputs [N, T, inputs], targets [N, T, outputs], which steps count [N, T], the last [N]."""
@@ -179,6 +188,9 @@ class Task:
             self.train = self.valid = self._test = whole
         else:
             self.train, self.valid, self._test = (whole.take(rows) for rows in _split(classes, split, seed, name))
+        if fitness is None and fitness_batch is None:
+            for head in heads:
+                _varies(head, whole, {"validation": self.valid, "test": self._test})
         mean, spread = (measure(self.train.x, axis=(0, 1)) for measure in (np.mean, np.std))
         one = ~np.broadcast_to(np.asarray(scaled, bool), mean.shape)
         self.scale = np.where(one, [[0.0], [1.0]], [mean, np.maximum(spread, 1e-12)]).astype(np.float32)
@@ -227,9 +239,9 @@ class Task:
         """Fitness and metric on the validation cases."""
         return self._score(population, "valid", self.valid)
 
-    def confirm(self, population: Population) -> bool:
-        """Whether a population of one that reached the target is taken for a solution."""
-        return True
+    def confirm(self, population: Population) -> Trial:
+        """Whether a population of one that reached the target is taken for a solution: on data always."""
+        return Trial(True)
 
     def test(self, population: Population) -> float:
         """The metric of a population of one on the test cases; counts its calls."""
@@ -336,6 +348,20 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
     if y.shape[1] != x.shape[1]:
         raise TaskError("targets have the steps of the inputs", where=name, expected=x.shape[1], got=y.shape[1])
     return x, y, classes
+
+
+def _varies(head: Measured, whole: Part, parts: Mapping[str, Part]) -> None:
+    """Raises: TaskError for a target that is the same in all cases, or where its metric divides by its spread."""
+    told = whole.y[whole.counts > 0][:, head.outputs]
+    if (told == told[0]).all():
+        raise TaskError("the target is the same in all cases", where=head.name, got=told[0].tolist(),
+                        expected="two different ones, or there is nothing to learn")  # fmt: skip
+    for name, part in parts.items() if head.metric == "r2" else ():
+        right = part.right[:, head.outputs]
+        if (right == right[0]).all():
+            raise TaskError(f"r2 compares with the spread of the {name} targets, which are all the same",
+                            where=head.name, got=f"{len(right)} of {right[0].tolist()}",
+                            fix='more cases, another seed of the split, or split="same"')  # fmt: skip
 
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
