@@ -13,6 +13,7 @@ from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.program import founder
 from graphwright.evolve.report import cost, facts, nothing_yet, same_cases, without_fitness
 from graphwright.evolve.status import Status
+from graphwright.evolve.tasks.task import Task
 from graphwright.program.cost import flops
 
 if TYPE_CHECKING:
@@ -59,15 +60,20 @@ class Individual:
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
         """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
 
+        Classes have probabilities, whether the network gives logits or not; `program` answers as it is.
+
         Args:
+            x: in the units that the task was given, for which see its `scaled`.
             head: those of one head; of all by default.
         """
         from graphwright.array.population.runner import Cases
 
         run = self.evolution
-        answers = run.population(run.lineage.columns(self.key)).answers(Cases.of(np.asarray(x)))[0]
-        if head is not None:
-            answers = answers[..., run.task.head(head).outputs]
+        population = run.population(run.lineage.columns(self.key))
+        seen = run.task.seen(x) if isinstance(run.task, Task) else np.asarray(x)
+        answers = population.answers(Cases.of(seen))[0]
+        if isinstance(run.task, Task):
+            answers = run.task.told(answers, population.logits, head)
         return answers if np.ndim(x) == 3 else answers[:, 0]
 
 
@@ -104,6 +110,10 @@ class Result:
         """The metric of the best on the test cases; the task counts how often they were read."""
         run = self.evolution
         return run.task.test(run.population(run.lineage.columns(self.best.key)))
+
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Answers of the best; see `Individual.predict`."""
+        return self.best.predict(x, head)
 
     def to_json(self) -> dict[str, Any]:
         """The report; before the first generation without a champion."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.evolve.layers.member import Birth, Member
-from graphwright.evolve.layers.train import measure
+from graphwright.evolve.layers.train import answers, measure
 from graphwright.evolve.mutations.units import widths
 from graphwright.evolve.report import cost, facts, nothing_yet, same_cases, without_fitness
 from graphwright.evolve.status import Status
@@ -65,6 +65,16 @@ class LayerResult:
         task = self.evolution.task
         task.test_reads += 1
         return measure(task, (member or self.best).program, task._test)[0]
+
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Answers of the best to inputs [N, ...]: float32, of classes probabilities; `best.program` gives logits.
+
+        Args:
+            x: in the units that the task was given, for which see its `scaled`.
+            head: those of one head; of all by default.
+        """
+        task, program = self.evolution.task, self.best.program
+        return task.told(answers(program, task.seen(x)), True, head)
 
     def to_json(self) -> dict[str, Any]:
         """The report; before the first generation without a champion."""

@@ -218,6 +218,20 @@ class Task:
             raise TaskError("no such head", where=self.name, expected=", ".join(self.heads), got=name)
         return self.heads[name]
 
+    def seen(self, x: Any) -> np.ndarray:
+        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32."""
+        values = np.asarray(x, np.float32)
+        return (values - self.scale[0]) / self.scale[1]
+
+    def told(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
+        """What a network's answers [..., outputs] say, of one head or of all: probabilities where they are logits."""
+        if logits:
+            answers = answers.copy()
+            for each in self.heads.values():
+                if each.loss != "mse":
+                    answers[..., each.outputs] = probabilities(answers[..., each.outputs], each.loss)
+        return answers if head is None else answers[..., self.head(head).outputs]
+
     def hash(self) -> str:
         """Of everything that decides a score, but functions."""
         parts = (self.train, self.valid, self._test)
@@ -267,12 +281,8 @@ class Task:
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
-            shown = final
-            for head in self.heads.values() if population.logits else ():
-                if head.loss != "mse":
-                    shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
             try:
-                fitness = np.array(self._mean(self.fitness_batch, shown), np.float64)
+                fitness = np.array(self._mean(self.fitness_batch, self.told(final, population.logits)), np.float64)
             except Exception as error:
                 failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
             if fitness.shape != (len(population),):
