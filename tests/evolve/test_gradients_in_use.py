@@ -10,7 +10,7 @@ import torch
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright import nn, optim
+from graphwright import nn
 from graphwright.autograd import GraphFreed, Tensor, grad_enabled, memory
 from graphwright.evolve.layers import train
 from graphwright.program import StaleRun
@@ -152,9 +152,13 @@ def test_old_probabilities_of_a_policy_keep_no_tape():
 
 
 def test_the_flag_is_restored_after_an_exception():
-    with pytest.raises(ZeroDivisionError), gw.no_grad():
-        assert not grad_enabled()
-        raise ZeroDivisionError
+    def failing() -> None:
+        with gw.no_grad():
+            assert not grad_enabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
     assert grad_enabled()
 
 

@@ -70,7 +70,8 @@ def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) 
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],
-                                 fix="resume(directory, task), or FILE --target COLUMN --resume DIR")  # fmt: skip
+                                 fix="resume(directory, task); on the command line FILE.csv --target COLUMN, or --task "
+                                     "FILE.py, beside --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
         same = task.name == content["task"]

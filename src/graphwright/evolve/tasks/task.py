@@ -123,6 +123,7 @@ class Task:
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
         skip: steps at the beginning of a sequence that do not count.
         runs: a noisy fitness is the mean of so many calls; in each, what is drawn by `graphwright` has a fixed key.
+        meaning: of the outputs, for who reads a champion: a class by its place, or the mean and spread of a number.
         scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
             which. `scale` is what was taken off and divided by, float32 [2, inputs].
     Raises: TaskError.
@@ -144,6 +145,7 @@ class Task:
         runs: int = 1,
         scaled: Any = False,
         names: tuple[str, ...] = (),
+        meaning: Mapping[str, Any] | None = None,
         name: str = "task",
         seed: int = 0,
     ) -> None:
@@ -164,7 +166,7 @@ class Task:
         for other in parts[1:]:  # stratified by all classes together
             classes = classes * (int(other[1].max()) + 1) + other[1]
         self.metric = "worst head" if several else heads[0].metric
-        self.name, self.split, self.target = name, split, target
+        self.name, self.split, self.target, self.meaning = name, split, target, meaning
         self.loss: str = "heads" if several else loss
         self.inputs, self.outputs = x.shape[2], width
         self.names = names or tuple(f"x{i}" for i in range(self.inputs))
