@@ -18,7 +18,7 @@ from graphwright.evolve.seeds import wilson
 COMMON = {
     "task": "str", "split": "str", "target": "float", "seed": "int", "status": "str", "generations": "int",
     "evaluations": "int", "forward_passes": "int", "backward_passes": "int", "seconds": "float",
-    "environment_seconds": "float", "refused": {"*": "int"}, "failed": "int", "failures": ["str"],
+    "environment_seconds": "float", "refused": {"*": "int"}, "failed": "int", "failures": ["str"], "test_reads": "int",
     "fitness": {"best": "float", "median": "float"}, "metric": {"name": "str", "valid": "float"},
     "hidden": "int", "parameters": "int", "flops": "int",
 }  # fmt: skip

@@ -25,6 +25,7 @@ def facts(run: Any, status: Status, aim: float | None) -> dict[str, Any]:
         "refused": dict(c.refused or {}),
         "failed": c.failed,
         "failures": run.failures[:3],
+        "test_reads": run.task.test_reads,
     }
 
 
@@ -45,6 +46,11 @@ def cost(report: dict[str, Any]) -> str:
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []
     parts += [f"{refused:,} mutations refused"] if refused else []
     return "; ".join(parts)
+
+
+def read_again(report: dict[str, Any]) -> list[str]:
+    """A line on test cases that were read more than once: what is chosen by them is no longer tested by them."""
+    return [f"  the test cases were read {report['test_reads']} times"] if report["test_reads"] > 1 else []
 
 
 def without_fitness(report: dict[str, Any], what: str) -> list[str]:

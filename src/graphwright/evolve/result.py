@@ -11,7 +11,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.program import founder
-from graphwright.evolve.report import cost, facts, nothing_yet, same_cases, without_fitness
+from graphwright.evolve.report import cost, facts, nothing_yet, read_again, same_cases, without_fitness
 from graphwright.evolve.status import Status
 from graphwright.evolve.tasks.task import Task
 from graphwright.program.cost import flops
@@ -145,5 +145,6 @@ class Result:
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
             f"  {r['species']} species; {cost(r)}",
             *without_fitness(r, "genomes had no fitness"),
+            *read_again(r),
         ]
         return "\n".join(lines)

@@ -10,7 +10,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.layers.member import Birth, Member
 from graphwright.evolve.layers.train import answers, measure
 from graphwright.evolve.mutations.units import widths
-from graphwright.evolve.report import cost, facts, nothing_yet, same_cases, without_fitness
+from graphwright.evolve.report import cost, facts, nothing_yet, read_again, same_cases, without_fitness
 from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
@@ -105,5 +105,6 @@ class LayerResult:
             f"  candidate {r['champion']['candidate']}: {r['champion']['what']}; trained by {self.best.birth.recipe}",
             f"  {r['front']} that no other dominates; {cost(r)}",
             *without_fitness(r, "failed"),
+            *read_again(r),
         ]
         return "\n".join(lines)
