@@ -126,7 +126,7 @@ def test_limits_and_stops():
 
 
 def test_no_generation_is_none_and_is_said():
-    run = ev.Evolution(ev.tasks.xor(), None, seed=0)
+    run: Any = ev.Evolution(ev.tasks.xor(), None, seed=0)
     for limit in ({"max_generations": 0}, {"max_evaluations": 0}, {"max_seconds": 0}):
         result = run.run(**limit)
         assert (len(run.log), run.counters.evaluations, run.fitness) == (0, 0, None)
@@ -137,7 +137,7 @@ def test_no_generation_is_none_and_is_said():
     assert run.run(1).status is ev.Status.MAX_GENERATIONS
     for wrong in (-1, math.nan):
         with pytest.raises(UsageError, match="a limit"):
-            run.run(wrong)  # type: ignore[arg-type]
+            run.run(wrong)
     with pytest.raises(UsageError, match="without a generation"):
         ev.over_seeds(ev.tasks.xor(), seeds=2, max_generations=0)
 
