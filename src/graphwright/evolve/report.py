@@ -29,9 +29,15 @@ def facts(run: Any, status: Status, aim: float | None) -> dict[str, Any]:
     }
 
 
+def ended(report: dict[str, Any]) -> str:
+    """Why and when."""
+    count = report["generations"]
+    return f"{report['status']} after {count} generation{'' if count == 1 else 's'}"
+
+
 def nothing_yet(report: dict[str, Any]) -> str:
     """The print of a run without a generation."""
-    return f"{report['status']} after {report['generations']} generations: nothing was scored yet"
+    return f"{ended(report)}: nothing was scored yet"
 
 
 def same_cases(report: dict[str, Any]) -> str:

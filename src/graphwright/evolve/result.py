@@ -11,7 +11,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.program import founder
-from graphwright.evolve.report import cost, facts, nothing_yet, read_again, same_cases, without_fitness
+from graphwright.evolve.report import cost, ended, facts, nothing_yet, read_again, same_cases, without_fitness
 from graphwright.evolve.status import Status
 from graphwright.evolve.tasks.task import Task
 from graphwright.program.cost import flops
@@ -139,8 +139,7 @@ class Result:
             return nothing_yet(r)
         fitness = r["fitness"]["best"] + 0.0  # no -0
         lines = [
-            f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "
-            f"{r['seconds']:.2f} s",
+            f"{ended(r)}, {r['evaluations']:,} evaluations, {r['seconds']:.2f} s",
             f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {fitness:.4g}{same_cases(r)}",
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
             f"  {r['species']} species; {cost(r)}",

@@ -10,7 +10,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.layers.member import Birth, Member
 from graphwright.evolve.layers.train import answers, measure
 from graphwright.evolve.mutations.units import widths
-from graphwright.evolve.report import cost, facts, nothing_yet, read_again, same_cases, without_fitness
+from graphwright.evolve.report import cost, ended, facts, nothing_yet, read_again, same_cases, without_fitness
 from graphwright.evolve.status import Status
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class LayerResult:
         if not self.evolution.log:
             return nothing_yet(r)
         lines = [
-            f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} candidates, "
-            f"{r['seconds']:.1f} s",
+            f"{ended(r)}, {r['evaluations']:,} candidates, {r['seconds']:.1f} s",
             f"  {r['metric']['name']} {r['metric']['valid']:.4g} with {r['parameters']:,} parameters, "
             f"{r['flops']:,} operations a case{same_cases(r)}",
             f"  candidate {r['champion']['candidate']}: {r['champion']['what']}; trained by {self.best.birth.recipe}",
