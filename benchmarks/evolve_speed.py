@@ -328,17 +328,27 @@ def ratio(a: list[float], b: list[float]) -> float:
     return median(x / y for x, y in zip(a, b, strict=True))
 
 
-def training() -> Figure:
-    """60 steps of Adam; all start from the same weights, and end at the same loss."""
+def crossover(sizes: list[int], ratios: list[float]) -> float | None:
+    """The size at which a peer's time falls to ours, by straight lines between logarithms; None if it does not."""
+    for (small, high), (large, low) in pairwise(zip(sizes, ratios, strict=True)):
+        if high >= 1 > low:
+            return small * (large / small) ** (math.log(high) / math.log(high / low))
+    return None
+
+
+def training(steps: int = 60, widths: tuple[int, ...] = (4, 16, 64)) -> Figure:
+    """Steps of Adam; all start from the same weights, and end at the same loss."""
     figure = Figure(
-        "60 training steps of 150 genomes, 64 cases", "CPU time of one thread; Adam, mean squared error, no clipping"
+        f"{steps} training steps of 150 genomes, 64 cases",
+        "CPU time of one thread; Adam, mean squared error, no clipping; genomes of one shape, the best case of vmap",
     )
     torch.set_num_threads(1)
-    steps, rate, cases = 60, 0.01, 64
+    rate, cases = 0.01, 64
+    times: dict[str, list[float]] = {}
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(cases, 8)).astype(np.float32), rng.normal(size=(cases, 1)).astype(np.float32)
     points, wanted = torch.from_numpy(x), torch.from_numpy(y[:, 0])
-    for hidden in (4, 16, 64):
+    for hidden in widths:
         genes, stacks = layered(hidden)
         table, lesson = tabulate(genes, 8, 1), Lesson.of(x, y, "mse")
         ends: dict[str, Any] = {}
@@ -367,8 +377,13 @@ def training() -> Figure:
         for who, end in ends.items():
             assert np.allclose(end, ends["graphwright"], rtol=1e-3, atol=1e-4), who
         for who, seconds in taken.items():
-            note = "" if who == "graphwright" else f"{median(seconds) / median(taken['graphwright']):.2f} times ours"
+            times.setdefault(who, []).append(median(seconds) / median(taken["graphwright"]))
+            note = "" if who == "graphwright" else f"{times[who][-1]:.2f} times ours"
             figure.add(f"{hidden} hidden: {who}", 1e3 * median(seconds), "ms", note)
+    for who in ("torch, one by one", "torch.vmap"):
+        size = crossover(list(widths), times[who])
+        where = f"from {size:.0f} hidden neurons on" if size else f"at none of {widths} hidden neurons"
+        figure.says.append(f"{who} is quicker {where}.")
     return figure
 
 

@@ -83,3 +83,49 @@ def test_seeds_are_told_as_distributions(tmp_path):
     assert [r["generations"] for r in facts["runs"]] == [2, 2, 2]
     assert call(*args).startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
     assert "not kept" in call(*args, "--out", tmp_path / "run", code=2)
+
+
+def test_a_task_of_ones_own(tmp_path):
+    own, out = tmp_path / "own.py", tmp_path / "run"
+    own.write_text(
+        "import numpy as np\nfrom graphwright import evolve as ev\n\n\ndef task():\n"
+        "    x = np.random.default_rng(0).normal(size=(60, 2))\n"
+        "    return ev.Task(x, x[:, 0] > x[:, 1], target=2.0, name='larger')\n"
+    )
+    first = json.loads(call("--task", own, "--population", 6, "--generations", 2, "--out", out, "--json"))
+    assert (first["task"], first["generations"]) == ("larger", 2)
+    assert "--task FILE.py" in call("--resume", out, code=2)
+    rest = json.loads(call("--task", own, "--resume", out, "--generations", 3, "--json"))
+    assert rest["generations"] == 3
+    assert "two tasks" in call("xor", "--task", own, code=2)
+    own.write_text("x = 1\ntask = x / 0\n")
+    said = call("--task", own, code=2)
+    assert "own.py:2: this file fails" in said.replace("\n", "")
+    assert "division by zero" in said
+    own.write_text("x = 1\n")
+    assert "makes no task" in call("--task", own, code=2)
+    assert "no such file" in call("--task", tmp_path / "none.py", code=2)
+
+
+def test_what_a_champion_of_a_table_reads_and_says_is_kept_with_it(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,kind,price\n" + "\n".join(f"{i % 9},{'up' if i % 9 > 4 else 'down'},{2 * i}" for i in range(60)))
+    small = ("--generations", 1, "--population", 4)
+    call(path, "--target", "kind", *small, "--out", tmp_path / "words")
+    assert json.loads((tmp_path / "words" / "outputs.json").read_text()) == {"kind": ["down", "up"]}
+    call(path, "--target", "price", *small, "--out", tmp_path / "numbers")
+    prices = 2 * np.arange(60)
+    assert json.loads((tmp_path / "numbers" / "outputs.json").read_text()) == {
+        "price": {"mean": prices.mean(), "std": prices.std()}
+    }
+    assert set(json.loads((tmp_path / "numbers" / "inputs.json").read_text())) == {"a", "kind=down", "kind=up"}
+
+
+def test_a_damaged_state_names_the_one_before(tmp_path):
+    out = tmp_path / "run"
+    call("two-moons", "--generations", 3, "--population", 6, "--save-every", 1, "--out", out)
+    (out / "state" / "arrays.safetensors").write_bytes(b"?")
+    assert "state.1" in call("--resume", out, code=2)
+    facts = json.loads(call("--resume", out / "state.1", "--generations", 3, "--out", out, "--json"))
+    assert facts["generations"] == 3
+    assert json.loads(call("--resume", out, "--generations", 4, "--json"))["generations"] == 4

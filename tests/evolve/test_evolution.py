@@ -10,7 +10,8 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
+from graphwright.errors import UsageError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, RegistryConflict, ResumeMismatch, TaskError
 from graphwright.evolve.genomes import genome
 from graphwright.evolve.reproduce import founding
 
@@ -62,7 +63,7 @@ def test_hybrid_solves_xor_with_few_candidates():
     assert max(r.best.genome.hidden for r in results) <= 6
     c = results[0].evolution.counters
     assert c.backward == c.evaluations * 60 * 4  # candidates x steps x cases
-    assert c.forward == c.evaluations * 4
+    assert c.forward == c.evaluations * 4 + 4  # and the best founder once more, whether its fitness is the same
 
 
 def test_the_number_of_threads_changes_nothing():
@@ -123,6 +124,35 @@ def test_limits_and_stops():
     assert np.diff(limited.genes.node_off).max() <= 3
     assert np.diff(limited.genes.link_off).max() <= 6
     assert limited.counters.refused["split_link"] > 0
+
+
+def test_no_generation_is_none_and_is_said():
+    run: Any = ev.Evolution(ev.tasks.xor(), None, seed=0)
+    for limit in ({"max_generations": 0}, {"max_evaluations": 0}, {"max_seconds": 0}):
+        result = run.run(**limit)
+        assert (len(run.log), run.counters.evaluations, run.fitness) == (0, 0, None)
+        assert str(result).endswith("after 0 generations: nothing was scored yet")
+        assert result.to_json()["evaluations"] == 0
+        with pytest.raises(UsageError, match="nothing was scored yet"):
+            _ = result.best
+    assert run.run(1).status is ev.Status.MAX_GENERATIONS
+    for wrong in (-1, math.nan):
+        with pytest.raises(UsageError, match="a limit"):
+            run.run(wrong)
+    with pytest.raises(UsageError, match="without a generation"):
+        ev.over_seeds(ev.tasks.xor(), seeds=2, max_generations=0)
+
+
+def test_a_target_that_was_reached_does_not_reach_a_higher_one():
+    run = ev.Evolution(ev.tasks.xor(), None, seed=0)
+    low = run.run(300, target=0.5)
+    assert low.solved
+    assert low.to_json()["target"] == 0.5
+    generations = len(run.log)
+    high = run.run(300, target=1.0)
+    assert high.solved
+    assert len(run.log) > generations
+    assert high.best.metric == 1.0
 
 
 def test_failing_genomes_are_recorded_and_the_run_goes_on():
@@ -324,17 +354,31 @@ def test_training_out_of_range_is_named(name, value):
 
 
 def test_damaged_files_are_refused(tmp_path):
-    run = run_of(generations=2)
-    run.save(tmp_path / "run")
-    arrays = tmp_path / "run" / "arrays.safetensors"
+    place = tmp_path / "run"
+    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
+    run.run(2, target=2.0, save=place, save_every=1)
+    older = r"try +the state before it is in .*run\.1"
+    arrays = place / "arrays.safetensors"
     whole = arrays.read_bytes()
-    arrays.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ResumeMismatch, match="damaged"):
-        ev.resume(tmp_path / "run")
+    flipped = whole[:-1] + bytes([whole[-1] ^ 1])
+    for damaged in (flipped, whole[:-5], whole[:20], b"", whole.replace(b"births.site", b"births.cite"), None):
+        arrays.unlink() if damaged is None else arrays.write_bytes(damaged)
+        with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
+            ev.resume(place)
     arrays.write_bytes(whole)
-    assert ev.resume(tmp_path / "run").generation == 1
-    text = (tmp_path / "run" / "run.json").read_text()
-    for damaged in (text[: len(text) // 2], text.replace('"seed"', '"sed"'), text.replace('"best"', '"most"')):
-        (tmp_path / "run" / "run.json").write_text(damaged)
-        with pytest.raises(ResumeMismatch, match=r"run\.json is damaged"):
-            ev.resume(tmp_path / "run")
+    assert ev.resume(place).generation == 1
+    text = (place / "run.json").read_text()
+    changes = ('"seed"', '"sed"'), ('"best"', '"most"'), ('"population": 10', '"population": -1')
+    for damaged in (text[: len(text) // 2], *(text.replace(*change) for change in changes)):
+        assert damaged != text
+        (place / "run.json").write_text(damaged)
+        with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
+            ev.resume(place)
+
+
+def test_two_numbers_for_one_structure_are_a_conflict(tmp_path):
+    run: Any = run_of(generations=2)
+    run.registry.keys[4] = run.registry.keys[3]
+    run.save(tmp_path / "run")
+    with pytest.raises(RegistryConflict, match=r"key \(.*\) as number 4"):
+        ev.resume(tmp_path / "run")

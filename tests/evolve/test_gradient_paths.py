@@ -17,7 +17,7 @@ from graphwright.evolve.program import founder
 
 
 def wild(output) -> list[ev.Genome]:
-    task = ev.Task(np.zeros((4, 3)), np.zeros((4, 2)), split="same", target=2.0)
+    task = ev.Task(np.zeros((4, 3)), np.eye(4)[:, :2], split="same", target=2.0)
     settings = ev.NEAT(population=30, split_link=0.3, add_link=0.4, toggle_link=0.2, delays=0.2, output=output,
                        activation=("tanh", "step", "sign"))  # fmt: skip
     run: Any = ev.Evolution(task, None, settings, seed=3)

@@ -259,7 +259,14 @@ def test_statuses(monkeypatch):
     assert run.run(max_evaluations=run.counters.evaluations, target=2).status == "MaxEvaluations"
     assert run.run(max_seconds=0.0, target=2).status == "MaxTime"
     assert run.run(max_generations=9, target=2, callback=lambda r: True).status == "CallbackStopped"
-    assert run.run(target=0.0).status == "TargetReached"
+    found = run.run(target=0.0)
+    assert found.status == "TargetReached"
+    assert found.best is run._best()
+    several = evolution(population=3, steps=60, rates=only("insert_layer"), pareto=ev.Pareto())
+    several.run(max_generations=5, target=2)
+    met = several.run(target=0.0)
+    assert met.status == "TargetReached"
+    assert met.best.birth.params == min(m.birth.params for m in met.pareto_front) < several._best().birth.params
     monkeypatch.setattr(engine, "MUTATIONS", {})
     idle = evolution(population=2, steps=1, crossover=0, rates=dict.fromkeys(GENES, 0.0))
     assert idle.run(max_generations=50, target=2).status == "NoApplicableMutation"

@@ -18,7 +18,7 @@ from graphwright.evolve.seeds import wilson
 COMMON = {
     "task": "str", "split": "str", "target": "float", "seed": "int", "status": "str", "generations": "int",
     "evaluations": "int", "forward_passes": "int", "backward_passes": "int", "seconds": "float",
-    "environment_seconds": "float", "refused": {"*": "int"}, "failed": "int", "failures": ["str"],
+    "environment_seconds": "float", "refused": {"*": "int"}, "failed": "int", "failures": ["str"], "test_reads": "int",
     "fitness": {"best": "float", "median": "float"}, "metric": {"name": "str", "valid": "float"},
     "hidden": "int", "parameters": "int", "flops": "int",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
     check(r, NEURONS)
     assert (r["generations"], r["evaluations"], r["failed"]) == (6, 120, sum(line.failed for line in run.log))
     assert r["failed"] == 6 * 4
-    assert r["forward_passes"] == 120 * 4
+    assert r["forward_passes"] == 120 * 4 + 4
     assert r["fitness"]["best"] == max(line.best for line in run.log)
     assert r["fitness"]["median"] == statistics.median(f for f in run.fitness.tolist() if f > -np.inf)
     assert r["species"] == len(run.log[-1].species)
@@ -75,7 +75,7 @@ def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
     assert r["refused"]["split_link"] > 0
     assert r["flops"] == _flops_by_hand(result.best.program)
     text = str(result)
-    for part in ("MaxGenerations after 6 generations, 120 evaluations", "480 passes forward", "mutations refused",
+    for part in ("MaxGenerations after 6 generations, 120 evaluations", "484 passes forward", "mutations refused",
                  "24 genomes had no fitness", "the same cases for training, validation and test"):  # fmt: skip
         assert part in text
 

@@ -213,6 +213,30 @@ def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
         ev.Task(inputs, targets, loss)
 
 
+@pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
+def test_a_target_that_is_the_same_in_all_cases_is_refused(loss):
+    x, same = np.random.default_rng(0).normal(size=(40, 2)), np.ones(40, int)
+    with pytest.raises(TaskError, match="the target is the same in all cases"):
+        ev.Task(x, same, loss)
+    with pytest.raises(TaskError, match="task, head b: the target is the same"):
+        ev.Task(x, {"a": ev.Head(np.arange(40) % 2), "b": ev.Head(same, loss)})
+    assert ev.Task(x, same, loss, fitness=lambda program: 0.0).outputs  # nothing is compared with it
+    steps = np.ones((40, 3, 1))
+    steps[:, 0] = 0  # which does not count
+    with pytest.raises(TaskError, match="the target is the same"):
+        ev.Task(np.repeat(x[:, None], 3, 1), steps, "mse", skip=1)
+
+
+def test_what_is_the_same_in_one_part_is_told_where_it_is_divided_by():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    rare = np.arange(40) == 7
+    assert ev.Task(x, rare).valid.y.max() == 0  # an accuracy is one of any cases
+    with pytest.raises(TaskError, match=r"spread of the (validation|test) targets(.|\n)*8 of \[0.0\]"):
+        ev.Task(x, rare, "mse")
+    assert ev.Task(x, np.c_[rare, x[:, 0]], "mse").outputs == 2
+    assert ev.Task(x, rare, "mse", split="same").outputs == 1
+
+
 def test_splits_are_shares_or_the_word_same():
     with pytest.raises(TaskError, match=r'"same"'):
         ev.Task(np.zeros((8, 2)), [0, 1] * 4, split="all")
@@ -373,7 +397,7 @@ def test_parity_of_bits_that_come_as_runs():
 
 
 def test_steps_that_do_not_count():
-    x, y = np.zeros((6, 3, 1)), np.zeros((6, 3, 1))
+    x, y = np.zeros((6, 3, 1)), np.arange(18.0).reshape(6, 3, 1)
     assert (ev.Task(x, y, "mse", split="same", skip=2).train.counts == [0, 0, 1]).all()
     with pytest.raises(TaskError, match="skip below 2"):
         ev.Task(x, y, "mse", split="same", lengths=[2] * 6, skip=2)

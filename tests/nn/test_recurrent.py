@@ -162,3 +162,55 @@ def test_layers_of_cfc_take_elapsed_times_step_by_step():
     assert len(states) == 2
     with pytest.raises(UsageError, match="variant"):
         nn.CfCCell(2, 2, variant="none")
+
+
+def test_a_cfc_as_a_program_has_its_parts_as_nodes_and_time_as_an_input():
+    gw.manual_seed(5)
+    layer = nn.CfC(4, 6, backbone_units=7).to("float64")
+    x, dt = rng.normal(size=(3, 2, 4)), rng.uniform(0, 2, (3, 2))
+    p = gw.trace(lambda x, dt: layer(x, None, dt)[0], x, dt)
+    assert p.input_names() == ("x", "dt")
+    (cell,) = layer.cells
+    keys = {id(v): key for key, v in p.weights.items()}
+    linears = p.of_kind("linear")
+    of = {name: [n for n in linears if p.key(p.producers(n)[1]) == keys[id(part.weight)]]
+          for name, part in (("backbone", cell.backbone[0]), ("f1", cell.ff1), ("f2", cell.ff2),
+                             ("time a", cell.time_a), ("time b", cell.time_b))}  # fmt: skip
+    assert {name: len(nodes) for name, nodes in of.items()} == dict.fromkeys(of, 2)  # one a step
+    for step in range(2):
+        (h,) = p.consumers(of["backbone"][step])
+        assert p.op(h) == "tanh"
+        f1, f2 = ({p.op(n) for n in p.consumers(of[name][step])} for name in ("f1", "f2"))
+        assert f1 == f2 == {"tanh"}
+        (scaled,) = p.consumers(of["time a"][step])
+        assert p.op(scaled) == "mul"  # by elapsed time, which comes from the input
+        assert p.node("dt") in p.reachable([scaled])
+        assert p.node("dt") not in p.reachable([of["backbone"][0]])
+    assert len(p.of_kind("sigmoid")) == 2
+    run, out = p.run(x=x, dt=dt), p.output_names()[0]
+    wanted = ["x", "dt", *p.weights]
+    found = {name: g.to_numpy() for name, g in zip(wanted, run.grad(out, wanted), strict=True)}
+    for name, ours in found.items():
+        for _ in range(2):
+            step, sums = rng.normal(size=ours.shape), []
+            for sign in (1e-6, -1e-6):
+                moved = p.fork()
+                fed = {"x": x, "dt": dt}
+                if name in fed:
+                    fed[name] = fed[name] + sign * step
+                else:
+                    with moved.edit("move") as e:
+                        e.set_weight(name, p.weights.array(name).to_numpy() + sign * step)
+                sums.append(moved.run(fed)[out].to_numpy().sum())
+            assert (ours * step).sum() == pytest.approx((sums[0] - sums[1]) / 2e-6, rel=1e-6, abs=1e-8), name
+    for at, limit in ((0.0, "time b alone"), (1e6, "the sign of time a")):
+        run = p.run(x=x, dt=np.full_like(dt, at))
+        h = np.zeros((3, 6))
+        for k in range(2):
+            b = np.tanh(run.value(of["backbone"][k]).to_numpy())
+            a, c = run.value(of["time a"][k]).to_numpy(), run.value(of["time b"][k]).to_numpy()
+            f1, f2 = (np.tanh(run.value(of[name][k]).to_numpy()) for name in ("f1", "f2"))
+            gate = sigma(c) if at == 0 else (a > 0).astype(float)
+            h = f1 * (1 - gate) + f2 * gate
+            assert b.shape == (3, 7)
+            np.testing.assert_allclose(run[out].to_numpy()[:, k], h, rtol=1e-9, err_msg=limit)

@@ -29,6 +29,10 @@ def evolve(
             show_default=False,
         ),
     ] = None,
+    own: Annotated[
+        Path | None,
+        typer.Option("--task", metavar="FILE.py", help="A task of your own: `task`, or a function that makes it."),
+    ] = None,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a CSV: the column to predict.")] = None,
     generations: Annotated[int, typer.Option(metavar="N", min=1, help="Generations at most.")] = 300,
     evaluations: Annotated[
@@ -64,7 +68,9 @@ def evolve(
     """
     from graphwright import evolve as ev
 
-    given = _task(task, target)
+    if task is not None and own is not None:
+        raise UsageError("two tasks", got=f"{task} and --task {own}")
+    given = _own(own) if own is not None else _task(task, target)
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("runs from several seeds are not kept", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
@@ -72,7 +78,7 @@ def evolve(
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
-        raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, or a file.csv",
+        raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py",
                          fix="graphwright evolve xor")  # fmt: skip
     else:
         start, settings = _search(
@@ -125,6 +131,26 @@ def _task(task: str | None, target: str | None) -> Any:
     return tasks.named(task)
 
 
+def _own(path: Path) -> Any:
+    """The task of a Python file. Raises: UsageError for a file that fails or makes none."""
+    from runpy import run_path
+    from traceback import extract_tb
+
+    if not path.is_file():
+        raise UsageError("no such file", where=path)
+    try:
+        made = run_path(str(path)).get("task")
+        made = made() if callable(made) else made
+    except Exception as error:
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}:{lines[-1]}" if lines else path
+        raise UsageError("this file fails", where=where, got=f"{type(error).__name__}: {error}") from error
+    if not hasattr(made, "score"):
+        raise UsageError("this file makes no task", where=path, got=type(made).__name__,
+                         expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
+    return made
+
+
 def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:
     """What evolves, and how."""
     from graphwright import evolve as ev
@@ -171,7 +197,7 @@ def _line(result: Any) -> list[Any]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    """The champion as a saved program, the pictures, and what inputs are scaled by."""
+    """The champion as a saved program, the pictures, what inputs are scaled by, and what outputs mean."""
     from graphwright.evolve import LayerResult, pictures
 
     best, task = result.best, result.evolution.task
@@ -190,6 +216,8 @@ def _write(result: Any, out: Path) -> list[str]:
     if scale is not None and (scale != [[0.0], [1.0]]).any():
         columns = {n: {"mean": m, "std": s} for n, m, s in zip(task.names, *scale.tolist(), strict=True)}
         texts["inputs.json"] = json.dumps(columns, indent=1) + "\n"
+    if getattr(task, "meaning", None) is not None:
+        texts["outputs.json"] = json.dumps(task.meaning, indent=1) + "\n"
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return ["champion/", *texts]

@@ -13,6 +13,7 @@ from graphwright.evolve.errors import (
     LimitTooSmall,
     NoGradientPath,
     NoisyFitness,
+    RegistryConflict,
     ResumeMismatch,
     TaskError,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Pareto",
     "PopulationPlan",
     "Recipe",
+    "RegistryConflict",
     "Result",
     "ResumeMismatch",
     "Seeds",

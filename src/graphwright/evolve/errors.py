@@ -17,6 +17,10 @@ class ResumeMismatch(UsageError):
     """A saved run of another task, other settings or another schema; nothing was overwritten."""
 
 
+class RegistryConflict(UsageError):
+    """Two innovation numbers for one structure."""
+
+
 class LimitTooSmall(UsageError):
     """The start is larger than the limits of a genome."""
 

@@ -132,23 +132,24 @@ class Evolution:
             callback: called after each generation; True stops the run.
             report: gets progress; save: a directory, written every `save_every` generations and at the end; of these
                 states `keep` are kept, the last in `save`, those before it in `save.1`, `save.2`, ...
+        Returns: what was found; nothing yet if a limit is 0.
         Raises: EvaluationFailed if more than half of a generation has no fitness.
         """
-        limits = (max_generations, max_evaluations, max_seconds)
-        if all(limit is None for limit in limits) and (target if target is not None else self.task.target) is None:
+        limits, aim = (max_generations, max_evaluations, max_seconds), self.task.target if target is None else target
+        if all(limit is None for limit in limits) and aim is None:
             raise UsageError("nothing would stop this run", fix="run(max_generations=...)")
-        aim = self.task.target if target is None else target
         for value in (*limits, aim):
-            if value is not None and not isinstance(value, Real):
+            if value is not None and (not isinstance(value, Real) or value != value):
                 raise UsageError("a limit or a target is a number", got=repr(value)[:80])
+        if any(limit is not None and limit < 0 for limit in limits):
+            raise UsageError("a limit is below 0", got=min(limit for limit in limits if limit is not None))
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         saved = -1
         while status is None:
-            if self._scored:
-                status = self._limit(*limits, aim)
-                if status is not None:
-                    break
+            status = self._limit(*limits, aim)
+            if status is not None:
+                break
             self._advance(aim, max_generations, max_evaluations)
             self.counters.seconds = perf_counter() - began
             if report is not None:
@@ -160,7 +161,7 @@ class Evolution:
                 saved = len(self.log)
         if save is not None and saved != len(self.log):
             self._save(save, keep)
-        return self._result(self._limit(*limits, aim) or status)
+        return self._result(self._limit(*limits, aim) or status, aim)
 
     def _save(self, directory: StrPath, keep: int) -> None:
         from graphwright.evolve.stored import keep_former
@@ -187,11 +188,6 @@ class Evolution:
         raise NotImplementedError
 
     # -- what a kind of genome adds -----------------------------------------------------------------------------------
-    @property
-    def _scored(self) -> bool:
-        """Whether the present generation has its fitness."""
-        raise NotImplementedError
-
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         """Breed if the present generation was scored, and score."""
         raise NotImplementedError
@@ -207,7 +203,7 @@ class Evolution:
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
         raise NotImplementedError
 
-    def _result(self, status: Status) -> Any:
+    def _result(self, status: Status, aim: float | None) -> Any:
         raise NotImplementedError
 
     def save(self, directory: StrPath) -> None:

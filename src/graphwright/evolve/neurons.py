@@ -83,22 +83,21 @@ class NeuronEvolution(Evolution):
         self._blocked = False  # whether it was said that training can't reach some weights
 
     # -- running -----------------------------------------------------------------------------------------------------
-    @property
-    def _scored(self) -> bool:
-        return self.fitness is not None
-
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         if self.fitness is not None:
             self._reproduce()
         self._evaluate(aim)
 
     def _reached(self, aim: float) -> bool:
-        if self.solution is None and self.fitness is not None and self.lineage.past[-1].edits:
+        if not self._solved(aim) and self.fitness is not None and self.lineage.past[-1].edits:
             self._confirm(aim, self.fitness, self.metric)
-        return self.solution is not None
+        return self._solved(aim)
 
-    def _result(self, status: Status) -> Result:
-        return Result(self, status)
+    def _solved(self, aim: float) -> bool:
+        return self.solution is not None and self.lineage.birth(self.solution).metric >= aim
+
+    def _result(self, status: Status, aim: float | None) -> Result:
+        return Result(self, status, aim)
 
     def save(self, directory: StrPath) -> None:
         """Write all that the run needs to go on, atomically; see `evolve.resume`."""
@@ -259,7 +258,9 @@ class NeuronEvolution(Evolution):
     def _twice(self, fitness: np.ndarray) -> None:
         """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
         top = int(np.argmax(fitness))
-        again = float(self.task.score(self.population(take(self.scored, np.array([top])))).fitness[0])
+        scores = self.task.score(self.population(take(self.scored, np.array([top]))))
+        self.counters.forward += scores.passes
+        again = float(scores.fitness[0])
         if again != fitness[top] and np.isfinite(again):
             text = f"{self.task.name}: the fitness of one genome was {float(fitness[top])!r}, then {again!r}"
             warnings.warn(NoisyFitness(text), stacklevel=4)
@@ -268,7 +269,10 @@ class NeuronEvolution(Evolution):
         """The fittest that reaches the target and is confirmed solves the task."""
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
-            if self.task.confirm(self.population(take(self.scored, np.array([g])))):
+            trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
+            self.counters.forward += trial.passes
+            self.counters.environment += trial.seconds
+            if trial.passed:
                 self.solution = self.lineage.latest(self.generation, g)
                 self.lineage.pinned.add(self.solution)
                 return

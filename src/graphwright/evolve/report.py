@@ -7,13 +7,13 @@ from typing import Any
 from graphwright.evolve.status import Status
 
 
-def facts(run: Any, status: Status) -> dict[str, Any]:
-    """Where it ended, and what it cost; seconds in environments are part of the seconds."""
+def facts(run: Any, status: Status, aim: float | None) -> dict[str, Any]:
+    """Where it ended, what for, and what it cost; seconds in environments are part of the seconds."""
     c = run.counters
     return {
         "task": run.task.name,
         "split": run.task.split if isinstance(run.task.split, str) else "train/valid/test",
-        "target": run.task.target,
+        "target": aim,
         "seed": run.seed,
         "status": str(status),
         "generations": len(run.log),
@@ -25,7 +25,19 @@ def facts(run: Any, status: Status) -> dict[str, Any]:
         "refused": dict(c.refused or {}),
         "failed": c.failed,
         "failures": run.failures[:3],
+        "test_reads": run.task.test_reads,
     }
+
+
+def ended(report: dict[str, Any]) -> str:
+    """Why and when."""
+    count = report["generations"]
+    return f"{report['status']} after {count} generation{'' if count == 1 else 's'}"
+
+
+def nothing_yet(report: dict[str, Any]) -> str:
+    """The print of a run without a generation."""
+    return f"{ended(report)}: nothing was scored yet"
 
 
 def same_cases(report: dict[str, Any]) -> str:
@@ -40,6 +52,11 @@ def cost(report: dict[str, Any]) -> str:
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []
     parts += [f"{refused:,} mutations refused"] if refused else []
     return "; ".join(parts)
+
+
+def read_again(report: dict[str, Any]) -> list[str]:
+    """A line on test cases that were read more than once: what is chosen by them is no longer tested by them."""
+    return [f"  the test cases were read {report['test_reads']} times"] if report["test_reads"] > 1 else []
 
 
 def without_fitness(report: dict[str, Any], what: str) -> list[str]:

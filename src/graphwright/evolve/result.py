@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.errors import UsageError
 from graphwright.evolve.genomes import Genome
 from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.program import founder
-from graphwright.evolve.report import cost, facts, same_cases, without_fitness
+from graphwright.evolve.report import cost, ended, facts, nothing_yet, read_again, same_cases, without_fitness
 from graphwright.evolve.status import Status
+from graphwright.evolve.tasks.task import Task
 from graphwright.program.cost import flops
 
 if TYPE_CHECKING:
@@ -58,15 +60,20 @@ class Individual:
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
         """Answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
 
+        Classes have probabilities, whether the network gives logits or not; `program` answers as it is.
+
         Args:
+            x: in the units that the task was given, for which see its `scaled`.
             head: those of one head; of all by default.
         """
         from graphwright.array.population.runner import Cases
 
         run = self.evolution
-        answers = run.population(run.lineage.columns(self.key)).answers(Cases.of(np.asarray(x)))[0]
-        if head is not None:
-            answers = answers[..., run.task.head(head).outputs]
+        population = run.population(run.lineage.columns(self.key))
+        seen = run.task.seen(x) if isinstance(run.task, Task) else np.asarray(x)
+        answers = population.answers(Cases.of(seen))[0]
+        if isinstance(run.task, Task):
+            answers = run.task.told(answers, population.logits, head)
         return answers if np.ndim(x) == 3 else answers[:, 0]
 
 
@@ -74,18 +81,19 @@ class Result:
     """The outcome of `Evolution.run`.
 
     Attributes:
-        status: why it ended; evolution: the run, which can go on.
+        status: why it ended; aim: the target, if there was one; evolution: the run, which can go on.
     """
 
-    def __init__(self, evolution: NeuronEvolution, status: Status) -> None:
-        self.evolution, self.status = evolution, status
+    def __init__(self, evolution: NeuronEvolution, status: Status, aim: float | None) -> None:
+        self.evolution, self.status, self.aim = evolution, status, aim
 
     @property
     def best(self) -> Individual:
-        """The one that solved the task; else the fittest so far."""
+        """The one that solved the task; else the fittest so far. Raises: UsageError before the first generation."""
         run = self.evolution
         key = run.solution or run.best
-        assert key is not None
+        if key is None:
+            raise UsageError("nothing was scored yet", where=run.task.name, fix="run(max_generations=...) of 1 or more")
         return run.individual(key)
 
     @property
@@ -103,11 +111,18 @@ class Result:
         run = self.evolution
         return run.task.test(run.population(run.lineage.columns(self.best.key)))
 
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Answers of the best; see `Individual.predict`."""
+        return self.best.predict(x, head)
+
     def to_json(self) -> dict[str, Any]:
-        """The report."""
-        run, best = self.evolution, self.best
+        """The report; before the first generation without a champion."""
+        run = self.evolution
+        if not run.log:
+            return facts(run, self.status, self.aim)
+        best = self.best
         return {
-            **facts(run, self.status),
+            **facts(run, self.status, self.aim),
             "fitness": {"best": best.fitness, "median": run.log[-1].median},
             "metric": {"name": run.task.metric, "valid": best.metric},
             "hidden": best.genome.hidden,
@@ -120,13 +135,15 @@ class Result:
 
     def __str__(self) -> str:
         r = self.to_json()
+        if not self.evolution.log:
+            return nothing_yet(r)
         fitness = r["fitness"]["best"] + 0.0  # no -0
         lines = [
-            f"{r['status']} after {r['generations']} generations, {r['evaluations']:,} evaluations, "
-            f"{r['seconds']:.2f} s",
+            f"{ended(r)}, {r['evaluations']:,} evaluations, {r['seconds']:.2f} s",
             f"  {r['metric']['name']} {r['metric']['valid']:.4g}, fitness {fitness:.4g}{same_cases(r)}",
             f"  champion of generation {r['champion']['generation']}: {r['hidden']} hidden, {r['links']} links",
             f"  {r['species']} species; {cost(r)}",
             *without_fitness(r, "genomes had no fitness"),
+            *read_again(r),
         ]
         return "\n".join(lines)

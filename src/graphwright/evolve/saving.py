@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.population.births import Births
-from graphwright.errors import GraphwrightError
+from graphwright.errors import GraphwrightError, MissingExtra
 from graphwright.evolve import tasks
-from graphwright.evolve.errors import ResumeMismatch
+from graphwright.evolve.errors import RegistryConflict, ResumeMismatch
 from graphwright.evolve.lineage import Edited, Key, Lineage, _Past
 from graphwright.evolve.neurons import Generation, NeuronEvolution
 from graphwright.evolve.settings import NEAT
@@ -42,7 +42,8 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     Args:
         directory: written by `Evolution.save`, or by the command line, which has it in `state`.
         task: that of the run; may be left out if it is one that the command line knows by name.
-    Raises: ResumeMismatch for another task or schema, or damaged files; UnreadableFile.
+    Raises: ResumeMismatch for another task or schema, or damaged files: it names the state before, if that is kept;
+        RegistryConflict for innovation numbers that contradict each other; UnreadableFile if there is nothing.
     """
     folder = Path(directory)
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
@@ -55,15 +56,13 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
         raise ResumeMismatch("this is no saved run of this version", where=folder, expected=f"schema {SCHEMA}", got=got)
     try:
         return _resumed(folder, content, task, threads)
-    except GraphwrightError:
+    except (ResumeMismatch, RegistryConflict, MissingExtra):
         raise
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # a value is gone, or of another kind
+    except GraphwrightError as error:  # of an array or a member
+        where = folder if error.where is None else error.where
+        raise ResumeMismatch(f"a file of the run is damaged: {error.what}", where=where, expected=error.expected,
+                             got=error.got, fix=before(folder)) from error  # fmt: skip
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a value is gone or of another kind
         got = f"{type(error).__name__}: {error}"
         raise ResumeMismatch("run.json is damaged", where=folder, got=got, fix=before(folder)) from error
 
@@ -72,7 +71,8 @@ def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) 
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("the task has no name to find it by", where=folder, got=content["task"],
-                                 fix="resume(directory, task), or FILE --target COLUMN --resume DIR")  # fmt: skip
+                                 fix="resume(directory, task); on the command line FILE.csv --target COLUMN, or --task "
+                                     "FILE.py, beside --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
         same = task.name == content["task"]
@@ -141,8 +141,9 @@ def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[s
     run.registry = Registry(
         np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64)
     )
-    for key in keys.tolist():
-        enter(run.registry, *key)
+    for place, key in enumerate(keys.tolist()):
+        if enter(run.registry, *key) != place:
+            raise RegistryConflict("a structure has two innovation numbers", got=f"key {tuple(key)} as number {place}")
 
     def births(prefix: str) -> Births:
         return Births(**{name: arrays[f"{prefix}.{name}"] for name in _BIRTHS})

@@ -138,6 +138,8 @@ def over_seeds(
         made = _made(task, seed)
         run: Any = Evolution(made, start, settings, seed=seed, threads=threads)  # type: ignore[arg-type]  # either kind
         result = run.run(**limits)
+        if not result.evolution.log:
+            raise UsageError("a distribution over runs without a generation", fix="max_generations=...")
         facts = result.to_json()
         if test:
             facts["metric"]["test"] = result.test()

@@ -181,7 +181,7 @@ def fit(
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]
     _, steps, _, width = lesson.cases.blocks.shape
     most = table.most
-    losses = np.zeros((genomes, 2))
+    losses, gradient = np.zeros((genomes, 2)), np.empty(len(genes.weight), np.float32)  # no weight is of two genomes
     run = train()
 
     def call(low: int, high: int) -> None:
@@ -190,7 +190,7 @@ def fit(
             table, genes, lesson.cases.blocks.ctypes.data, lesson.cases.inputs, steps, width,
             lesson.target.ctypes.data, lesson.share.ctypes.data, out, lesson.heads, lesson.worth,
             np.asarray(epochs, np.int64), np.asarray(lr, np.float64), float(clip), memory.ctypes.data, most,
-            losses, low, high,
+            gradient, losses, low, high,
         )  # fmt: skip
 
     spread(call, genomes, threads)

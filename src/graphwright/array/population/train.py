@@ -31,7 +31,7 @@ def train() -> Any:
 
 
 def _build(stamp: int) -> Any:
-    @njit(cache=True, error_model="numpy", nogil=True)
+    @njit(cache=True, error_model="numpy", nogil=True, _nrt=False)  # without an allocator: nothing here may need one
     def run(
         table: Table,
         genes: Genes,
@@ -49,6 +49,7 @@ def _build(stamp: int) -> Any:
         clip: float,
         memory: int,
         most_rows: int,
+        gradient: np.ndarray,
         losses: np.ndarray,
         low: int,
         high: int,
@@ -62,13 +63,13 @@ def _build(stamp: int) -> Any:
             share: address of float32 [steps, padded]: what each case counts; sums to 1, 0 where padded.
             clip: bound on a genome's gradient norm; 0 for none.
             memory: address of float32 [3, steps, most_rows, padded]: sums, values, gradients.
+            gradient: float32, one per weight: room to work in, so that nothing is allocated here.
             losses: float64 [G, 2], written: before the first step, and before the last one.
         """
         row_bytes = 4 * padded
         step_bytes = row_bytes * most_rows
         sums, values, slopes = memory, memory + steps * step_bytes, memory + 2 * steps * step_bytes
         zero, one = np.float32(0.0), np.float32(1.0)
-        gradient = np.empty(len(genes.weight), np.float32)
         for g in range(low, high):
             base, count = table.row_off[g], table.row_off[g + 1] - table.row_off[g]
             if count == 0:

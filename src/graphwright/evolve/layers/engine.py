@@ -86,10 +86,6 @@ class LayerEvolution(Evolution):
         self._blocked = False  # whether it was said that training can't reach some weights
 
     # -- a generation ------------------------------------------------------------------------------------------------
-    @property
-    def _scored(self) -> bool:
-        return bool(self.members)
-
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
         if not self.members:
             s = self.settings
@@ -232,13 +228,13 @@ class LayerEvolution(Evolution):
         try:
             self.counters.backward += train.batch_of(program, s, self.task) * s.steps * self.task.steps
             train.fit(self.task, program, opt, recipe, s, self._stream(_TRAIN), self.seats)
+            self.counters.forward += len(self.task.valid.x) * self.task.steps
             metric, loss = train.measure(self.task, program, self.task.valid)
             if not np.isfinite(loss):
                 metric, failure = None, f"loss is {loss}"
         except (GraphwrightError, FloatingPointError) as error:
             failure = f"{type(error).__name__}: {error}"
         self.counters.evaluations += 1
-        self.counters.forward += len(self.task.valid.x) * self.task.steps
         birth = Birth(number, self.generation, mother, father, mutation, site, block, recipe, metric, loss,
                       parameters(program), self._flops(program), failure)  # fmt: skip
         self.births.append(birth)
@@ -383,8 +379,8 @@ class LayerEvolution(Evolution):
             return Progress("evolve", c.evaluations, evaluations, facts)
         return Progress("evolve", len(self.log), generations or len(self.log), facts)
 
-    def _result(self, status: Status) -> LayerResult:
-        return LayerResult(self, status)
+    def _result(self, status: Status, aim: float | None) -> LayerResult:
+        return LayerResult(self, status, aim)
 
     def save(self, directory: StrPath) -> None:
         """Write all that the run needs to go on, atomically; see `evolve.resume`."""

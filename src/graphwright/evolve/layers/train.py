@@ -155,18 +155,21 @@ def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Ten
 
 def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
     """Metric and loss of a program on a part of a task's data, as it answers; the program stays as it is."""
-    program = inference(program)
-    x = part.x.reshape(len(part.x), *cases(program))
-    name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
-    if size is None:
-        answers = program.run({name: x}, keep="outputs")[out].to_numpy()
-    else:  # a program traced for one batch takes no other
-        padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])
-        runs = [program.run({name: padded[i : i + size]}, keep="outputs")[out] for i in range(0, len(padded), size)]
-        answers = np.concatenate([r.to_numpy() for r in runs])[: len(x)]
-    whole = np.ascontiguousarray(answers).reshape(1, *part.y.shape)
+    whole = np.ascontiguousarray(answers(program, part.x)).reshape(1, *part.y.shape)
     loss, metric = task._loss(whole, part, True), task._metric(part.final(whole), part, True)
     return float(metric[0]), float(loss[0])
+
+
+def answers(program: Program, x: np.ndarray) -> np.ndarray:
+    """What a program answers to cases [N, ...] that are none of training; the program stays as it is."""
+    program = inference(program)
+    x = x.reshape(len(x), *cases(program))
+    name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
+    if size is None:
+        return program.run({name: x}, keep="outputs")[out].to_numpy()
+    padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])  # a program traced for one batch takes no other
+    runs = [program.run({name: padded[i : i + size]}, keep="outputs")[out] for i in range(0, len(padded), size)]
+    return np.concatenate([r.to_numpy() for r in runs])[: len(x)]
 
 
 def cases(program: Program) -> tuple[int, ...]:

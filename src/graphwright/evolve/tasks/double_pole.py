@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.evolve.tasks.environment import Episodes
-from graphwright.evolve.tasks.task import Population
+from graphwright.evolve.tasks.task import Population, Trial
 
 SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])
 
@@ -42,10 +42,10 @@ class DoublePole:
 class _Balance(Episodes):
     """One fixed start; a champion has to hold for 100 000 steps."""
 
-    def confirm(self, population: Population) -> bool:
+    def confirm(self, population: Population) -> Trial:
         """Whether a population of one balances for 100 000 steps."""
-        returns, _, _ = self.play(population, 1, (0, 0), limit=100_000)
-        return bool(returns[0, 0] >= 100_000)
+        returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
+        return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
     def test(self, population: Population, episodes: int = 1) -> float:
         """Steps of a population of one, up to 100 000; counts its calls."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphwright.evolve.tasks.task import Population, Scores
+from graphwright.evolve.tasks.task import Population, Scores, Trial
 from graphwright.files import blake2b_128
 
 _FITNESS, _CONFIRM, _TEST = 3, 4, 5  # purposes of random streams
@@ -64,10 +64,10 @@ class Episodes:
         mean = returns.mean(1)
         return Scores(mean, mean, steps, seconds)
 
-    def confirm(self, population: Population) -> bool:
+    def confirm(self, population: Population) -> Trial:
         """Whether a population of one reaches the target on 100 starts of its own, less two standard errors."""
-        returns, _, _ = self.play(population, 100, (_CONFIRM, population.generation))
-        return bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target)
+        returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
+        return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
     def test(self, population: Population, episodes: int = 100) -> float:
         """Mean return of a population of one on unseen starts; counts its calls."""

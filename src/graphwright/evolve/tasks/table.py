@@ -21,7 +21,7 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
 
     A column of numbers is one input, standardised by the training cases; a column of words one for each of its words,
     1 where it stands. A target of words, or of at most 10 whole numbers, is a class; another one is a number to be
-    predicted, in standard deviations from its mean.
+    predicted, in standard deviations from its mean. `meaning` of the task says which class or number an output is.
     Raises: TaskError naming the column, or line and column, that does not fit; UnreadableFile.
     """
     head, body = _cells(path)
@@ -48,8 +48,10 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
     x, stem = np.array(inputs, float).T, Path(path).stem
     options = {"names": tuple(names), "name": stem, "seed": seed, "scaled": np.array(scaled)}
     if wanted.dtype.kind == "U" or (len(kinds) <= 10 and np.equal(kinds, np.round(kinds)).all()):
-        return Task(x, classes, "bce" if len(kinds) == 2 else "cross_entropy", **options)
-    return Task(x, (wanted - wanted.mean()) / wanted.std(), "mse", **options)
+        meaning = {target: [str(kind) if wanted.dtype.kind == "U" else int(kind) for kind in kinds]}
+        return Task(x, classes, "bce" if len(kinds) == 2 else "cross_entropy", meaning=meaning, **options)
+    mean, std = float(wanted.mean()), float(wanted.std())
+    return Task(x, (wanted - mean) / std, "mse", meaning={target: {"mean": mean, "std": std}}, **options)
 
 
 def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -73,6 +73,15 @@ class Scores:
     failures: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Whether a genome that reached the target is taken for a solution, and what it cost to find out; see `Scores`."""
+
+    passed: bool
+    passes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """One part of the data: inputs [N, T, inputs], targets [N, T, outputs], which steps count [N, T], the last [N]."""
@@ -114,6 +123,7 @@ class Task:
         target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
         skip: steps at the beginning of a sequence that do not count.
         runs: a noisy fitness is the mean of so many calls; in each, what is drawn by `graphwright` has a fixed key.
+        meaning: of the outputs, for who reads a champion: a class by its place, or the mean and spread of a number.
         scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
             which. `scale` is what was taken off and divided by, float32 [2, inputs].
     Raises: TaskError.
@@ -135,6 +145,7 @@ class Task:
         runs: int = 1,
         scaled: Any = False,
         names: tuple[str, ...] = (),
+        meaning: Mapping[str, Any] | None = None,
         name: str = "task",
         seed: int = 0,
     ) -> None:
@@ -155,7 +166,7 @@ class Task:
         for other in parts[1:]:  # stratified by all classes together
             classes = classes * (int(other[1].max()) + 1) + other[1]
         self.metric = "worst head" if several else heads[0].metric
-        self.name, self.split, self.target = name, split, target
+        self.name, self.split, self.target, self.meaning = name, split, target, meaning
         self.loss: str = "heads" if several else loss
         self.inputs, self.outputs = x.shape[2], width
         self.names = names or tuple(f"x{i}" for i in range(self.inputs))
@@ -179,6 +190,9 @@ class Task:
             self.train = self.valid = self._test = whole
         else:
             self.train, self.valid, self._test = (whole.take(rows) for rows in _split(classes, split, seed, name))
+        if fitness is None and fitness_batch is None:
+            for head in heads:
+                _varies(head, whole, {"validation": self.valid, "test": self._test})
         mean, spread = (measure(self.train.x, axis=(0, 1)) for measure in (np.mean, np.std))
         one = ~np.broadcast_to(np.asarray(scaled, bool), mean.shape)
         self.scale = np.where(one, [[0.0], [1.0]], [mean, np.maximum(spread, 1e-12)]).astype(np.float32)
@@ -206,6 +220,20 @@ class Task:
             raise TaskError("no such head", where=self.name, expected=", ".join(self.heads), got=name)
         return self.heads[name]
 
+    def seen(self, x: Any) -> np.ndarray:
+        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32."""
+        values = np.asarray(x, np.float32)
+        return (values - self.scale[0]) / self.scale[1]
+
+    def told(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
+        """What a network's answers [..., outputs] say, of one head or of all: probabilities where they are logits."""
+        if logits:
+            answers = answers.copy()
+            for each in self.heads.values():
+                if each.loss != "mse":
+                    answers[..., each.outputs] = probabilities(answers[..., each.outputs], each.loss)
+        return answers if head is None else answers[..., self.head(head).outputs]
+
     def hash(self) -> str:
         """Of everything that decides a score, but functions."""
         parts = (self.train, self.valid, self._test)
@@ -227,9 +255,9 @@ class Task:
         """Fitness and metric on the validation cases."""
         return self._score(population, "valid", self.valid)
 
-    def confirm(self, population: Population) -> bool:
-        """Whether a population of one that reached the target is taken for a solution."""
-        return True
+    def confirm(self, population: Population) -> Trial:
+        """Whether a population of one that reached the target is taken for a solution: on data always."""
+        return Trial(True)
 
     def test(self, population: Population) -> float:
         """The metric of a population of one on the test cases; counts its calls."""
@@ -255,12 +283,8 @@ class Task:
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
                     failures[g] = f"{type(error).__name__}: {error}"
         elif self.fitness_batch is not None:
-            shown = final
-            for head in self.heads.values() if population.logits else ():
-                if head.loss != "mse":
-                    shown[..., head.outputs] = probabilities(shown[..., head.outputs], head.loss)
             try:
-                fitness = np.array(self._mean(self.fitness_batch, shown), np.float64)
+                fitness = np.array(self._mean(self.fitness_batch, self.told(final, population.logits)), np.float64)
             except Exception as error:
                 failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
             if fitness.shape != (len(population),):
@@ -336,6 +360,20 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
     if y.shape[1] != x.shape[1]:
         raise TaskError("targets have the steps of the inputs", where=name, expected=x.shape[1], got=y.shape[1])
     return x, y, classes
+
+
+def _varies(head: Measured, whole: Part, parts: Mapping[str, Part]) -> None:
+    """Raises: TaskError for a target that is the same in all cases, or where its metric divides by its spread."""
+    told = whole.y[whole.counts > 0][:, head.outputs]
+    if (told == told[0]).all():
+        raise TaskError("the target is the same in all cases", where=head.name, got=told[0].tolist(),
+                        expected="two different ones, or there is nothing to learn")  # fmt: skip
+    for name, part in parts.items() if head.metric == "r2" else ():
+        right = part.right[:, head.outputs]
+        if (right == right[0]).all():
+            raise TaskError(f"r2 compares with the spread of the {name} targets, which are all the same",
+                            where=head.name, got=f"{len(right)} of {right[0].tolist()}",
+                            fix='more cases, another seed of the split, or split="same"')  # fmt: skip
 
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
