@@ -45,7 +45,6 @@ class Arranged:
     """
 
     __slots__ = (
-        "_placed",
         "_rows",
         "bound",
         "ends",
@@ -87,7 +86,6 @@ class Arranged:
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
         self._rows: dict[NodeId, Row] | None = None
-        self._placed: tuple[np.ndarray, np.ndarray] | None = None
         self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
@@ -106,25 +104,12 @@ class Arranged:
         return self._rows
 
     def moved_since(self, before: Arranged) -> np.ndarray:
-        """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
-        moved = np.ones(len(self.home), np.bool_)
-        old, new = before._places(), self._places()
-        count = len(old[0])
-        moved[:count] = (old[0] != new[0][:count]) | (old[1] != new[1][:count])
-        return moved
-
-    def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each buffer, the one in whose memory it lies in the end, and its place; asked for by two patches."""
-        if self._placed is None:
-            home = self.home
-            while not np.array_equal(further := home[home], home):
-                home = further
-            self._placed = home, self.offsets[home]
-        return self._placed
+        """Marks the buffers of an earlier plan of the ledger that lie elsewhere now."""
+        count = len(before.home)
+        home, elsewhere = self.home[:count], np.zeros(len(self.home), np.bool_)
+        elsewhere[:count] = before.offsets != self.offsets[:count]
+        return (home != before.home) | elsewhere[home]
 
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""
-        home = self.home
-        while home[buffer] != buffer:
-            buffer = int(home[buffer])
-        return buffer
+        return int(self.home[buffer])

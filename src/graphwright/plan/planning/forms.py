@@ -108,9 +108,10 @@ class Forms:
             found = self._packed[spec] = Packed(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)
         return found
 
-    def alike(self, row: Row, dims: Mapping[str, int], reads: tuple[int, ...]) -> Alike:
-        """What a row shares with others; `reads` are the numbers of what it reads."""
+    def alike(self, row: Row, dims: Mapping[str, int], shapes: Sequence[int]) -> Alike:
+        """What a row shares with others; `shapes` are the numbers of all slots."""
         text = repr(row.attrs) if row.attrs else ""  # 0.0, -0.0, 0 and False differ
+        reads = tuple([shapes[s] for s in row.reads])
         key = (row.op, text, row.specs, reads)
         found = self._alike.get(key)
         if found is None:

@@ -18,8 +18,7 @@ from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
 from graphwright.plan.planning.executor import VM, Choice, may_join
 from graphwright.plan.planning.ledger import Ledger
-from graphwright.plan.planning.passes import root
-from graphwright.plan.planning.store import TEMPORARY
+from graphwright.plan.planning.passes import TEMPORARY
 from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bool_)
@@ -58,7 +57,7 @@ class Rows:
 
     def buffer(self, slot: int) -> int:
         """The buffer that a slot lies in."""
-        return int(root(self.home, self.slots[slot].buffer))
+        return int(self.home[self.slots[slot].buffer])
 
     def inner(self, b: int, start: int, stop: int) -> bool:
         """True for a buffer of the arena that is needed between two times only."""
