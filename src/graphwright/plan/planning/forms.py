@@ -116,7 +116,7 @@ class Forms:
         found = self._alike.get(key)
         if found is None:
             op, specs = get(row.op), tuple([spec.bind(dims) for spec in row.specs])
-            dtypes, layouts = zip(*map(self._shapes.__getitem__, reads), strict=True) if reads else ((), ())
+            dtypes, layouts = ([self._shapes[n][i] for n in reads] for i in (0, 1))
             does = self._does.setdefault((row.op, text, specs), len(self._does))
             if op.view is not None:
                 found = Alike(op, does, specs, [], (), op.view(layouts[0], row.attrs))

@@ -21,7 +21,7 @@ from graphwright.plan.planning.executor import chooser
 from graphwright.plan.planning.forms import Alike, Form, Forms, Packed, adjacent
 from graphwright.plan.planning.listed import listed
 from graphwright.plan.planning.order import Order
-from graphwright.plan.planning.row import Copy, Row, Use
+from graphwright.plan.planning.row import Copy, Row, Sources, Use
 from graphwright.plan.planning.store import Store
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Program, Value, kinds
@@ -88,6 +88,7 @@ class Ledger(Store):
         self._groups: dict[Any, tuple[NodeId, ...]] = {}
         self._copies: dict[Any, Copy] = {}
         self._written: set[NodeId] = set()
+        self._sources: Sources | None = None
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
         self._recopied: set[Any] = set()
@@ -177,6 +178,8 @@ class Ledger(Store):
         self._was.append((self.turn, node, old))
         self.rows[node] = row
         (self.folded.add if row.folded else self.folded.discard)(node)
+        if row.op in kinds.SOURCES:
+            self._sources = None
         self._recopied.update(row.copies)
         if old is not None:
             if old.group != row.group:
@@ -196,6 +199,8 @@ class Ledger(Store):
             self._alert(row)
 
     def _retire(self, row: Row) -> None:
+        if row.op in kinds.SOURCES:
+            self._sources = None
         self.folded.discard(row.node)
         self._order.goes(row.instr)
         for key in set(row.copies):
@@ -468,11 +473,16 @@ class Ledger(Store):
         self._order.comes(copy.instr)
 
     # -- sources -----------------------------------------------------------------------------------------------------
-    def sources(self) -> list[Row]:
-        """Rows of inputs, params, consts and states, in order."""
-        p = self.program
-        nodes = [n for kind in kinds.SOURCES for n in p.of_kind(kind)]
-        return [self.rows[n] for n in p.order_labels.sorted(nodes)]
+    def sources(self) -> Sources:
+        """What inputs, params, consts and states are; found again only when one of them changed."""
+        if self._sources is None:
+            p = self.program
+            nodes = p.order_labels.sorted([n for kind in kinds.SOURCES for n in p.of_kind(kind)])
+            rows = [self.rows[n] for n in nodes]
+            slots = [row.own[0] for row in rows]
+            keys = [None if row.op == INPUT else row.attrs["key"] for row in rows]
+            self._sources = Sources(slots, np.array([self.holders[s] for s in slots], np.int64), keys)
+        return self._sources
 
     # -- carried state -----------------------------------------------------------------------------------------------
     def writes(self) -> dict[NodeId, tuple[int, int]]:

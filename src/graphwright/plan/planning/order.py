@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -56,5 +57,7 @@ class Order:
 
 def _with(order: np.ndarray, came: list[int], places: list[int]) -> np.ndarray:
     """Numbers put in at ascending places; `np.insert` takes longer for a few."""
-    pieces = [piece for start, stop, q in zip([0, *places], places, came) for piece in (order[start:stop], [q])]
+    pieces: list[Any] = []
+    for start, stop, q in zip([0, *places], places, came, strict=False):
+        pieces += (order[start:stop], [q])
     return np.concatenate([*pieces, order[places[-1] :]], dtype=np.int32)

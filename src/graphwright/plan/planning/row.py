@@ -111,3 +111,11 @@ class Copy:
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target, self.instr = source, target, -1
         self.wanted: dict[NodeId, tuple[int, str]] = {}
+
+
+class Sources(NamedTuple):
+    """Inputs, params, consts and states in order: slots, their buffers, and keys of weights (None for an input)."""
+
+    slots: list[int]
+    holders: np.ndarray
+    keys: list[str | None]

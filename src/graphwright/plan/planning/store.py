@@ -7,7 +7,7 @@ moves a buffer to the host before any plan has used it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 

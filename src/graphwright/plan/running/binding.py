@@ -41,13 +41,12 @@ def _first(instructions: int, calls: int = 1) -> Iterable[int]:
 
 
 def _gone(before: np.ndarray, after: np.ndarray) -> set[int]:
-    """Numbers of one order that are not in another, which mostly begins and ends as it does."""
+    """Numbers of one order, each there once, that are not in another, which mostly begins and ends as it does."""
     short = min(len(before), len(after))
     start, stop = (
         int(np.argmax(differ)) if differ.any() else short
         for differ in (before[:short] != after[:short], (before[::-1][:short] != after[::-1][:short]))
     )
-    stop = min(stop, short - start)
     return set(before[start : len(before) - stop].tolist()) - set(after[start : len(after) - stop].tolist())
 
 
@@ -116,11 +115,10 @@ class Binding:
     def _take(self, plan: Plan) -> None:
         """The plan to run, with what it reads and writes by key, and what of that lies on the host."""
         self.plan = plan
-        ledger, own = plan.arranged.ledger, plan.arranged.variables
-        buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
-        keys = [key for kind, _, key in buffers if kind not in (INPUT, HOST)]
-        keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
-        self.variables = {key: self._own.get(key, own[key]) for key in keys}
+        arranged, own = plan.arranged, self._own
+        keys = (*arranged.read, *(row.attrs["key"] for row in plan.folding() if row.op in STORED))
+        self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
+        ledger = arranged.ledger
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
 
     def adopt(self, plan: Plan) -> bool:
