@@ -21,7 +21,7 @@ from graphwright.plan.plan import Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import on_vm
-from graphwright.plan.planning.fusion import Rows, fuse
+from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
 from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.native import loops
@@ -165,7 +165,7 @@ def _arrange(
     first, last, own = run.lifetimes(order, *reads, *outs, *works, *pairs, codes, home, np.array(held, np.uint32))
     used = last >= 0
     used[: len(need)] |= need
-    fusion = fuse(Rows(ledger, order, home, first, last, own))
+    fusion = fuse(ledger, order, home, first, last, own)
     for b, end in fusion.ends.items():
         last[b] = end
     own[list(fusion.tiles)] = False
