@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.executor import ATEN, VM, Choice
-from graphwright.plan.planning.fusion import Rows, cuts
+from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.row import Row
 from graphwright.plan.table import (
@@ -146,7 +146,7 @@ class Decoded:
     def _cuts(self) -> dict[int, str]:
         at = self.arranged
         own = at.home == np.arange(len(at.home))
-        return cuts(Rows(at.ledger, at.order, at.home, at.first, at.last, own))
+        return cuts(at.ledger, at.order, at.home, at.first, at.last, own)
 
     @property
     def arena_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ from graphwright.graph import NodeId
 from graphwright.plan.planning.fusion import Fusion
 from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.row import Row
-from graphwright.plan.table import INPUT
 
 
 class Patched(NamedTuple):
@@ -39,13 +39,13 @@ class Arranged:
         ends: of the arena's chunks, with room behind what is used; each buffer lies in one chunk.
         sources: slots of inputs, params, consts and states that the plan uses, in order.
         variables: by key, those behind params, consts and states.
+        read: keys of the variables that the plan uses.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
         written: keys of the states that the plan writes.
         groups, tiles: times of the instructions of each fusion group; buffer that lives inside one -> its tile.
     """
 
     __slots__ = (
-        "_placed",
         "_rows",
         "bound",
         "ends",
@@ -57,6 +57,7 @@ class Arranged:
         "ledger",
         "offsets",
         "order",
+        "read",
         "roots",
         "slots",
         "sources",
@@ -87,13 +88,14 @@ class Arranged:
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
         self._rows: dict[NodeId, Row] | None = None
-        self._placed: tuple[np.ndarray, np.ndarray] | None = None
         self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
-        rows = ledger.sources()
-        self.sources = tuple([row.own[0] for row in rows if used[slots[row.own[0]].buffer]])
-        self.variables = {row.attrs["key"]: weights[row.attrs["key"]] for row in rows if row.op != INPUT}
+        known = ledger.sources()
+        read = used[known.holders].tolist()
+        self.sources = tuple(compress(known.slots, read))
+        self.read = [key for key in compress(known.keys, read) if key is not None]
+        self.variables = {key: weights[key] for key in known.keys if key is not None}
         folded = [ledger.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
         self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
         self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
@@ -106,25 +108,12 @@ class Arranged:
         return self._rows
 
     def moved_since(self, before: Arranged) -> np.ndarray:
-        """Marks buffers that lie elsewhere than in an earlier plan of the ledger, and new ones."""
-        moved = np.ones(len(self.home), np.bool_)
-        old, new = before._places(), self._places()
-        count = len(old[0])
-        moved[:count] = (old[0] != new[0][:count]) | (old[1] != new[1][:count])
-        return moved
-
-    def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each buffer, the one in whose memory it lies in the end, and its place; asked for by two patches."""
-        if self._placed is None:
-            home = self.home
-            while not np.array_equal(further := home[home], home):
-                home = further
-            self._placed = home, self.offsets[home]
-        return self._placed
+        """Marks the buffers of an earlier plan of the ledger that lie elsewhere now."""
+        count = len(before.home)
+        home, elsewhere = self.home[:count], np.zeros(len(self.home), np.bool_)
+        elsewhere[:count] = before.offsets != self.offsets[:count]
+        return (home != before.home) | elsewhere[home]
 
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""
-        home = self.home
-        while home[buffer] != buffer:
-            buffer = int(home[buffer])
-        return buffer
+        return int(self.home[buffer])

@@ -108,14 +108,15 @@ class Forms:
             found = self._packed[spec] = Packed(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)
         return found
 
-    def alike(self, row: Row, dims: Mapping[str, int], reads: tuple[int, ...]) -> Alike:
-        """What a row shares with others; `reads` are the numbers of what it reads."""
+    def alike(self, row: Row, dims: Mapping[str, int], shapes: Sequence[int]) -> Alike:
+        """What a row shares with others; `shapes` are the numbers of all slots."""
         text = repr(row.attrs) if row.attrs else ""  # 0.0, -0.0, 0 and False differ
+        reads = tuple([shapes[s] for s in row.reads])
         key = (row.op, text, row.specs, reads)
         found = self._alike.get(key)
         if found is None:
             op, specs = get(row.op), tuple([spec.bind(dims) for spec in row.specs])
-            dtypes, layouts = zip(*map(self._shapes.__getitem__, reads), strict=True) if reads else ((), ())
+            dtypes, layouts = ([self._shapes[n][i] for n in reads] for i in (0, 1))
             does = self._does.setdefault((row.op, text, specs), len(self._does))
             if op.view is not None:
                 found = Alike(op, does, specs, [], (), op.view(layouts[0], row.attrs))

@@ -18,8 +18,7 @@ from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
 from graphwright.plan.planning.executor import VM, Choice, may_join
 from graphwright.plan.planning.ledger import Ledger
-from graphwright.plan.planning.passes import root
-from graphwright.plan.planning.store import TEMPORARY
+from graphwright.plan.planning.passes import TEMPORARY
 from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bool_)
@@ -44,13 +43,11 @@ class Fusion(NamedTuple):
 
 
 class Rows:
-    """Instructions of a plan as fusion looks at them."""
+    """Instructions of a plan as fusion looks at them: one by one, so that lists are quicker than arrays."""
 
-    def __init__(
-        self, ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
-    ) -> None:
-        self.ledger, self.order, self.home, self.first, self.last, self.own = ledger, order, home, first, last, own
-        self.slots = ledger.slots
+    def __init__(self, ledger: Ledger, *numbers: np.ndarray) -> None:
+        self.ledger, self.slots, self.holders = ledger, ledger.slots, ledger.holders
+        self.order, self.home, self.first, self.last, self.own = (column.tolist() for column in numbers)
 
     def instr(self, i: int) -> Instr:
         """The instruction of a time."""
@@ -58,20 +55,23 @@ class Rows:
 
     def buffer(self, slot: int) -> int:
         """The buffer that a slot lies in."""
-        return int(root(self.home, self.slots[slot].buffer))
+        return self.home[self.holders[slot]]
 
     def inner(self, b: int, start: int, stop: int) -> bool:
         """True for a buffer of the arena that is needed between two times only."""
         temporary = self.own[b] and self.ledger.codes[b] == TEMPORARY
-        return bool(temporary and start <= self.first[b] and self.last[b] <= stop)
+        return temporary and start <= self.first[b] and self.last[b] <= stop
 
 
-def fuse(rows: Rows) -> Fusion:
+def fuse(
+    ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+) -> Fusion:
     """Find the groups. What is found of a run of instructions is kept with the ledger for the next plan."""
     found = Fusion([], {}, {}, {})
-    joins = rows.ledger.joins(rows.order)
+    joins = ledger.joins(order)
     if not joins.any():
         return found
+    rows = Rows(ledger, order, home, first, last, own)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0]))))
     kept: dict[Any, Fusion] = {}
     for start, stop in edges.reshape(-1, 2).tolist():
@@ -82,10 +82,9 @@ def fuse(rows: Rows) -> Fusion:
         if known is None:
             known = _numbered(_found_in(rows, start, stop), -start, {b: n for n, b in enumerate(buffers)})
         kept[key] = known
-        here = _numbered(known, start, dict(enumerate(buffers)))
-        found.groups.extend(here.groups)
-        found.tiles.update(here.tiles)
-        found.ends.update(here.ends)
+        found.groups.extend([tuple([i + start for i in group]) for group in known.groups])
+        found.tiles.update([(buffers[n], tile) for n, tile in known.tiles.items()])
+        found.ends.update([(buffers[n], end + start) for n, end in known.ends.items()])
     rows.ledger.fusions = kept
     return found
 
@@ -93,13 +92,14 @@ def fuse(rows: Rows) -> Fusion:
 def _key(rows: Rows, start: int, stop: int) -> tuple[Any, list[int]]:
     """What the groups of a run follow from, and its buffers as they come up."""
     number: dict[int, int] = {}
-    facts: list[Any] = [tuple(rows.order[start:stop].tolist())]
-    for i in range(start, stop):
-        instr = rows.instr(i)
-        facts.append(tuple([number.setdefault(rows.buffer(s), len(number)) for s in (*instr.outs, *instr.ins)]))
+    numbers, instrs, home, holders = tuple(rows.order[start:stop]), rows.ledger.instrs, rows.home, rows.holders
+    facts: list[Any] = [numbers]
+    for q in numbers:
+        instr = instrs[q]
+        facts.append(tuple([number.setdefault(home[holders[s]], len(number)) for s in instr.outs + instr.ins]))
+    codes, own, first, last = rows.ledger.codes, rows.own, rows.first, rows.last
     for b in number:
-        code = rows.ledger.codes[b] if rows.own[b] else -1
-        facts.append((code, max(int(rows.first[b]) - start, -1), min(int(rows.last[b]), stop) - start))
+        facts.append((codes[b] if own[b] else -1, max(first[b] - start, -1), min(last[b], stop) - start))
     return tuple(facts), list(number)
 
 
@@ -134,11 +134,13 @@ def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
     return found
 
 
-def cuts(rows: Rows) -> dict[int, str]:
+def cuts(
+    ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+) -> dict[int, str]:
     """Why instructions that could be in a group do not continue the one before."""
-    if not rows.ledger.native(rows.order).any():
+    if not ledger.native(order).any():
         return {}
-    return _found_in(rows, 0, len(rows.order)).cuts
+    return _found_in(Rows(ledger, order, home, first, last, own), 0, len(order)).cuts
 
 
 def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:

@@ -12,10 +12,10 @@ def aligned(nbytes: int) -> int:
     return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
 
 
-def place_naive(sizes: np.ndarray, last: np.ndarray, offsets: np.ndarray) -> int:
-    """Give every living buffer (last >= 0) a place of its own, in order; returns the bytes."""
-    top = 0
+def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give every living buffer (last >= 0) a place of its own, in order; returns offsets and the bytes."""
+    offsets, top = np.full(len(sizes), -1, np.int64), 0
     for b in np.flatnonzero(last >= 0):
         offsets[b] = -(-top // ALIGN) * ALIGN
         top = int(offsets[b] + sizes[b])
-    return top
+    return offsets, top

@@ -18,9 +18,10 @@ from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op
 from graphwright.plan.planning.executor import chooser
-from graphwright.plan.planning.forms import Alike, Forms, adjacent
+from graphwright.plan.planning.forms import Alike, Form, Forms, Packed, adjacent
+from graphwright.plan.planning.listed import listed
 from graphwright.plan.planning.order import Order
-from graphwright.plan.planning.row import Copy, Row, Use
+from graphwright.plan.planning.row import Copy, Row, Sources, Use
 from graphwright.plan.planning.store import Store
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Program, Value, kinds
@@ -84,16 +85,16 @@ class Ledger(Store):
         self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
-        self._groups: dict[Any, set[NodeId]] = {}
+        self._groups: dict[Any, tuple[NodeId, ...]] = {}
         self._copies: dict[Any, Copy] = {}
         self._written: set[NodeId] = set()
+        self._sources: Sources | None = None
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
         self._recopied: set[Any] = set()
         self._was: list[tuple[int, NodeId, Row | None]] = []
-        self._rules_for = cache(lambda name: [rule.use for rule in self.rules if rule.wants(OPS[name])])
+        self._rules_for = cache(lambda name: [rule.use for rule in rules if rule.wants(OPS[name])])
         self._changed = p.follow()
-        self._changed.update(p.nodes())
 
     @property
     def order(self) -> np.ndarray:
@@ -145,32 +146,22 @@ class Ledger(Store):
         return rows
 
     def _settle_all(self) -> None:
-        """Look at every node once, in order, with the columns of the graph read in bulk."""
-        graph = self.program.graph
-        flat = graph.csc()
-        nodes = list(flat.nodes)
-        ops, attrs, specs, names = (list(graph.nodes[name]) for name in ("op", "attrs", "specs", "name"))
-        targets = np.repeat(np.arange(len(nodes)), np.diff(flat.indptr))
-        by_port = np.lexsort((np.asarray(graph.edges["dst_port"][flat.edges]), targets))
-        sources, starts = flat.indices[by_port].tolist(), flat.indptr.tolist()
-        ports = np.asarray(graph.edges["src_port"][flat.edges])[by_port].tolist()
-        results: list[tuple[int, ...]] = [()] * len(nodes)
-        key = self.program.order_labels.key
-        for i in sorted(range(len(nodes)), key=[key(n) for n in nodes].__getitem__):
-            at = slice(starts[i], starts[i + 1])
-            read = list(zip(sources[at], ports[at], strict=True))
-            row = Row(nodes[i], names[i], ops[i], attrs[i], specs[i], [Value(nodes[s], port) for s, port in read])
-            row.reads = tuple([results[s][port] for s, port in read])
-            self.rows[row.node] = self._looked_at(row, None)
-            results[i] = row.results
+        """Look at every node once, in order."""
+        rows, begins, reads, stops = listed(self.program)
+        self.rows = {row.node: row for row in rows}
+        slots, at = [-1] * begins[-1], 0
+        for row, begin, stop in zip(rows, begins, stops, strict=False):
+            row.reads = tuple([slots[k] for k in reads[at:stop]])
+            at = stop
+            self._looked_at(row, None)
+            slots[begin : begin + len(row.results)] = row.results
+        for row in rows:
             if row.copies:
                 self._recopied.update(row.copies)
             if row.folded:
                 self.folded.add(row.node)
-            if row.instr >= 0:
-                self._order.comes(row.instr)
-        self.settled += len(nodes)
-        self._order.sorted_already()
+        self.settled += len(rows)
+        self._order.are([row.instr for row in rows if row.instr >= 0])
         self._heap.clear()  # in order, nothing has to be looked at twice
         self._waiting.clear()
 
@@ -187,6 +178,8 @@ class Ledger(Store):
         self._was.append((self.turn, node, old))
         self.rows[node] = row
         (self.folded.add if row.folded else self.folded.discard)(node)
+        if row.op in kinds.SOURCES:
+            self._sources = None
         self._recopied.update(row.copies)
         if old is not None:
             if old.group != row.group:
@@ -206,6 +199,8 @@ class Ledger(Store):
             self._alert(row)
 
     def _retire(self, row: Row) -> None:
+        if row.op in kinds.SOURCES:
+            self._sources = None
         self.folded.discard(row.node)
         self._order.goes(row.instr)
         for key in set(row.copies):
@@ -239,11 +234,8 @@ class Ledger(Store):
             self._op(row, old)
         return row
 
-    def _alike(self, row: Row) -> Alike:
-        return self.forms.alike(row, self.dims, tuple([self.shapes[s] for s in row.reads]))
-
     def _op(self, row: Row, old: Row | None) -> None:
-        alike, reads = self._alike(row), row.reads
+        alike, reads = self.forms.alike(row, self.dims, self.shapes), row.reads
         op, row.specs, row.alike = alike.op, alike.specs, alike
         for use in self._rules_for(row.op):
             stands = use(self, row, op)
@@ -251,12 +243,12 @@ class Ledger(Store):
                 row.results = stands
                 return
         if row.reads is not reads:  # a rule looked further back, or has put another op there
-            row.alike = alike = self._alike(row)
+            row.alike = alike = self.forms.alike(row, self.dims, self.shapes)
             op = alike.op
         if op.view is not None or (op.traits.nary and len(row.reads) == 1):
             self._view(row, op, old)
             return
-        node, ins, frozen = row.node, list(row.reads), self.still(row, op)
+        node, frozen = row.node, self.still(row, op)
         if frozen and self._worth_folding(row, op):
             row.folded = True
             same = old is not None and (old.op, old.reads) == (row.op, row.reads) and old.attrs is row.attrs
@@ -266,6 +258,10 @@ class Ledger(Store):
             )
             row.uses = (*row.uses, Use("fold", node, None))
             return
+        if old is None and alike.form is not None:
+            self._as_known(row, alike.made, alike.form, frozen)
+            return
+        ins = list(row.reads)
         for place in alike.copied:
             ins[place] = self.contiguous(row, ins[place], place, f"{row.op} reads operand {place} row by row")
         if old is None:
@@ -280,9 +276,19 @@ class Ledger(Store):
         else:
             self._emit(row, old, row.op, tuple(ins), row.attrs, alike=None if alike.copied else alike)
 
+    def _as_known(self, row: Row, made: Sequence[Packed], form: Form, frozen: bool) -> None:
+        """A new row like another one, which nothing has to be found out of."""
+        node = row.node
+        outs = tuple([self.new(Value(node, port), packed, TEMP, "", frozen) for port, packed in enumerate(made)])
+        work = tuple([self.fresh(None, spec) for spec in form.scratch]) if form.scratch else ()
+        row.results, row.own = outs, outs + work
+        row.instr = self.instruction(Instr(row.op, row.reads, outs, work, row.attrs, node), form=form)
+
     def still(self, row: Row, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
-        return bool(row.reads) and not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
+        if not row.reads or not self.frozen[row.reads[0]]:
+            return False
+        return not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
 
     def _worth_folding(self, row: Row, op: Op) -> bool:
         """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
@@ -356,12 +362,10 @@ class Ledger(Store):
     def first_of(self, row: Row, key: Any) -> Row | None:
         """Enter a row into the group of rows with this key; the first of them if that is another one."""
         row.group, node = key, row.node
-        members = self._groups.get(key)
-        if members is None:
-            self._groups[key] = {node}
-            return None
+        members = self._groups.get(key, ())
         joined = node not in members
-        members.add(node)
+        if joined:
+            members = self._groups[key] = (*members, node)
         if len(members) == 1:
             return None
         first = min(members, key=self.program.order_labels.key)
@@ -380,9 +384,10 @@ class Ledger(Store):
     def _leave(self, row: Row) -> None:
         if row.group is not None:
             self._alert(row)
-            members = self._groups[row.group]
-            members.discard(row.node)
-            if not members:
+            others = tuple([n for n in self._groups[row.group] if n != row.node])
+            if others:
+                self._groups[row.group] = others
+            else:
                 del self._groups[row.group]
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
@@ -468,11 +473,16 @@ class Ledger(Store):
         self._order.comes(copy.instr)
 
     # -- sources -----------------------------------------------------------------------------------------------------
-    def sources(self) -> list[Row]:
-        """Rows of inputs, params, consts and states, in order."""
-        p = self.program
-        nodes = [n for kind in kinds.SOURCES for n in p.of_kind(kind)]
-        return [self.rows[n] for n in p.order_labels.sorted(nodes)]
+    def sources(self) -> Sources:
+        """What inputs, params, consts and states are; found again only when one of them changed."""
+        if self._sources is None:
+            p = self.program
+            nodes = p.order_labels.sorted([n for kind in kinds.SOURCES for n in p.of_kind(kind)])
+            rows = [self.rows[n] for n in nodes]
+            slots = [row.own[0] for row in rows]
+            keys = [None if row.op == INPUT else row.attrs["key"] for row in rows]
+            self._sources = Sources(slots, np.array([self.holders[s] for s in slots], np.int64), keys)
+        return self._sources
 
     # -- carried state -----------------------------------------------------------------------------------------------
     def writes(self) -> dict[NodeId, tuple[int, int]]:

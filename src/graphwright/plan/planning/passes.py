@@ -2,7 +2,9 @@
 
 Buffers and instructions are numbers. Lists per instruction lie one behind the other in an array (`reads`), those of
 instruction q between `reads_at[q]` and `reads_at[q + 1]`. `order` holds the instructions of a plan as they run; a place
-in it is a time. `home[b]` is the buffer in whose memory b lies: itself, or another that it was put over.
+in it is a time. `home[b]` is the buffer in whose memory b lies: itself, or another that it was put over, whose home is
+itself. `codes[b]` says where it lies: in the arena (an input is `FED`, others are `TEMPORARY`) or `ELSEWHERE`.
+Numbers of buffers have no sign: so native code need not ask for it where it looks one up.
 Without its compiled form each function runs as Python, to the same result.
 """
 
@@ -15,13 +17,7 @@ import numpy as np
 
 Array = Any
 ALIGN = 64
-
-
-def root(home: Array, b: int) -> int:
-    """The buffer in whose memory a buffer lies in the end."""
-    while home[b] != b:
-        b = home[b]
-    return b
+FED, TEMPORARY, ELSEWHERE = 0, 1, 2
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
@@ -75,51 +71,54 @@ def lifetimes(
     outs: Array,
     works_at: Array,
     works: Array,
+    pairs_at: Array,
+    pairs: Array,
+    codes: Array,
     home: Array,
-    first: Array,
-    last: Array,
-) -> None:
-    """Fill the times between which each buffer's bytes are needed, both included."""
+    held: Array,
+) -> tuple[Array, Array, Array]:
+    """The times between which each buffer's bytes are needed, both included; -1 where they never are.
+
+    Results take the memory of operands that die with the instruction and that nothing else of it looks at: `pairs`
+    holds (result, operand) buffers that are alike, and `home` is changed. What lies elsewhere, or has a home before,
+    keeps its memory. `held` buffers are needed to the end.
+    Returns: first, last, and marks for buffers that have bytes of the arena.
+    """
+    count = len(home)
+    first, last = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
     for i in range(len(order)):
         q = order[i]
         for k in range(outs_at[q], outs_at[q + 1]):
-            b = root(home, outs[k])
+            b = home[outs[k]]
             first[b] = last[b] = i
         for k in range(works_at[q], works_at[q + 1]):
-            b = root(home, works[k])
+            b = home[works[k]]
             first[b] = last[b] = i
         for k in range(reads_at[q], reads_at[q + 1]):
-            last[root(home, reads[k])] = i
-
-
-def in_place(
-    order: Array,
-    reads_at: Array,
-    reads: Array,
-    pairs_at: Array,
-    pairs: Array,
-    fixed: Array,
-    home: Array,
-    first: Array,
-    last: Array,
-) -> None:
-    """Let results take the memory of operands that die with the instruction and that nothing else of it looks at.
-
-    `pairs` holds (result, operand) buffers that are alike; `fixed` marks buffers that keep their own memory.
-    """
+            last[home[reads[k]]] = i
+    for k in range(len(held)):
+        last[home[held[k]]] = len(order)
     for i in range(len(order)):
         q = order[i]
         for k in range(pairs_at[q], pairs_at[q + 1], 2):
-            old, new = pairs[k], root(home, pairs[k + 1])
-            if fixed[old] or fixed[new] or home[old] != old or old == new or last[new] != i or first[old] != i:
+            old, new = pairs[k], home[pairs[k + 1]]
+            if codes[old] != TEMPORARY or codes[new] != TEMPORARY or home[old] != old or old == new:
+                continue
+            if last[new] != i or first[old] != i:
                 continue
             looks = 0
             for r in range(reads_at[q], reads_at[q + 1]):
-                looks += root(home, reads[r]) == new
+                looks += home[reads[r]] == new
             if looks == 1:
                 home[old] = new
                 last[new] = last[old]
                 break
+    own = np.zeros(count, np.bool_)
+    for b in range(count):
+        own[b] = codes[b] != ELSEWHERE and home[b] == b
+        if codes[b] == FED and last[b] >= 0:
+            first[b] = 0
+    return first, last, own
 
 
 def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
@@ -136,14 +135,16 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
     return most
 
 
-def place(sizes: Array, first: Array, last: Array, offsets: Array, steps: int) -> int:
-    """Give every living buffer the smallest hole that holds it when its time comes, else the end; returns the bytes.
+def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
+    """Give every living buffer the smallest hole that holds it when its time comes, else the end.
 
     Walks the times once; after its last use a buffer is a hole again, joined with its neighbours.
+    Returns: offsets, -1 for what does not live, and the bytes.
     """
     count = len(sizes)
-    born, begins = _by_time(first, last, steps, True, sizes)
-    dying, ends = _by_time(last, last, steps, False, sizes)
+    offsets = np.full(count, -1, np.int64)
+    born, begins = _by_birth(sizes, first, last, steps)
+    dying, then = _by_death(last, steps)
     starts, widths = np.zeros(count + 2, np.int64), np.zeros(count + 2, np.int64)  # holes, by offset
     holes, top = 0, 0
     for i in range(steps + 1):
@@ -188,8 +189,10 @@ def place(sizes: Array, first: Array, last: Array, offsets: Array, steps: int) -
                 widths[best] = shift
             else:
                 starts[best], widths[best] = start + size, width - size
-        for k in range(ends[i], ends[i + 1]):
-            start, width = offsets[dying[k]], sizes[dying[k]]
+        b = dying[i]
+        while b >= 0:
+            start, width = offsets[b], sizes[b]
+            b = then[b]
             h = np.searchsorted(starts[:holes], start)
             before = h > 0 and starts[h - 1] + widths[h - 1] == start
             after = h < holes and start + width == starts[h]
@@ -208,24 +211,24 @@ def place(sizes: Array, first: Array, last: Array, offsets: Array, steps: int) -
                     starts[j], widths[j] = starts[j - 1], widths[j - 1]
                 starts[h], widths[h] = start, width
                 holes += 1
-    return top
+    return offsets, top
 
 
-def _by_time(times: Array, last: Array, steps: int, large_first: bool, sizes: Array) -> tuple[Array, Array]:
-    """Living buffers by time, those of time i between at[i] and at[i + 1]; by size or by number."""
+def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, Array]:
+    """Living buffers by the time when theirs begins, those of time i between at[i] and at[i + 1], large ones first."""
     at = np.zeros(steps + 3, np.int64)
-    for b in range(len(times)):
+    for b in range(len(first)):
         if last[b] >= 0:
-            at[min(times[b], steps) + 1] += 1
+            at[min(first[b], steps) + 1] += 1
     for i in range(steps + 1):
         at[i + 1] += at[i]
-    found = np.zeros(at[steps + 1], np.int64)
+    found = np.zeros(at[steps + 1], np.uint32)
     fill = at.copy()
-    for b in range(len(times)):
+    for b in range(len(first)):
         if last[b] >= 0:
-            t = min(times[b], steps)
+            t = min(first[b], steps)
             k = fill[t]
-            while large_first and k > at[t] and sizes[found[k - 1]] < sizes[b]:
+            while k > at[t] and sizes[found[k - 1]] < sizes[b]:
                 found[k] = found[k - 1]
                 k -= 1
             found[k] = b
@@ -233,15 +236,31 @@ def _by_time(times: Array, last: Array, steps: int, large_first: bool, sizes: Ar
     return found, at
 
 
-def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: int, chunks: Array) -> tuple[int, int]:
-    """Leave buffers that have an offset (>= 0) where they are unless they meet another; find places for the rest.
+def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
+    """Of each time a buffer that dies then, and of each buffer another one that does, or -1."""
+    dying, then = np.full(steps + 1, -1, np.int32), np.full(len(last), -1, np.int32)
+    for b in range(len(last)):
+        if last[b] >= 0:
+            t = min(last[b], steps)
+            then[b], dying[t] = dying[t], b
+    return dying, then
+
+
+def keep_places(
+    sizes: Array, first: Array, last: Array, known: Array, steps: int, chunks: Array
+) -> tuple[Array, int, int]:
+    """Leave living buffers where they were known to lie (>= 0) unless they meet another; find places for the rest.
 
     `chunks` are the ends of the arena's chunks; each buffer lies in one; what finds no place in them lies behind.
-    Returns: how many had to be placed, and the bytes.
+    Returns: offsets, how many had to be placed, and the bytes.
     """
     count = len(sizes)
-    born, begins = _by_time(first, last, steps, True, sizes)
-    dying, ends = _by_time(last, last, steps, False, sizes)
+    offsets = np.full(count, -1, np.int64)
+    for b in range(len(known)):
+        if last[b] >= 0:
+            offsets[b] = known[b]
+    born, begins = _by_birth(sizes, first, last, steps)
+    dying, then = _by_death(last, steps)
     live = np.zeros(count + 1, np.int64)  # buffers that have a place, by offset
     lives, loose = 0, 0
     for i in range(steps + 1):
@@ -268,8 +287,8 @@ def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: 
                 live[j] = live[j - 1]
             live[low] = b
             lives += 1
-        for k in range(ends[i], ends[i + 1]):
-            b = dying[k]
+        b = dying[i]
+        while b >= 0:
             if offsets[b] >= 0:
                 for j in range(lives):
                     if live[j] == b:
@@ -277,6 +296,7 @@ def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: 
                             live[m] = live[m + 1]
                         lives -= 1
                         break
+            b = then[b]
     met, order = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for k in range(len(born)):
         b = born[k]
@@ -303,7 +323,7 @@ def keep_places(sizes: Array, first: Array, last: Array, offsets: Array, steps: 
     for b in range(count):
         if last[b] >= 0:
             top = max(top, offsets[b] + sizes[b])
-    return loose, top
+    return offsets, loose, top
 
 
 def _in_one(start: int, size: int, chunks: Array) -> int:
@@ -342,7 +362,6 @@ PASSES: tuple[Callable[..., Any], ...] = (
     sinking,
     touches,
     lifetimes,
-    in_place,
     fullest,
     place,
     keep_places,

@@ -21,15 +21,14 @@ from graphwright.plan.plan import Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import on_vm
-from graphwright.plan.planning.fusion import Rows, fuse
+from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
 from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.passes import ALIGN, root
+from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.residency import OtherSide, keep_on_host
 from graphwright.plan.planning.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
-from graphwright.plan.planning.store import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.running.commit import Commit
 from graphwright.program import FeedError, Program
 from graphwright.program.validate import refuse_broken
@@ -37,9 +36,7 @@ from graphwright.program.validate import refuse_broken
 LAYOUTS = ("reuse", "naive")
 CONE, WASTE = 0.25, 1.25
 """A plan is made anew if an edit touched more than this share of its buffers, or its arena is this much too large."""
-_GARBAGE = (
-    4096  # buffers that nothing uses any more, beyond as many again as are used, from which on a ledger is dropped
-)
+_GARBAGE = 4096  # instructions of a ledger that run no more, beyond as many again as do, from which on it is dropped
 
 
 def make_plan(
@@ -132,7 +129,7 @@ def _full(before: Plan | None, rewrites: str) -> str:
     if not before.guarded_fresh:
         return "a constant that a rewrite relied on changed"
     ledger = before.arranged.ledger
-    if len(ledger.buffers) > 2 * int(np.count_nonzero(before.arranged.used)) + _GARBAGE:
+    if len(ledger.instrs) > 2 * len(before.arranged.order) + _GARBAGE:
         return "most rows of the ledger are of nodes that are gone"
     return ""
 
@@ -161,49 +158,36 @@ def _arrange(
     commit = Commit(ledger, order, outputs, watched, run)
     order, count = commit.order, len(ledger.buffers)
     reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()
-    home, first, last = np.arange(count), np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-    codes = np.frombuffer(ledger.codes, np.int8)
-    fixed = codes != TEMPORARY
-    for buffer, state in commit.moved.items():
-        home[buffer] = state
-        fixed[buffer] = True
-    run.lifetimes(order, *reads, *outs, *works, home, first, last)
+    home, codes = np.arange(count, dtype=np.uint32), np.frombuffer(ledger.codes, np.int8)
+    home[list(commit.moved)] = list(commit.moved.values())
     held = [slots[s].buffer for s in (*commit.outputs.values(), *commit.watched.values())]
-    for b in held:
-        last[root(home, b)] = len(order)
-    first[(codes == FED) & (last >= 0)] = 0
-    run.in_place(order, *reads, *ledger.pairs.arrays(), fixed, home, first, last)
+    pairs = ledger.pairs.arrays()
+    first, last, own = run.lifetimes(order, *reads, *outs, *works, *pairs, codes, home, np.array(held, np.uint32))
     used = last >= 0
     used[: len(need)] |= need
-    own = (codes != ELSEWHERE) & (home == np.arange(count))
-    fusion = fuse(Rows(ledger, order, home, first, last, own))
+    fusion = fuse(ledger, order, home, first, last, own)
     for b, end in fusion.ends.items():
         last[b] = end
     own[list(fusion.tiles)] = False
-    sizes = np.frombuffer(ledger.sizes, np.int64).copy()
-    times = np.where(own, last, -1)
-    offsets = np.full(count, -1, np.int64)
-    steps = len(order)
+    times, steps = np.where(own, last, -1), len(order)
+    sizes = np.frombuffer(ledger.sizes, np.int64)
     bound = int(run.fullest(sizes, first, times, steps))
+    patched = Patched("full", "naive layout" if layout == "naive" else why, rows)
+    offsets, total = None, 0
     if layout == "naive":
-        total, patched = place_naive(sizes, times, offsets), Patched("full", "naive layout", rows)
-    else:
-        total, patched = -1, Patched("full", why, rows)
-        if not why and before is not None:
-            known = before.arranged.offsets
-            offsets[: len(known)] = known
-            offsets[times < 0] = -1
-            chunks = np.array(before.arranged.ends, np.int64)
-            placed, total = run.keep_places(sizes, first, times, offsets, steps, chunks)
+        offsets, total = place_naive(sizes, times)
+    elif not why and before is not None:
+        if rows > CONE * len(ledger.rows):
+            patched = Patched("full", f"the edit touched {rows} of {len(ledger.rows)} rows", rows)
+        else:
+            known, chunks = before.arranged.offsets, np.array(before.arranged.ends, np.int64)
+            offsets, placed, total = run.keep_places(sizes, first, times, known, steps, chunks)
             patched = Patched("patched", f"{placed} buffers placed", rows, int(placed))
-            if rows > CONE * len(ledger.rows):
-                total, patched = -1, Patched("full", f"the edit touched {rows} of {len(ledger.rows)} rows", rows)
-            elif total > WASTE * bound:
-                patched = Patched("full", f"the arena would be {total / max(bound, 1):.2f} of the lower bound", rows)
-                total = -1
-        if total < 0:
-            offsets[:] = -1
-            total = int(run.place(sizes, first, times, offsets, steps))
+            if total > WASTE * bound:
+                waste = f"the arena would be {total / max(bound, 1):.2f} of the lower bound"
+                offsets, patched = None, Patched("full", waste, rows)
+    if offsets is None:
+        offsets, total = run.place(sizes, first, times, steps)
     ends = _ends(int(total), before.arranged.ends if before is not None else (), patched.kind, ledger.device)
     arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
     return commit, arranged, patched

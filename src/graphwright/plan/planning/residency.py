@@ -64,9 +64,9 @@ def _host_reads(ledger: Ledger, instr: Instr) -> tuple[int, ...]:
 
 def _kept(ledger: Ledger) -> set[int]:
     """Slots of states that the host shares with others."""
-    weights = ledger.program.weights
-    found = [row for row in ledger.sources() if _kind(ledger, row.own[0]) == STATE]
-    return {row.own[0] for row in found if isinstance(weights[row.attrs["key"]], HostVariable)}
+    weights, known = ledger.program.weights, ledger.sources()
+    states = [(s, key) for s, key in zip(known.slots, known.keys, strict=True) if _kind(ledger, s) == STATE]
+    return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
 
 def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +59,13 @@ class Row:
     )
 
     def __init__(
-        self, node: NodeId, path: str, op: str, attrs: Mapping[str, Any], specs: tuple[Spec, ...], sources: list[Value]
+        self,
+        node: NodeId,
+        path: str,
+        op: str,
+        attrs: Mapping[str, Any],
+        specs: tuple[Spec, ...],
+        sources: Sequence[Value],
     ) -> None:
         self.node, self.path, self.op, self.attrs, self.specs, self.sources = node, path, op, attrs, specs, sources
         self.reads: tuple[int, ...] = ()
@@ -86,20 +92,17 @@ class Lists:
         self, rows: Sequence[Any], of: Callable[[Any], Sequence[int]], names: array[int] | None = None
     ) -> None:
         self._rows, self._of, self._names = rows, of, names
-        self._at, self._data = array("i", [0]), array("i")
+        self._at, self._data = array("I", [0]), array("I")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Where lists begin, and what is in them; to be dropped before more is asked for."""
         new = list(map(self._of, self._rows[len(self._at) - 1 :]))
         if new:
-            flat = np.fromiter(chain.from_iterable(new), np.int32)
-            ends = len(self._data) + np.cumsum(np.fromiter(map(len, new), np.int32, len(new)))
-            found = flat if self._names is None else np.frombuffer(self._names, np.int32)[flat]
-            self._data.frombytes(found.tobytes())
-            self._at.frombytes(ends.astype(np.int32).tobytes())
-        return np.frombuffer(self._at, np.int32), (
-            np.frombuffer(self._data, np.int32) if self._data else np.zeros(0, np.int32)
-        )
+            flat = chain.from_iterable(new)
+            self._data.extend(flat if self._names is None else map(self._names.__getitem__, flat))
+            self._at.extend(list(accumulate(map(len, new), initial=self._at[-1]))[1:])
+        data = np.frombuffer(self._data, np.uint32) if self._data else np.zeros(0, np.uint32)
+        return np.frombuffer(self._at, np.uint32), data
 
 
 class Copy:
@@ -108,3 +111,11 @@ class Copy:
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target, self.instr = source, target, -1
         self.wanted: dict[NodeId, tuple[int, str]] = {}
+
+
+class Sources(NamedTuple):
+    """Inputs, params, consts and states in order: slots, their buffers, and keys of weights (None for an input)."""
+
+    slots: list[int]
+    holders: np.ndarray
+    keys: list[str | None]

@@ -7,7 +7,7 @@ moves a buffer to the host before any plan has used it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -17,12 +17,11 @@ from graphwright.array import Layout, Spec
 from graphwright.graph import NodeId
 from graphwright.plan.planning.executor import VM, Choice
 from graphwright.plan.planning.forms import Form, Forms, Packed
+from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.planning.row import Lists
 from graphwright.plan.table import HOST, INPUT, TEMP, Instr, Slot
 from graphwright.program import Value
 
-FED, TEMPORARY, ELSEWHERE = 0, 1, 2
-"""Inputs, other buffers of the arena, and buffers that lie outside of it."""
 _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
@@ -60,22 +59,16 @@ class Store:
         self.reads, self.outs, self.works = (
             Lists(self.instrs, attrgetter(name), self.holders) for name in ("ins", "outs", "work")
         )
-        self._pairs: list[Sequence[int]] = []
+        self._pairs: list[tuple[int, ...]] = []
         self._kept: dict[Any, Any] = {}
         self.pairs = Lists(self._pairs, lambda pairs: pairs)
 
     def slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
         """A slot that shows what another one, `base`, lies in."""
-        return self._enter(value, buffer, dtype, layout, base, frozen, self.forms.number(dtype, layout))
-
-    def _enter(
-        self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool, shape: int
-    ) -> int:
-        index = len(self.slots)
-        self.slots.append(Slot(index, value, buffer, dtype, layout, index if base < 0 else base))
+        self.slots.append(Slot(index := len(self.slots), value, buffer, dtype, layout, base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
-        self.shapes.append(shape)
+        self.shapes.append(self.forms.number(dtype, layout))
         return index
 
     def fresh(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
@@ -84,11 +77,16 @@ class Store:
 
     def new(self, value: Value | None, packed: Packed, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
         """As `fresh`."""
-        buffer = len(self.buffers)
-        self.buffers.append((kind, packed.nbytes, key))
-        self.sizes.append(packed.room)
+        index, buffer = len(self.slots), len(self.buffers)
+        nbytes, room, dtype, layout, shape = packed
+        self.buffers.append((kind, nbytes, key))
+        self.sizes.append(room)
         self.codes.append(_CODES.get(kind, ELSEWHERE))
-        return self._enter(value, buffer, packed.dtype, packed.layout, -1, frozen, packed.number)
+        self.slots.append(Slot(index, value, buffer, dtype, layout, index))
+        self.frozen.append(frozen)
+        self.holders.append(buffer)
+        self.shapes.append(shape)
+        return index
 
     def alias(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""
@@ -111,9 +109,9 @@ class Store:
         self._pairs.append(self._may_be_one(instr, form) if form.inplace else ())
         return len(self.instrs) - 1
 
-    def _may_be_one(self, instr: Instr, form: Form) -> list[int]:
+    def _may_be_one(self, instr: Instr, form: Form) -> tuple[int, ...]:
         """(Result, operand) buffers of which the result may take the operand's memory."""
-        holders, buffers, pairs = self.holders, self.buffers, []
+        holders, buffers, pairs = self.holders, self.buffers, ()
         for out, place in form.inplace:
             a, b = holders[instr.outs[out]], holders[instr.ins[place]]
             if buffers[a][1] == buffers[b][1]:

@@ -40,6 +40,16 @@ def _first(instructions: int, calls: int = 1) -> Iterable[int]:
     return (calls, *repeat(0, instructions - 1))
 
 
+def _gone(before: np.ndarray, after: np.ndarray) -> set[int]:
+    """Numbers of one order, each there once, that are not in another, which mostly begins and ends as it does."""
+    short = min(len(before), len(after))
+    start, stop = (
+        int(np.argmax(differ)) if differ.any() else short
+        for differ in (before[:short] != after[:short], (before[::-1][:short] != after[::-1][:short]))
+    )
+    return set(before[start : len(before) - stop].tolist()) - set(after[start : len(after) - stop].tolist())
+
+
 class Binding:
     """Memory and calls of a plan, for a `Workspace` to run.
 
@@ -74,6 +84,7 @@ class Binding:
         self._folded: list[tuple[NDArray, int]] = []
         self._folds: Mapping[Any, tuple[int, ...]] = {}
         self._calls: list[Any] = []
+        self._apart = False  # the calls are to be put together again
         self._sizes: list[Iterable[int]] = []
         self._ends: list[int] | None = None
         self._singles: dict[int, list[Any]] = {}
@@ -104,11 +115,10 @@ class Binding:
     def _take(self, plan: Plan) -> None:
         """The plan to run, with what it reads and writes by key, and what of that lies on the host."""
         self.plan = plan
-        ledger, own = plan.arranged.ledger, plan.arranged.variables
-        buffers = [ledger.buffers[ledger.slots[s].buffer] for s in plan.arranged.sources]
-        keys = [key for kind, _, key in buffers if kind not in (INPUT, HOST)]
-        keys += [row.attrs["key"] for row in plan.folding() if row.op in STORED]
-        self.variables = {key: self._own.get(key, own[key]) for key in keys}
+        arranged, own = plan.arranged, self._own
+        keys = (*arranged.read, *(row.attrs["key"] for row in plan.folding() if row.op in STORED))
+        self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
+        ledger = arranged.ledger
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
 
     def adopt(self, plan: Plan) -> bool:
@@ -139,19 +149,11 @@ class Binding:
         if self._arena is None or not self._arena.holds(after.ends):
             self._arena = None  # bound anew at the next run
             return
-        changed = after.moved_since(before)
-        ledger, run = after.ledger, loops(len(after.order))
-        lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-        moved = run.moved(after.order, *lists, changed)
-        stays = np.zeros(len(ledger.instrs), np.bool_)
-        stays[after.order] = True
-        stays[moved] = False
-        self._forget_calls(set(before.order[~stays[before.order]].tolist()))
-        holders = np.frombuffer(ledger.holders, np.int32)
-        for slot in np.flatnonzero(changed[holders]).tolist():
-            for kept in (self._views, self._readers, self._writers):
-                kept.pop(slot, None)
-        self._calls, self._singles = [], {}  # put together at the next run
+        self._forget_calls(_gone(before.order, after.order))
+        moved = after.moved_since(before)
+        if moved.any():
+            self._forget(np.flatnonzero(moved))
+        self._apart, self._singles = True, {}
 
     @property
     def stale(self) -> bool:
@@ -166,7 +168,7 @@ class Binding:
         stack = self.plan.overrides
         wanted = stack[-1] if stack and self.overridden else None
         if wanted is not self._override:
-            self._override, self._calls = wanted, []
+            self._override, self._apart = wanted, True
         self._bind()
         self.watching = any(array.storage.counted for array, _ in self._relied)
         self._seen = changes.count
@@ -236,7 +238,7 @@ class Binding:
             with uncollected():
                 self._fold()
                 self._bind_calls()
-        elif not self._calls:
+        elif self._apart:
             with uncollected():
                 if self.plan.folds != self._folds:
                     self._fold()
@@ -294,16 +296,17 @@ class Binding:
         if other:
             self._forget(other)
 
-    def _forget(self, buffers: Sequence[int]) -> None:
+    def _forget(self, buffers: Sequence[int] | np.ndarray) -> None:
         """Bind anew what uses buffers."""
         arranged = self.plan.arranged
         ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
-        mark[list(buffers)] = True
+        mark[buffers] = True
         lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
         self._forget_calls(set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()))
-        for slot in [s for s in self._views if mark[ledger.slots[s].buffer]]:
-            del self._views[slot]
-            self._readers.pop(slot, None)
+        holders = np.frombuffer(ledger.holders, np.int32)[: arranged.slots]
+        for slot in np.flatnonzero(mark[holders]).tolist():
+            for kept in (self._views, self._readers, self._writers):
+                kept.pop(slot, None)
 
     def _forget_calls(self, instrs: Set[int]) -> None:
         """Bind instructions anew, where they still run."""
@@ -315,6 +318,7 @@ class Binding:
         plan = self.plan
         order = plan.arranged.order.tolist()
         self._calls, self._sizes, self._ends, self._singles = [], [], None, {}
+        self._apart = False
         self._place_host()
         segments: dict[Any, Any] = {}
         together = {group[0]: group[-1] + 1 for group in plan.groups}

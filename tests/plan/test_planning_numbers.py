@@ -1,0 +1,99 @@
+"""What planning makes of a program as numbers: read in bulk, kept in order, walked by compiled loops or by Python."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.plan.random_programs import programs
+
+from graphwright.array import Spec
+from graphwright.plan import make_plan
+from graphwright.plan.planning import native, passes, planner
+from graphwright.plan.planning.listed import listed
+from graphwright.plan.planning.order import Order
+from graphwright.plan.running.binding import _gone
+from graphwright.program import Builder, Program
+
+
+def planned(p: Program, run: Any, specs: dict[str, Spec], before: Any = None) -> Any:
+    with patch.object(planner, "loops", lambda size: run):
+        return make_plan(p, specs, before=before)
+
+
+@given(made=programs(), at=st.integers(0, 99))
+def test_compiled_loops_plan_what_they_plan_as_python(made: tuple[Program, dict[str, np.ndarray]], at: int) -> None:
+    native.build()
+    p, feeds = made
+    specs = {name: p.spec(p.node(name)) for name in feeds}
+    first = [planned(p, run, specs) for run in (passes, native._compiled())]
+    edges = list(p.graph.edges())
+    with p.edit("another node") as e:
+        for edge in edges[at % max(len(edges), 1) :][:1]:
+            e.insert(edge, "copy")
+    after = [planned(p, run, specs, plan) for run, plan in zip((passes, native._compiled()), first, strict=True)]
+    for one, other in (first, after):
+        assert one.hash == other.hash
+        for name in ("order", "home", "first", "last", "offsets", "used"):
+            assert getattr(one.arranged, name).tolist() == getattr(other.arranged, name).tolist(), name
+
+
+@given(made=programs())
+def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Program, dict[str, np.ndarray]]) -> None:
+    p, _ = made
+    rows, begins, reads, stops = listed(p)
+    assert [r.node for r in rows] == list(p.order_labels)
+    values = [v for row in rows for v in ((row.node, port) for port in range(len(row.specs)))]
+    start = 0
+    for row, begin, stop in zip(rows, begins, stops, strict=False):
+        n = row.node
+        assert (row.path, row.op, row.attrs, row.specs) == (p.path(n), p.op(n), p.attrs(n), p.specs(n))
+        assert list(row.sources) == list(p.operands(n)) == [values[k] for k in reads[start:stop]]
+        assert begin == len(row.specs) or values[begin : begin + 1] == [(n, 0)]
+        start = stop
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60))), max_size=6))
+def test_an_order_that_some_leave_and_others_join_is_sorted(turns: list[tuple[set[int], set[int]]]) -> None:
+    order, here = Order(), set(range(0, 40, 2))
+    order.are(sorted(here))
+    for going, coming in turns:
+        before, stay = order.now, here - going
+        for q in here & going:
+            order.goes(q)
+        for q in coming - stay:
+            order.comes(q)
+        order.settle(lambda q: (q,), 61)
+        here = stay | coming
+        assert order.now.tolist() == sorted(here)
+        assert order.now.dtype == np.int32
+        assert _gone(before, order.now) == set(before.tolist()) - here
+
+
+def test_weights_that_come_and_go_are_those_of_a_plan_made_anew() -> None:
+    b = Builder("grows")
+    x = b.input("x", ("B", 4))
+    y = b.add(x, b.param("a", np.ones(4, np.float32)), name="sum")
+    for _ in range(20):
+        y = b.abs(y)
+    b.output(y, "y")
+    p, specs = b.build(), {"x": (2, 4)}
+    ledger = p.compile(specs).arranged.ledger
+    feed = np.ones((2, 4), np.float32)
+
+    def check(names: list[str], total: float) -> None:
+        plan, fresh = p.compile(specs), p.compile(specs).compact()
+        assert plan.arranged.ledger is ledger
+        assert plan.arranged.read == fresh.arranged.read
+        assert sorted(plan.arranged.read) == names
+        assert [plan.slots[s].value for s in plan.frozen] == [fresh.slots[s].value for s in fresh.frozen]
+        assert plan(x=feed)["y"].to_numpy().tolist() == [[total] * 4] * 2
+
+    with p.edit("another weight") as e:
+        e.rewire(p.in_edges("sum")[0], e.add("add", x, e.param("b", np.full(4, 2, np.float32))))
+    check(["a", "b"], 4.0)
+    p.undo()
+    check(["a"], 2.0)
