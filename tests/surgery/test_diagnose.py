@@ -157,6 +157,30 @@ def test_a_hand_made_list_of_defects():
     assert not p.valid
 
 
+@pytest.mark.parametrize(("loss", "squash"), [("cross_entropy", "softmax"), ("bce_with_logits", "sigmoid")])
+def test_a_loss_of_logits_fed_with_probabilities(loss, squash):
+    rng, results = np.random.default_rng(0), []
+    for twice in (False, True):
+        b = gw.Builder("classifier")
+        x = b.input("x", (4, 3))
+        y = b.input("y", *(((4,), "int64") if squash == "softmax" else ((4, 5),)))
+        scores = b.linear(x, b.param("w", np.linspace(-1, 1, 15, dtype="f4").reshape(5, 3)), name="scores")
+        fed = b.op(squash, scores, name="p", **({"axis": -1} if squash == "softmax" else {})) if twice else scores
+        values = b.op(loss, fed, y, name="loss")
+        b.output(b.mean(values[0] if isinstance(values, tuple) else values, axes=None), "mean")
+        results.append(b.build())
+    plain, doubled = results
+    assert not diagnose(plain)
+    findings = diagnose(doubled)
+    (found,) = findings
+    assert (found.kind, found.where, found.witness) == ("double_softmax", "loss", {"loss": "loss", "from": "p"})
+    findings.fix_all(only=None)
+    assert not diagnose(doubled)
+    feeds = {"x": rng.normal(size=(4, 3)).astype("f4")}
+    feeds["y"] = rng.integers(5, size=4) if squash == "softmax" else rng.random((4, 5)).astype("f4")
+    assert doubled.run(feeds)["mean"].to_numpy() == plain.run(feeds)["mean"].to_numpy()
+
+
 def test_a_delayed_edge_is_no_cycle_and_a_zero_among_sums_can_go():
     b = gw.Builder("loop")
     x = b.input("x", (2, 3))

@@ -141,9 +141,8 @@ class StructureHash:
         state = sha256(self.structure().encode())
         p = self._program
         keys = sorted({p.key(n) for kind in (PARAM, CONST, STATE) for n in p.of_kind(kind)})
-        refer = p.weights.reference_of
-        p.weights.note_digests(k for k in keys if not mapped_by_reference or refer(p.weights.array(k)) is None)
-        for key in keys:
-            name = p.weights.reference(key) if mapped_by_reference else p.weights.digest(key)
-            state.update(f"\n{key} {name}".encode())
+        names = [p.weights.known_reference(key) if mapped_by_reference else None for key in keys]
+        p.weights.note_digests(key for key, name in zip(keys, names, strict=True) if name is None)
+        for key, name in zip(keys, names, strict=True):
+            state.update(f"\n{key} {name or p.weights.digest(key)}".encode())
         return state.hexdigest()

@@ -134,7 +134,11 @@ class Weights(Mapping[str, Variable]):
 
         Reads no file.
         """
-        return self.reference_of(self.array(key)) or self.digest(key)
+        return self.known_reference(key) or self.digest(key)
+
+    def known_reference(self, key: str) -> str | None:
+        """`reference` where it takes no reading of the value's bytes."""
+        return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
         """Let `SOURCE` stand for an array that lies in the file this program was opened from."""

@@ -32,12 +32,13 @@ ORDER = (
     "bottleneck",
     "redundant",
     "gain",
+    "double_softmax",
 )
 """Kinds in the order in which they are asked: a defect is reported once, under the first kind that explains it."""
 
 _FILES = (
     *("interface", "tensors", "cycles", "unused", "ports", "parts"),
-    *("gradients", "residuals", "heads", "widths", "redundancy", "gain"),
+    *("gradients", "residuals", "heads", "widths", "redundancy", "gain", "losses"),
 )
 
 
