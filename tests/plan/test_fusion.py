@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphwright.array.vm import fuse
+from graphwright.array.vm.encode import fuse
 from graphwright.plan import Plan, Workspace
 from graphwright.program import Builder, Program
 

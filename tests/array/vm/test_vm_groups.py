@@ -9,8 +9,8 @@ from vm_forms import view
 from graphwright.array import NDArray, float32, from_numpy
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.running.segment import VmSegment
 
 F3 = (float32,) * 3
 

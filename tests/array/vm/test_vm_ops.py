@@ -13,7 +13,7 @@ from vm_forms import agree, single, view, vm
 
 from graphwright.array import NDArray, bfloat16, bool_, empty, float32, from_numpy
 from graphwright.array.vm.encode import ENCODERS, encode
-from graphwright.array.vm.segment import BadIndex
+from graphwright.array.vm.running.segment import BadIndex
 from graphwright.errors import GraphwrightError
 from graphwright.ops import OPS, compute
 

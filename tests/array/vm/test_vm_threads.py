@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from graphwright.array import CPU, NDArray, backend, from_numpy
-from graphwright.array.vm import call, segment
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.segment import BadIndex, VmSegment
-from graphwright.array.vm.share import Cut, shared
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.share import Cut, shared
+from graphwright.array.vm.running import call, segment
+from graphwright.array.vm.running.segment import BadIndex, VmSegment
 from graphwright.ops import OPS
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, backend, from_numpy
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
 

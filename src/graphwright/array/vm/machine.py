@@ -1,6 +1,6 @@
 """The machine: one compiled function that runs rows of code over memory. No plan, edit or shape compiles anything.
 
-It is built once per install; numba keeps it on disk, and makes it again when any file of this folder changes.
+It is built once per install; numba keeps it on disk, and makes it again when a file beside this one changes.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _dispatcher(source: int) -> Any:
 
 
 def source(*others: str | Path) -> int:
-    """A number that changes with any file of this folder, or of other folders: numba's cache looks at one file only."""
+    """A number that changes with a file beside this one, or of other folders: numba's cache looks at one file only."""
     folders = (Path(__file__).parent, *map(Path, others))
     text = b"".join(f.read_bytes() for folder in folders for f in sorted(folder.glob("*.py")))
     return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") | 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode import ENCODERS, View, encode
-from graphwright.array.vm.fuse import BY_ROW
+from graphwright.array.vm.encode.fuse import BY_ROW
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot

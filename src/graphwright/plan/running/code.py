@@ -7,8 +7,8 @@ from typing import Any
 
 from graphwright.array import CPU, NDArray, backend
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.share import Cut, cut
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.plan.plan import Plan
 from graphwright.plan.table import Instr
 

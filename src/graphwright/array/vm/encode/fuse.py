@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from graphwright.array.vm.code import ZEROS, Code
 from graphwright.array.vm.encode import encode
 from graphwright.array.vm.encode.operands import MOST_ROWS, Row, View, along, merged, places, row_of, spread
-from graphwright.array.vm.share import operand_cells
+from graphwright.array.vm.encode.share import operand_cells
 
 TILE, TILES = 1024, 16
 """Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
