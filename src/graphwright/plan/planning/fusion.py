@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import Layout, bool_, float32
+from graphwright.array import Layout, bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode import ENCODERS, View
 from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
@@ -22,7 +22,7 @@ from graphwright.plan.planning.passes import root
 from graphwright.plan.planning.store import TEMPORARY
 from graphwright.plan.table import Instr
 
-_DTYPES = (float32, bool_)
+_DTYPES = (float32, bfloat16, bool_)
 
 
 class Fusion(NamedTuple):
