@@ -128,8 +128,8 @@ class Backend(Protocol):
 
 
 SPINS = "1000"
-"""How often a thread of a kernel looks for the others before it sleeps: some 15 us. With the OpenMP runtime's own 300 000
-it burns the core that another process waits for, or, after a kernel of ATen, a thread of the VM."""
+"""How often a thread of a kernel looks for the others before it sleeps: some 15 us. With the 300 000 of the OpenMP
+runtime it burns the core that another process waits for, or, after a kernel of ATen, a thread of the VM."""
 
 _HOME = {"cpu": "cpu", "meta": "meta", "sim": "sim"}
 """Kind of device -> module of `array/` that has its `make(device)`; loaded at its first use."""
