@@ -9,7 +9,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+@pytest.mark.parametrize(("given", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(given, found):
     code = "import os; from graphwright.array import CPU, backend; backend(CPU); print(os.environ['GOMP_SPINCOUNT'])"
     kept = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from choosing import chosen
 from graphwright.array import CPU, NDArray, backend, from_numpy
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
 KINDS = ("flat", "peaked", "whole", "sparse", "huge", "alike", "tiny", "signs", "nan", "inf", "none")

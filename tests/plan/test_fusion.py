@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphwright.array.vm import fuse
+from graphwright.array import bfloat16
+from graphwright.array.vm.encode import fuse
 from graphwright.plan import Plan, Workspace
 from graphwright.program import Builder, Program
 
@@ -44,6 +45,27 @@ def elementwise_programs(draw) -> tuple[Program, dict[str, np.ndarray]]:
 
 def shapes(feeds: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     return {name: a.shape for name, a in feeds.items()}
+
+
+def test_conversions_and_ops_of_bfloat16_are_members() -> None:
+    """Each result rounded as by itself: the bits of ATen, op by op."""
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(30, 1100)).astype("f4"), "w": rng.normal(size=1100).astype("f4")}
+    b = Builder("low")
+    x, w = (b.input(name, a.shape) for name, a in feeds.items())
+    a = b.cast(b.mul(x, w), dtype=bfloat16)
+    c = b.mul(b.add(a, a), b.cast(w, dtype=bfloat16))
+    c = b.mul(c, b.cast(b.const("third", np.float32(1 / 3)), dtype=bfloat16))
+    b.output(b.sub(b.cast(c, dtype="float32"), x), "y")
+    b.output(b.neg(c), "z")
+    p = b.build()
+    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    plan = p.compile(shapes(feeds), executor="auto")
+    assert {i.executor for i in plan.profile(feeds, 1).timings} == {"vm"}
+    assert max(len(group) for group in plan.groups) >= 5
+    for poison in (False, True):
+        for name, value in Workspace(plan, poison=poison).run(feeds).items():
+            np.testing.assert_array_equal(value.to_numpy("float32"), truth[name].to_numpy("float32"))
 
 
 @settings(deadline=None)

@@ -127,9 +127,9 @@ class Backend(Protocol):
         ...
 
 
-SPINS = "10000"
-"""How often a thread of a kernel looks for the others before it sleeps. With the OpenMP runtime's 300 000 it burns the
-core that the awaited one needs, where other processes want the cores too."""
+SPINS = "1000"
+"""How often a thread of a kernel looks for the others before it sleeps: some 15 us. With the 300 000 of the OpenMP
+runtime it burns the core that another process waits for, or, after a kernel of ATen, a thread of the VM."""
 
 _HOME = {"cpu": "cpu", "meta": "meta", "sim": "sim"}
 """Kind of device -> module of `array/` that has its `make(device)`; loaded at its first use."""

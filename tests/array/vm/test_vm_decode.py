@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from graphwright.array import float32, int64
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.segment import BadIndex, VmSegment
+from graphwright.array.vm.running.segment import BadIndex, VmSegment
 
 
 def view(a: np.ndarray) -> View:

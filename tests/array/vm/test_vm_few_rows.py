@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphwright.array import bfloat16, float32, int8
-from graphwright.array.vm import segment
 from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.encode.products import SHORT
-from graphwright.array.vm.segment import VmSegment
-from graphwright.array.vm.share import shared
+from graphwright.array.vm.encode.share import shared
+from graphwright.array.vm.running import segment
+from graphwright.array.vm.running.segment import VmSegment
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 300]))
 

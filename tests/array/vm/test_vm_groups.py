@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from vm_forms import view
+from vm_forms import low, unset, view
 
-from graphwright.array import NDArray, float32, from_numpy
+from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.running.segment import VmSegment
 
 F3 = (float32,) * 3
 
@@ -52,3 +52,17 @@ def test_a_sum_that_something_else_reads_keeps_its_row() -> None:
     again = encode_group((3000,), [add, silu, member("exp", Inner(0), x), member("mul", out, Inner(1), Inner(0))])
     assert again is not None
     assert Code.ADD_SILU in {r[0] for r in again}, "the tile is written anew before it is read"
+
+
+@pytest.mark.parametrize("shape", [(40,), (3000,), (5, 1500)])
+def test_what_is_written_again_is_widened_again(shape: tuple[int, ...]) -> None:
+    """-x, then x := x · x in place, then both added, of bfloat16."""
+    x = low(np.random.default_rng(0).normal(size=shape))
+    first, out = x.to_numpy("float32").copy(), unset(shape, bfloat16)
+    steps = [("neg", Inner(0), x), ("mul", x, x, x), ("add", out, x, Inner(0))]
+    rows = encode_group(shape, [member(*step)._replace(dtypes=(bfloat16,) * (len(step) - 1)) for step in steps])
+    assert rows is not None
+    VmSegment([rows])()
+    square = low(first * first).to_numpy("float32")
+    np.testing.assert_array_equal(x.to_numpy("float32"), square)
+    np.testing.assert_array_equal(out.to_numpy("float32"), low(square - first).to_numpy("float32"))

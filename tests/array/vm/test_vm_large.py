@@ -9,7 +9,7 @@ from graphwright.array import from_numpy
 from graphwright.array.vm.code import PAST
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.encode.operands import CACHED
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
 ROWS, COLS = 1030, CACHED // 4 // 1024 + 5

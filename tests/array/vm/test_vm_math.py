@@ -10,7 +10,7 @@ from scipy import special
 
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode.operands import bits, row_of
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.running.segment import VmSegment
 
 Function = Callable[[np.ndarray], np.ndarray]
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, -3e38, 1, -1], np.float32)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphwright.array import float32
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array.vm.running.segment import VmSegment
 
 GUARD = np.float32(-77.0)
 

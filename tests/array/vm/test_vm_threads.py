@@ -9,14 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from vm_forms import low, unset
 
-from graphwright.array import CPU, NDArray, backend, from_numpy
-from graphwright.array.vm import call, segment
+from graphwright.array import CPU, NDArray, backend, bfloat16, float32, from_numpy
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import Row, View, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.segment import BadIndex, VmSegment
-from graphwright.array.vm.share import Cut, shared
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.share import Cut, shared
+from graphwright.array.vm.running import call, segment
+from graphwright.array.vm.running.segment import BadIndex, VmSegment
 from graphwright.ops import OPS
 
 rng = np.random.default_rng(0)
@@ -33,7 +34,7 @@ def normal(*shape: int) -> NDArray:
 def op(name: str, *ins: NDArray, **attrs: object) -> tuple[list[NDArray], list[Row]]:
     full = OPS[name].complete(attrs)
     specs = OPS[name].specs([a.spec for a in ins], full)
-    outs = [from_numpy(np.zeros(s.sizes, s.dtype.numpy)) for s in specs]
+    outs = [unset(s.sizes, s.dtype) for s in specs]
     rows = encode(name, [view(o) for o in outs], [view(a) for a in ins], full)
     assert rows is not None
     return outs, rows
@@ -73,6 +74,10 @@ CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
     "softmax": lambda: op("softmax", *kept(normal(3000, 200))),
     "norm": lambda: op("rms_norm", *kept(normal(9000, 200), normal(200))),
     "columns": lambda: op("sum", *kept(normal(9000, 300)), axes=(0,), keepdims=False),
+    "widened": lambda: op("cast", *kept(low(normal(1_100_003).to_numpy())), dtype=float32),
+    "rounded": lambda: op("cast", *kept(normal(1_100_003)), dtype=bfloat16),
+    "rounded rows": lambda: op("cast", *kept(from_numpy(normal(3000, 700).to_numpy()[:, :600])), dtype=bfloat16),
+    "bfloat16": lambda: op("mul", *kept(low(normal(1_100_003).to_numpy()), low(normal(1_100_003).to_numpy()))),
     "loss": lambda: op("cross_entropy", *kept(normal(6000, 200)), TARGETS),
     "loop": lambda: chain(2000),
     "copy": lambda: op("copy", from_numpy(kept(normal(40, 50, 8, 100))[0].to_numpy().transpose(0, 2, 1, 3))),
@@ -87,15 +92,15 @@ def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch
     outs, rows = CASES[name]()
     assert any(row[0] == Code.SHARED for row in shared(rows))
     VmSegment([Cut((rows,), 0.0)])()  # in one piece
-    truth = [o.to_numpy().tobytes() for o in outs]
+    truth = [o.to_numpy(bits=True).tobytes() for o in outs]
     for threads in (1, 2, 3):
         monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
         run = VmSegment([rows])
         for _ in range(3):
             for o in outs:
-                o.to_numpy()[...] = 0
+                o.to_numpy(bits=True)[...] = 0
             run()
-            assert [o.to_numpy().tobytes() for o in outs] == truth
+            assert [o.to_numpy(bits=True).tobytes() for o in outs] == truth
 
 
 def test_many_short_turns_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

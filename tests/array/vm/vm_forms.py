@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, backend, from_numpy
-from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.segment import VmSegment
+from graphwright.array import CPU, DType, NDArray, backend, bfloat16, from_numpy
+from graphwright.array.vm.encode import View, encode, work_of
+from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
 
@@ -23,13 +23,27 @@ def vm(
 ) -> list[NDArray] | None:
     """Results by the VM, into memory of NaNs unless some is given; None if it has no form."""
     if outs is None:
-        specs = OPS[name].specs([a.spec for a in arrays], attrs)
-        outs = [from_numpy(np.full(s.sizes, np.nan if s.dtype.is_float else 1, s.dtype.numpy)) for s in specs]
-    rows = encode(name, [view(o) for o in outs], [view(a) for a in arrays], attrs)
+        outs = [unset(s.sizes, s.dtype) for s in OPS[name].specs([a.spec for a in arrays], attrs)]
+    views = [view(o) for o in outs], [view(a) for a in arrays]
+    work = [from_numpy(np.full(v.shape, np.nan, v.dtype.numpy)) for v in work_of(name, *views, attrs)]
+    rows = encode(name, *views, attrs, [view(w) for w in work])
     if rows is None:
         return None
     VmSegment([rows])()
     return outs
+
+
+def unset(shape: Sequence[int], dtype: DType) -> NDArray:
+    """Memory of NaNs, or of ones where there are none."""
+    if dtype is bfloat16:
+        return from_numpy(np.full(shape, 0x7FC0, "u2"), bits=bfloat16)
+    return from_numpy(np.full(shape, np.nan if dtype.is_float else 1, dtype.numpy))
+
+
+def low(x: Any) -> NDArray:
+    """Numbers rounded to bfloat16."""
+    (made,) = compute(OPS["cast"], [from_numpy(np.asarray(x, np.float32))], {"dtype": bfloat16})
+    return made
 
 
 def agree(name: str, arrays: Sequence[NDArray], attrs: dict[str, Any], atol: float = 2e-6, rtol: float = 2e-6) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.code import BYTES, TILES_END
+from graphwright.array.vm.code import BLOCK, BYTES, DEPTH, STRIPS, TILES_END
 from graphwright.array.vm.elementwise import F, cell, number
 from graphwright.array.vm.gemm import gemm
 from graphwright.array.vm.math import exp, native
@@ -48,6 +48,8 @@ _LINE = 4 * _SIDE
 _SCORES, _SLOPES = TILES_END, TILES_END + _SIDE * _LINE  # behind what a product packs into
 _TOP = _SLOPES + _SIDE * _LINE
 _SUM, _ALPHA = _TOP + _LINE, _TOP + 2 * _LINE
+_KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
+"""Where the gradient keeps the scores of that many blocks: no product of a block packs rows of A into strips."""
 
 
 @native
@@ -97,11 +99,9 @@ def _block(row: Any, t: Any) -> Any:
 
 
 @native
-def _scores(row: Any, scratch: Any, q: Any, k: Any, rows: Any, keys: Any) -> None:
+def _scores(row: Any, at: Any, q: Any, k: Any, rows: Any, keys: Any, scratch: Any) -> None:
     """Products of a block of queries and one of keys."""
-    gemm(
-        q, _step(row, 0), 4, k, 4, _step(row, 1), scratch + _SCORES, _LINE, rows, keys, cell(row, 7), 0, 0, scratch
-    )  # fmt: skip
+    gemm(q, _step(row, 0), 4, k, 4, _step(row, 1), at, _LINE, rows, keys, cell(row, 7), 0, 0, scratch)
 
 
 @native
@@ -121,33 +121,53 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
 
 
 @native
-def _softened(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any, keep: Any) -> None:
-    """One block into running maximum and sum per query; with `keep` the scores become weights, and ALPHA what scales
-    everything from before.
+def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
+    """True if every query of a block reads every key, and these are whole vectors."""
+    if keys & 15 or cell(row, 13):
+        return False
+    if cell(row, 11) == 0:
+        return True
+    place, window = _start(row) + i, cell(row, 12)
+    return place >= j + keys - 1 and (window == 0 or place + rows - window <= j)
+
+
+@native
+def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
+    """Scores of a block into scaled and masked ones; the maximum per query with them, and ALPHA, what scales everything
+    from before.
     """
-    low, scale = splat(F(-np.inf)), splat(F(number(row, 9)))
+    low, scale, whole = splat(F(-np.inf)), splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
-        line, top = scratch + _SCORES + _LINE * r, load_f32(scratch + _TOP + 4 * r)
+        line, top = at + _LINE * r, load_f32(scratch + _TOP + 4 * r)
         best = splat(top)
         for v in range(0, (keys + 15) // 16):
-            mask = _seen(row, batch, i + r, j, keys, v)
-            value = select(mask, mul(load(line + 64 * v), scale), low)
+            value = mul(load(line + 64 * v), scale)
+            if not whole:
+                value = select(_seen(row, batch, i + r, j, keys, v), value, low)
             store(line + 64 * v, value)
             best = maximum(best, value)
         new = largest(best)
-        base = splat(new if new > F(-np.inf) else F(0.0))  # nothing seen yet: weights of e^-inf
+        alpha = F(1.0)
+        if new != top:
+            alpha = _exponential(top - new)
+        store_f32(scratch + _TOP + 4 * r, new)
+        store_f32(scratch + _ALPHA + 4 * r, alpha)
+
+
+@native
+def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
+    """Sums of exponentials of a block's bounded scores and of those before; with `keep` they take the scores' place."""
+    for r in range(rows):
+        line, top = at + _LINE * r, load_f32(scratch + _TOP + 4 * r)
+        base = splat(top if top > F(-np.inf) or top != top else F(0.0))  # nothing seen yet: weights of e^-inf
         part = splat(F(0.0))
         for v in range(0, (keys + 15) // 16):
             weight = exp(sub(load(line + 64 * v), base))
             if keep:
                 store(line + 64 * v, weight)
             part = add(part, weight)
-        alpha = F(1.0)
-        if new != top:
-            alpha = _exponential(top - new)
-        store_f32(scratch + _TOP + 4 * r, new)
-        store_f32(scratch + _SUM + 4 * r, load_f32(scratch + _SUM + 4 * r) * alpha + total(part))
-        store_f32(scratch + _ALPHA + 4 * r, alpha)
+        before = load_f32(scratch + _SUM + 4 * r) * load_f32(scratch + _ALPHA + 4 * r)
+        store_f32(scratch + _SUM + 4 * r, before + total(part))
 
 
 @native
@@ -195,8 +215,9 @@ def attend(row: Any, scratch: Any) -> None:
             for t in range(begin, end):
                 j = _block(row, t)
                 keys = min(_SIDE, keys_all - j)
-                _scores(row, scratch, at_q, k + j * _step(row, 1), rows, keys)
-                _softened(row, scratch, batch, i, j, rows, keys, True)
+                _scores(row, scratch + _SCORES, at_q, k + j * _step(row, 1), rows, keys, scratch)
+                _bounded(row, scratch + _SCORES, scratch, batch, i, j, rows, keys)
+                _raised(scratch + _SCORES, scratch, rows, keys, True)
                 if t > begin:
                     _scaled(at_o, step_o, rows, wide, scratch + _ALPHA)
                 gemm(
@@ -210,6 +231,13 @@ def attend(row: Any, scratch: Any) -> None:
 
 
 @native
+def _alike(scratch: Any) -> None:
+    """Nothing from before is to be scaled."""
+    for v in range(_SIDE // 16):
+        store(scratch + _ALPHA + 64 * v, splat(F(1.0)))
+
+
+@native
 def _cleared(at: Any, step: Any, rows: Any, size: Any) -> None:
     for r in range(rows):
         for d in range(0, size, 16):
@@ -219,19 +247,20 @@ def _cleared(at: Any, step: Any, rows: Any, size: Any) -> None:
 @native
 def _weights(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
     """Scores of a block into weights, by maximum and sum of the queries."""
-    scale = splat(F(number(row, 9)))
+    scale, whole = splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line = scratch + _SCORES + _LINE * r
         top, factor = splat(load_f32(scratch + _TOP + 4 * r)), splat(load_f32(scratch + _SUM + 4 * r))
         for v in range(0, (keys + 15) // 16):
-            mask = _seen(row, batch, i + r, j, keys, v)
             weight = mul(exp(sub(mul(load(line + 64 * v), scale), top)), factor)
-            store(line + 64 * v, select(mask, weight, splat(F(0.0))))
+            if not whole:
+                weight = select(_seen(row, batch, i + r, j, keys, v), weight, splat(F(0.0)))
+            store(line + 64 * v, weight)
 
 
 @native
 def attend_backward(row: Any, scratch: Any) -> None:
-    """Gradients of q, k, v; weights are computed again.
+    """Gradients of q, k, v; weights are computed again, once where all blocks of a query are kept, else twice.
 
     D = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = scale · P ⊙ (dO Vᵀ - D); dQ = dS K; dK = dSᵀ Q.
     """
@@ -254,11 +283,20 @@ def attend_backward(row: Any, scratch: Any) -> None:
                 _cleared(dq, tq, rows, deep)
                 _fresh(scratch)
                 begin, end = _blocks(row, i, rows)
+                kept = end - begin <= _MOST
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    _scores(row, scratch, q, k + j * sk, rows, keys)
-                    _softened(row, scratch, batch, i, j, rows, keys, False)
+                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    _scores(row, weights, q, k + j * sk, rows, keys, scratch)
+                    _bounded(row, weights, scratch, batch, i, j, rows, keys)
+                    if not kept:
+                        _raised(weights, scratch, rows, keys, False)
+                if kept:
+                    _alike(scratch)
+                    for t in range(begin, end):
+                        keys = min(_SIDE, keys_all - _block(row, t))
+                        _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
                 for r in range(rows):
                     whole, top = load_f32(scratch + _SUM + 4 * r), load_f32(scratch + _TOP + 4 * r)
                     seen = whole > F(0.0) or whole != whole
@@ -272,10 +310,14 @@ def attend_backward(row: Any, scratch: Any) -> None:
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    weights, slopes = scratch + _SCORES, scratch + _SLOPES
+                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    slopes = scratch + _SLOPES
                     at_k, at_v, to_k, to_v = k + j * sk, v + j * sv, dk + j * tk, dv + j * tv
-                    _scores(row, scratch, q, at_k, rows, keys)
-                    _weights(row, scratch, batch, i, j, rows, keys)
+                    if kept:
+                        _scaled(weights, _LINE, rows, keys, scratch + _SUM)
+                    else:
+                        _scores(row, weights, q, at_k, rows, keys, scratch)
+                        _weights(row, scratch, batch, i, j, rows, keys)
                     gemm(weights, 4, _LINE, g, sg, 4, to_v, tv, keys, wide, rows, to_v, tv, scratch)
                     gemm(g, sg, 4, at_v, 4, sv, slopes, _LINE, rows, keys, wide, 0, 0, scratch)
                     for r in range(rows):

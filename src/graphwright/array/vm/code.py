@@ -50,6 +50,7 @@ class Code(IntEnum):
     SILU = auto()
     GELU = auto()
     GELU_TANH = auto()
+    ROUND = auto()
     # two operands
     ADD = auto()
     SUB = auto()
@@ -66,6 +67,7 @@ class Code(IntEnum):
     ADD_I64 = auto()
     PUT_I64 = auto()
     WIDEN = auto()
+    NARROW = auto()
     SCALARS = auto()
     # others
     WHERE = auto()

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.array.vm.code import LOCAL, PAST
 from graphwright.array.vm.math import native
-from graphwright.array.vm.narrow import load_first_bf16
+from graphwright.array.vm.narrow import load1_bf16, load_bf16, load_first_bf16, store_bf16, store_first_bf16
 from graphwright.array.vm.vector import (
     first,
     load,
@@ -196,13 +196,34 @@ def add_i64(row: Any) -> None:
 
 
 @native
-def widen(row: Any) -> None:
-    """Out = x of bfloat16, whose columns are adjacent, in no loop."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    x, sx = cell(row, 6), cell(row, 7)
+def widen(row: Any, turn: Any, scratch: Any) -> None:
+    """Out = x of bfloat16."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
+    x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
     for _ in range(rows):
-        for i in range(0, cols, 16):
+        i, streamed = 0, past(row, o)
+        while i + 16 <= cols:
+            put(o + 4 * i, load_bf16(x + 2 * i) if cx else splat(load1_bf16(x)), streamed)
+            i += 16
+        if i < cols:
             mask = first(cols - i)
-            store_first(o + 4 * i, load_first_bf16(x + 2 * i, mask), mask)
+            store_first(o + 4 * i, load_first_bf16(x + 2 * i, mask) if cx else splat(load1_bf16(x)), mask)
+        o += so
+        x += sx
+
+
+@native
+def narrow(row: Any, turn: Any, scratch: Any) -> None:
+    """Out, of bfloat16, = x."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
+    x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
+    for _ in range(rows):
+        i = 0
+        while i + 16 <= cols:
+            store_bf16(o + 2 * i, _part(x, cx, i))
+            i += 16
+        if i < cols:
+            mask = first(cols - i)
+            store_first_bf16(o + 2 * i, _rest(x, cx, i, mask), mask)
         o += so
         x += sx

@@ -1,6 +1,6 @@
 """The machine: one compiled function that runs rows of code over memory. No plan, edit or shape compiles anything.
 
-It is built once per install; numba keeps it on disk, and makes it again when any file of this folder changes.
+It is built once per install; numba keeps it on disk, and makes it again when a file beside this one changes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.llvm import WIDE
 from graphwright.array.vm.math import native
+from graphwright.array.vm.narrow import rounded_bf16
 from graphwright.array.vm.sharing import settle, share, take, wait
 from graphwright.array.vm.sync import asked, fetch_add, read
 from graphwright.array.vm.vector import load_i64, store_i64
@@ -47,6 +48,7 @@ relu = elementwise.unary(native(lambda x: v.maximum(x, v.splat(_ZERO))))
 silu = elementwise.unary(functions.silu)
 gelu = elementwise.unary(functions.gelu)
 gelu_tanh = elementwise.unary(functions.gelu_tanh)
+rounded = elementwise.unary(native(lambda x: rounded_bf16(x)))
 add = elementwise.binary(native(lambda x, y: v.add(x, y)))
 sub = elementwise.binary(native(lambda x, y: v.sub(x, y)))
 mul = elementwise.binary(native(lambda x, y: v.mul(x, y)))
@@ -151,6 +153,8 @@ def _dispatcher(source: int) -> Any:
                 gelu(row, turn, scratch)
             elif op == Code.GELU_TANH:
                 gelu_tanh(row, turn, scratch)
+            elif op == Code.ROUND:
+                rounded(row, turn, scratch)
             elif op == Code.MINIMUM:
                 minimum(row, turn, scratch)
             elif op == Code.MAXIMUM:
@@ -172,7 +176,9 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.PUT_I64:
                 store_i64(cell(row, 1), cell(row, 2))
             elif op == Code.WIDEN:
-                elementwise.widen(row)
+                elementwise.widen(row, turn, scratch)
+            elif op == Code.NARROW:
+                elementwise.narrow(row, turn, scratch)
             elif op == Code.WHERE:
                 elementwise.where(row, turn, scratch)
             elif op == Code.FILL:
@@ -258,7 +264,7 @@ def _dispatcher(source: int) -> Any:
 
 
 def source(*others: str | Path) -> int:
-    """A number that changes with any file of this folder, or of other folders: numba's cache looks at one file only."""
+    """A number that changes with a file beside this one, or of other folders: numba's cache looks at one file only."""
     folders = (Path(__file__).parent, *map(Path, others))
     text = b"".join(f.read_bytes() for folder in folders for f in sorted(folder.glob("*.py")))
     return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") | 1
@@ -296,9 +302,8 @@ class Machine(NamedTuple):
 @cache
 def build() -> Machine:
     """The machine, compiled now if it was not before: about a minute, once per install."""
-    began = perf_counter()
+    began, stamp = perf_counter(), _stamp()
     code = _dispatcher(source())
-    stamp = _stamp()
     if not stamp.exists():
         logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - began)
         stamp.parent.mkdir(parents=True, exist_ok=True)

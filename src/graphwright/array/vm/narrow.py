@@ -8,6 +8,7 @@ from llvmlite import ir
 
 from graphwright.array.vm.llvm import (
     BYTES,
+    F32,
     FLOATS,
     I8,
     I16,
@@ -20,9 +21,10 @@ from graphwright.array.vm.llvm import (
     constant,
     intrinsic_call,
     masked_load,
+    masked_store,
     pointer,
 )
-from graphwright.array.vm.vector import M, V, define, effect, i64, void
+from graphwright.array.vm.vector import M, V, define, effect, f32, i64, void
 
 _HALVES = ir.VectorType(I16, LANES)
 _TWICE = 2 * LANES
@@ -38,7 +40,32 @@ def from_i8(builder: Any, whole: Any) -> Any:
     return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
 
+def _one_bf16(builder: Any, address: Any) -> Any:
+    bits = builder.zext(aligned(builder.load(pointer(builder, address, I16)), 2), I32)
+    return builder.bitcast(builder.shl(bits, I32(16)), F32)
+
+
+def _to_bf16(builder: Any, x: Any) -> Any:
+    """The nearest bfloat16, the even one of two; a NaN stays one."""
+    bits = builder.bitcast(x, INTS)
+    upper = builder.lshr(bits, constant(I32, 16))
+    half = builder.add(builder.and_(upper, constant(I32, 1)), constant(I32, 0x7FFF))
+    rounded = builder.lshr(builder.add(bits, half), constant(I32, 16))
+    quiet = builder.or_(upper, constant(I32, 0x40))
+    return builder.trunc(builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded), _HALVES)
+
+
+rounded_bf16 = define("rounded_bf16", V, (V,), lambda b, x: from_bf16(b, _to_bf16(b, x)))
+"""The nearest bfloat16, as float32."""
+load1_bf16 = define("load1_bf16", f32, (i64,), _one_bf16)
+load_bf16 = define("load_bf16", V, (i64,), lambda b, p: from_bf16(b, aligned(b.load(pointer(b, p, _HALVES)), 2)))
 load_first_bf16 = define("load_first_bf16", V, (i64, M), lambda b, p, m: fetch_bf16(b, p, m))
+store_bf16 = define(
+    "store_bf16", void, (i64, V), effect(lambda b, p, x: aligned(b.store(_to_bf16(b, x), pointer(b, p, _HALVES)), 2))
+)
+store_first_bf16 = define(
+    "store_first_bf16", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, _to_bf16(b, x), p, m, "v16i16", 2))
+)
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.code import STORED
-from graphwright.array.vm.encode import ENCODERS, View, encode
-from graphwright.array.vm.fuse import BY_ROW
+from graphwright.array.vm.encode import ENCODERS, View, encode, work_of
+from graphwright.array.vm.encode.fuse import BY_ROW
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot
 
 EXECUTORS = ("auto", "vm", "aten", "capture")
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
-LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24, "cast": 1 << 20}
+LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
 """Bytes of operands and results from which on ATen's kernel of an op is faster."""
 FLOPS_LIMIT = 16_000_000
 """Of products and attention where a core has no vectors of 64 bytes: the VM's tiles are made for them."""
@@ -100,6 +100,12 @@ def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bo
 def view_of(slot: Slot) -> View:
     """A slot as the VM sees it, without an address."""
     return View(slot.dtype, slot.layout.shape, slot.layout.strides)
+
+
+def work_of_vm(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
+    """What the VM's code for an instruction works in, besides its scratch."""
+    work = work_of(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
+    return tuple([Spec(view.shape, view.dtype) for view in work])
 
 
 def _large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:

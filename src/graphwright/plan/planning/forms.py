@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from graphwright.array import DType, Layout, Spec
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.ops import OPS, Op, get
-from graphwright.plan.planning.executor import VM, Choice, Chooser, may_join
+from graphwright.plan.planning.executor import VM, Choice, Chooser, may_join, work_of_vm
 from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.row import Row
 from graphwright.plan.table import Instr, Slot
@@ -136,9 +136,11 @@ class Forms:
         if found is None:
             read, made = ([slots[s] for s in of] for of in (ins, outs))
             choice = self._choose(instr, made, read)
-            native = choice.executor == VM  # which has scratch of its own
-            specs = [s.spec for s in made], [s.spec for s in read]
-            scratch = () if native else tuple(self._workspace(instr.op, *specs, instr.attrs))
+            native = choice.executor == VM
+            if native:
+                scratch = work_of_vm(instr, made, read)
+            else:
+                scratch = tuple(self._workspace(instr.op, [s.spec for s in made], [s.spec for s in read], instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             alike = tuple([(out, place) for out, place in pairs if numbers[outs[out]] == numbers[ins[place]]])
             found = self._known[key] = Form(len(self.all), choice, native and may_join(instr), scratch, alike)

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import Layout, bool_, float32
+from graphwright.array import Layout, bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode import ENCODERS, View
-from graphwright.array.vm.fuse import BY_ROW, layout_of_tiles, tiles_for
+from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
 from graphwright.plan.planning.executor import VM, Choice, may_join
 from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.passes import TEMPORARY
 from graphwright.plan.table import Instr
 
-_DTYPES = (float32, bool_)
+_DTYPES = (float32, bfloat16, bool_)
 
 
 class Fusion(NamedTuple):

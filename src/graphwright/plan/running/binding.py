@@ -32,7 +32,7 @@ from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
-    from graphwright.array.vm.segment import VmSegment
+    from graphwright.array.vm.running.segment import VmSegment
 
 
 def _first(instructions: int, calls: int = 1) -> Iterable[int]:
@@ -337,7 +337,7 @@ class Binding:
                     self._sizes.append(_first(stop - at, len(calls)))
                     at = stop
             elif segment.kind == VM:
-                from graphwright.array.vm.segment import VmSegment  # loads numba
+                from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
                 rows = self._code.between(plan, segment.start, segment.stop, self._view)
                 key = tuple(map(id, rows))
@@ -408,7 +408,7 @@ class Binding:
     def _room_of_vm(self) -> np.ndarray:
         """Scratch of the VM, one for all segments."""
         if self._scratch is None:
-            from graphwright.array.vm.segment import new_scratch  # loads numba
+            from graphwright.array.vm.running.segment import new_scratch  # loads numba
 
             self._scratch = new_scratch()
         return self._scratch
@@ -428,7 +428,7 @@ class Binding:
         arranged = self.plan.arranged
         instr = arranged.ledger.instrs[arranged.order[start]]
         if arranged.ledger.choice(arranged.order[start]).executor == VM:
-            from graphwright.array.vm.segment import VmSegment  # loads numba
+            from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
         else:

@@ -64,7 +64,7 @@ class _Run:
         # without one call that does it all, or where what it relies on has to be looked at, no shortcut is taken
         self._single = segment is not None and segment.short and not space.watching
         if self._single and self.native is None:
-            from graphwright.array.vm.segment import Guarded  # loads numba
+            from graphwright.array.vm.running.segment import Guarded  # loads numba
 
             self.native = Guarded()
         if self._single:

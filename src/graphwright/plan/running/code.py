@@ -7,8 +7,8 @@ from typing import Any
 
 from graphwright.array import CPU, NDArray, backend
 from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.fuse import Inner, Member, encode_group
-from graphwright.array.vm.share import Cut, cut
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.plan.plan import Plan
 from graphwright.plan.table import Instr
 
@@ -84,7 +84,7 @@ def _addressed(array: NDArray) -> View:
 
 
 def _rows(instr: Instr, at: ViewOf) -> Cut:
-    outs, ins = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins))
-    rows = encode(instr.op, outs, ins, instr.attrs)
+    outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
+    rows = encode(instr.op, outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM where it has a form"
     return cut(rows)

@@ -141,7 +141,7 @@ class ParallelWorkspace(Workspace):
 
     def _room_of_vm(self) -> np.ndarray:
         """Scratch of its own per segment, as they run side by side."""
-        from graphwright.array.vm.segment import new_scratch  # loads numba
+        from graphwright.array.vm.running.segment import new_scratch  # loads numba
 
         return new_scratch()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphwright.array.vm.encode import attention, choose, elementwise, moves, noise, products, rows, updates
-from graphwright.array.vm.encode.operands import ENCODERS, Row, View, copy_row
+from graphwright.array.vm.encode.operands import ENCODERS, WORK, Row, View, copy_row
 
 __all__ = [
     "ENCODERS",
@@ -25,12 +25,28 @@ __all__ = [
     "products",
     "rows",
     "updates",
+    "work_of",
 ]
 
 
-def encode(op: str, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Rows that compute `outs` from `ins`; None if there are none for these layouts and dtypes."""
+def work_of(op: str, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
+    """What code works in besides the scratch, without addresses."""
+    return WORK[op](outs, ins, attrs) if op in WORK else []
+
+
+def encode(
+    op: str,
+    outs: Sequence[View],
+    ins: Sequence[View],
+    attrs: Mapping[str, Any],
+    work: Sequence[View] | None = None,
+) -> list[Row] | None:
+    """Rows that compute `outs` from `ins`; None if there are none for these layouts and dtypes.
+
+    Args:
+        work: memory as `work_of` says, where the rows are to run.
+    """
     encoder = ENCODERS.get(op)
     if encoder is None:
         return None
-    return encoder(outs, ins, attrs)
+    return encoder([*outs, *(work_of(op, outs, ins, attrs) if work is None else work)], ins, attrs)

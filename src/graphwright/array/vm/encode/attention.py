@@ -5,13 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphwright.array.dtype import bfloat16, float32
+from graphwright.array.layout import row_major
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, encoder, row_of, table_of
+from graphwright.array.vm.encode.operands import (
+    Row,
+    View,
+    all_f32,
+    bits,
+    elementwise,
+    encoder,
+    row_of,
+    table_of,
+    workspace,
+)
+
+_WORTH = 16
+"""Queries from which on to widen all keys and values takes little beside the attention to them."""
+
+
+@workspace("sdpa", "sdpa_backward")
+def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
+    """Float32 for what is bfloat16: the operands but for the extra ones, then the results."""
+    if outs[0].dtype is not bfloat16:
+        return []
+    count = len(attrs["optional"])
+    return [View(float32, v.shape, row_major(v.shape)) for v in (*ins[:3], *ins[3 + count :], *outs)]
 
 
 @encoder("sdpa", "sdpa_backward")
 def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    given = len(attrs["optional"])
+    """Of bfloat16 by float32 copies, the results rounded: `outs` goes on with these."""
+    given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
+    outs, work = outs[:results], outs[results:]
+    if work:
+        stored = [*ins[:3], *ins[3 + given :]]
+        if any(v.dtype is not bfloat16 for v in (*stored, *outs)) or ins[0].shape[2] < _WORTH:
+            return None
+        wide, made = work[: len(stored)], work[len(stored) :]
+        inner = _sdpa(made, [*wide[:3], *ins[3 : 3 + given], *wide[3:]], attrs)
+        before = [elementwise(Code.WIDEN, to, [v]) for to, v in zip(wide, stored, strict=True)]
+        after = [elementwise(Code.NARROW, to, [v]) for to, v in zip(outs, made, strict=True)]
+        parts = [*before, inner, *after]
+        return None if None in parts else [row for part in parts for row in part or ()]
     q, k, v, *rest = ins
     extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
     operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphwright.array.dtype import bfloat16, bool_, float32, int64
 from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode.fuse import Member, encode_group
 from graphwright.array.vm.encode.operands import (
     ENCODERS,
     MOST_ROWS,
@@ -22,14 +23,22 @@ from graphwright.array.vm.encode.operands import (
 
 _NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
 _UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
+_UNARY["round_bf16"] = Code.ROUND
 _BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu", "add_silu")}
 _COMPARISONS = {op: Code[op.upper()] for op in ("eq", "ne", "lt", "le")}
 _TURNED = {"gt": Code.LT, "ge": Code.LE}
 """Comparisons that are another one of the operands turned around."""
 
 
-def _pointwise(code: Code) -> Encoder:
-    return lambda outs, ins, attrs: elementwise(code, outs[0], ins) if all_f32(*outs, *ins) else None
+def _pointwise(op: str, code: Code) -> Encoder:
+    def encode(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+        if all_f32(*outs, *ins):
+            return elementwise(code, outs[0], ins)
+        dtypes = [view.dtype for view in (*outs, *ins)]
+        narrow = all(dtype in (float32, bfloat16) for dtype in dtypes)
+        return encode_group(outs[0].shape, [Member(op, outs, ins, attrs, dtypes)]) if narrow else None
+
+    return encode
 
 
 def _compared(code: Code, way: int = 1) -> Encoder:
@@ -38,22 +47,22 @@ def _compared(code: Code, way: int = 1) -> Encoder:
     )
 
 
-ENCODERS.update({op: _pointwise(code) for op, code in {**_UNARY, **_BINARY}.items()})
+ENCODERS.update({op: _pointwise(op, code) for op, code in {**_UNARY, **_BINARY}.items()})
 ENCODERS.update({op: _compared(code) for op, code in _COMPARISONS.items()})
 ENCODERS.update({op: _compared(code, -1) for op, code in _TURNED.items()})
 
 
 @encoder("add")
 def _add(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of float32; and of a few int64, which counters and keys of generators are."""
+    """Of floats; and of a few int64, which counters and keys of generators are."""
     if all(view.dtype is int64 for view in (*outs, *ins)):
         return elementwise(Code.ADD_I64, outs[0], ins) if outs[0].size <= MOST_ROWS else None
-    return _pointwise(Code.ADD)(outs, ins, attrs)
+    return _pointwise("add", Code.ADD)(outs, ins, attrs)
 
 
 @encoder("gelu")
 def _gelu(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    return _pointwise(Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+    return _pointwise("gelu", Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
 
 
 @encoder("where")
@@ -69,12 +78,12 @@ def _fill(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
 
 @encoder("cast")
 def _cast(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of bfloat16 to float32."""
-    if outs[0].dtype is not float32 or ins[0].dtype is not bfloat16:
-        return None
-    rows = elementwise(Code.WIDEN, outs[0], ins)
-    repeats = any(row[2] > 1 and not row[8] for row in rows or ())  # one number for all columns
-    return None if repeats else rows
+    """Between bfloat16 and float32."""
+    code = _CASTS.get((ins[0].dtype, outs[0].dtype))
+    return None if code is None else elementwise(code, outs[0], ins)
+
+
+_CASTS = {(bfloat16, float32): Code.WIDEN, (float32, bfloat16): Code.NARROW}
 
 
 @encoder("size")
@@ -84,10 +93,10 @@ def _size(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
 
 @encoder("junction")
 def _junction(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    if not all_f32(*outs, *ins) or not ins:
+    if len(ins) < 3:
+        return _pointwise("junction", Code.ADD if len(ins) == 2 else Code.COPY)(outs, ins, attrs) if ins else None
+    if not all_f32(*outs, *ins):
         return None
-    if len(ins) == 1:
-        return elementwise(Code.COPY, outs[0], ins)
     rows = elementwise(Code.ADD, outs[0], ins[:2])
     for other in ins[2:]:
         more = elementwise(Code.ADD, outs[0], [outs[0], other])

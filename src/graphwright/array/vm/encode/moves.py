@@ -5,24 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphwright.array.dtype import int64
+from graphwright.array.dtype import bfloat16, float32, int64
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, encoder, merged, row_of, spread
 
 
 @encoder("copy")
 def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """As elementwise, else up to four axes."""
+    """As elementwise, else up to four axes; of bfloat16 where two of them are always copied together."""
     out, x = outs[0], ins[0]
+    if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
+        out, x = _pairs(out), _pairs(x)
     if not all_f32(out, x):
         return None
     axes = merged(out.shape, [out.strides, spread(x, out.shape)])
     if len(axes) < 3 or len(axes) > 4 or 0 in out.shape or axes[-1][1] != (1, 1):
-        return elementwise(Code.COPY, out, ins)
+        return elementwise(Code.COPY, out, [x])
     (a, b, c, (cols, last)) = [(1, (0, 0))] * (4 - len(axes)) + axes
     sizes = (a[0], b[0], c[0], cols)
     target, source = ((view.address, *(4 * axis[1][k] for axis in (a, b, c))) for k, view in enumerate((out, x)))
     return [row_of(Code.COPY_AXES, *sizes, *target, *source, 4 * last[1])]
+
+
+def _in_pairs(view: View) -> bool:
+    """True for numbers of 16 bits that lie in words of 4 bytes."""
+    return bool(view.shape) and view.strides[-1] == 1 and not any(n % 2 for n in (view.shape[-1], *view.strides[:-1]))
+
+
+def _pairs(view: View) -> View:
+    """Words in the place of pairs, whatever they stand for."""
+    shape, strides = (*view.shape[:-1], view.shape[-1] // 2), (*[s // 2 for s in view.strides[:-1]], 1)
+    return View(float32, shape, strides, view.address)
 
 
 @encoder("embedding")

@@ -13,6 +13,7 @@ from graphwright.array.vm.code import CELLS, PAST, Code
 
 Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
+Workspace = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[View]"]
 MOST_ROWS = 64
 """Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
 
@@ -41,6 +42,8 @@ class View(NamedTuple):
 
 
 ENCODERS: dict[str, Encoder] = {}
+WORK: dict[str, Workspace] = {}
+"""Of some ops: memory that their code works in besides the scratch."""
 
 
 def encoder(*ops: str) -> Callable[[Encoder], Encoder]:
@@ -48,6 +51,16 @@ def encoder(*ops: str) -> Callable[[Encoder], Encoder]:
 
     def enter(function: Encoder) -> Encoder:
         ENCODERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
+
+
+def workspace(*ops: str) -> Callable[[Workspace], Workspace]:
+    """Enter a function as what says which memory ops work in; their encoders find it behind the results."""
+
+    def enter(function: Workspace) -> Workspace:
+        WORK.update(dict.fromkeys(ops, function))
         return function
 
     return enter

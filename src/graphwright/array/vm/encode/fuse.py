@@ -1,18 +1,20 @@
 """Ops over one iteration space as one loop: tile after tile, inner values in scratch that stays in cache.
 
 A tile is a stretch of elements; where an op looks at whole rows, as a norm does, it is a row. A LOOP row (cell 1 the
-rows of its body, 2 the turns) stands before its body, of which every turn does one tile.
+rows of its body, 2 the turns) stands before its body, of which every turn does one tile. What is bfloat16 is widened
+into a tile before an op and rounded after it, so that every result has the bits it has by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
+from graphwright.array.dtype import bfloat16, float32
 from graphwright.array.vm.code import ZEROS, Code
-from graphwright.array.vm.encode import encode
-from graphwright.array.vm.encode.operands import MOST_ROWS, Row, View, along, merged, places, row_of, spread
-from graphwright.array.vm.share import operand_cells
+from graphwright.array.vm.encode.operands import ENCODERS, MOST_ROWS, Row, View, along, merged, places, row_of, spread
+from graphwright.array.vm.encode.share import operand_cells
 
 TILE, TILES = 1024, 16
 """Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
@@ -91,7 +93,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
         return []
     by_row = any(m.op in BY_ROW for m in members)
     most = tiles_for(shape, by_row)
-    members = _written_once(_together(members), most)
+    members = _in_f32(_written_once(_together(members), most), most)
     tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)], by_row)
     if tiles is None:
         return None
@@ -120,7 +122,8 @@ def _together(members: Sequence[Member]) -> list[Member]:
     for n, m in enumerate(members):
         op = TOGETHER.get((made[-1].op, m.op)) if made else None
         passed = made[-1].outs[0] if made else None
-        if op and isinstance(passed, Inner) and list(m.ins) == [passed] and not _read(passed, members[n + 1 :]):
+        alone = isinstance(passed, Inner) and list(m.ins) == [passed] and not _read(passed, members[n + 1 :])
+        if op and alone and m.dtypes[0] is float32:
             first = made.pop()
             m = Member(op, m.outs, first.ins, first.attrs, (m.dtypes[0], *first.dtypes[1:]))
         made.append(m)
@@ -161,6 +164,54 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
     return made
 
 
+def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
+    """Members of float32, with conversions from and to bfloat16 between them.
+
+    A tile of bfloat16 holds float32 that are rounded. Operands are widened into tiles from `most` on, which keep them.
+    """
+    made: list[Member] = []
+    spare, wide = cycle(range(most, 2 * most)), dict[View, Inner]()
+    for m in members:
+        if bfloat16 not in m.dtypes:
+            made.append(m)
+            continue
+        (out,), narrow, ins, busy = m.outs, m.dtypes[0] is bfloat16, list[View | Inner](), set[int]()
+        plain = isinstance(out, View) or not narrow
+        if m.op == "cast" and plain and (narrow or isinstance(m.ins[0], View)):  # one row does it
+            made.append(m)
+            continue
+        for v, dtype in zip(m.ins, m.dtypes[1:], strict=True):
+            if dtype is bfloat16 and isinstance(v, View):
+                if v not in wide:
+                    wide[v] = _free(spare, wide, busy)
+                    made.append(Member("cast", [wide[v]], [v], {}, (float32, bfloat16)))
+                v = wide[v]
+                busy.add(v.tile)
+            ins.append(v)
+        target = _free(spare, wide, busy) if narrow and isinstance(out, View) else out
+        op = "copy" if m.op == "cast" else m.op
+        made.append(Member(op, [target], ins, m.attrs, _widened(m.dtypes)))
+        if target is not out:
+            made.append(Member("cast", [out], [target], {}, (bfloat16, float32)))
+        elif narrow:
+            made.append(Member("round_bf16", [out], [out], {}, (float32, float32)))
+        for v in [v for v in wide if isinstance(out, View) and v.address == out.address]:
+            del wide[v]
+    return made
+
+
+def _free(tiles: Iterator[int], wide: dict[View, Inner], busy: set[int]) -> Inner:
+    """The next tile that a member does not read; what it held is forgotten."""
+    tile = next(t for t in tiles if t not in busy)
+    for v in [v for v, held in wide.items() if held.tile == tile]:
+        del wide[v]
+    return Inner(tile)
+
+
+def _widened(dtypes: Sequence[Any]) -> list[Any]:
+    return [float32 if dtype is bfloat16 else dtype for dtype in dtypes]
+
+
 def _looped(body: list[Row], turns: int) -> list[Row]:
     if turns < 2:
         return body * turns
@@ -192,7 +243,7 @@ def _body(
                 moves.append((v.address + at[k] * dtype.itemsize, jumps[k] * dtype.itemsize))
                 fake.append(View(dtype, (cols,), (steps[k],), n))
                 k += 1
-        made = encode(m.op, fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
+        made = ENCODERS[m.op](fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
         assert made is not None, "an op of a group has a form for one axis"
         for row in made:
             for cell in operand_cells(row):

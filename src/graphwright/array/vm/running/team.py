@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from graphwright.array.vm import context as at
-from graphwright.array.vm.call import patient
 from graphwright.array.vm.code import SCRATCH
+from graphwright.array.vm.running.call import patient
 
 get_num_threads = torch.get_num_threads
 """How many threads a kernel may take."""

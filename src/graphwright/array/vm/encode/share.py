@@ -35,9 +35,11 @@ class _Walk(NamedTuple):
 _ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
 _SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
 _WALKS: dict[int, _Walk] = {
-    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.GELU_TANH + 1)},
+    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.ROUND + 1)},
     **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.ADD_SILU + 1)},
     **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE, Code.NE)},
+    Code.WIDEN: _Walk(_ONE, (), ((3, 4), (6, 2)), 0.1),
+    Code.NARROW: _Walk(_ONE, (), ((3, 2), (6, 4)), 0.1),
     Code.WHERE: _Walk((*_TWO, (12, 13)), (), ((3, 4), (6, 1), (9, 4), (12, 4)), 0.1),
     Code.FILL: _Walk(((3, 4),), (), ((3, 4),), 0.05),
     Code.SUM_ROWS: _Walk(_ONE, ns=0.1),

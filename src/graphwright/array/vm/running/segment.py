@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from graphwright.array.vm import context as at
-from graphwright.array.vm.call import Call, guarded, patient, quick
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH, Code
 from graphwright.array.vm.encode import Row
-from graphwright.array.vm.scalars import pack_runs
-from graphwright.array.vm.share import Cut, cut
-from graphwright.array.vm.team import get_num_threads, team
+from graphwright.array.vm.encode.scalars import pack_runs
+from graphwright.array.vm.encode.share import Cut, cut
+from graphwright.array.vm.running.call import Call, guarded, patient, quick
+from graphwright.array.vm.running.team import get_num_threads, team
 
 _PATIENT = 50_000  # ns from which on a call lets go of the GIL
 

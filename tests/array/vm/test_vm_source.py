@@ -1,0 +1,68 @@
+"""What decides that compiled code is built again: every file that is part of it, and none around it."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from graphwright.array.vm import machine
+
+FOLDER = Path(machine.__file__).parent
+
+
+def imported(module: str) -> set[str]:
+    """Modules of the package that a module imports."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("graphwright"):
+            assert node.module is not None
+            inner = {f"{node.module}.{name.name}" for name in node.names}
+            found |= {name for name in inner if _is_module(name)} or {node.module}
+    return found
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is a module itself
+        return False
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder, which the machine takes for its own."""
+    place = tmp_path / "vm"
+    shutil.copytree(FOLDER, place, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(machine, "__file__", str(place / "machine.py"))
+    return place
+
+
+def test_the_machine_is_made_of_stamped_files() -> None:
+    seen: set[str] = set()
+    waiting = {machine.__name__}
+    while waiting:
+        seen |= waiting
+        waiting = {other for module in waiting for other in imported(module)} - seen
+    stamped = {f"graphwright.array.vm.{file.stem}" for file in FOLDER.glob("*.py")}
+    assert seen - stamped <= {"graphwright.array.vm", "graphwright.native"}  # which holds no loop
+    assert stamped - seen == {"graphwright.array.vm.__init__"}
+
+
+def test_a_loop_changes_the_stamp_and_what_lies_around_does_not(copied: Path) -> None:
+    before = machine.source()
+    assert machine.source() == before
+    for around in ("encode/share.py", "encode/fuse.py", "running/segment.py", "running/team.py", "running/call.py"):
+        (copied / around).write_text("# another\n")
+    assert machine.source() == before
+    known = {before}
+    for loops in ("gemm.py", "code.py", "machine.py"):
+        (copied / loops).write_text((copied / loops).read_text() + "\n")
+        assert machine.source() not in known
+        known.add(machine.source())
