@@ -108,9 +108,10 @@ def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected lives to the end: collections of garbage need not look through it."""
+    """What was collected lives to the end: garbage is not looked for in it, and less often than in a small process."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
