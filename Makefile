@@ -5,6 +5,8 @@ OUT ?= graphwright-demo
 NAME ?=
 BIN := $(VENV)/bin
 export VENV PYTHON
+# many processes are started here: what one of them compiled, the others read
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types cov docs bench lock chromium clean
 
@@ -21,8 +23,7 @@ test:  ## lint, then all tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/graphwright warmup --quiet
-	@# tests start many processes: what one of them compiled, the others read
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
 lint:  ## ruff's rules and format
 	@scripts/environment.sh all,dev

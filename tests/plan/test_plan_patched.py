@@ -141,7 +141,7 @@ def chain(n: int) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("n", [100, 1000, 10_000])
+@pytest.mark.parametrize("n", [100, 1000, pytest.param(10_000, marks=pytest.mark.deep)])
 def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
     p = chain(n)
     plan = p.compile(x=(4, 4))

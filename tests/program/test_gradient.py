@@ -126,7 +126,7 @@ def test_the_program_follows_and_its_plan_is_patched() -> None:
     assert_bits(own.run(x=X)["grad.w0"], truth["grad.w0"])
 
 
-@pytest.mark.parametrize("depth", [10, 100, 1000])
+@pytest.mark.parametrize("depth", [10, 100, pytest.param(1000, marks=pytest.mark.deep)])
 def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
     p = net(depth)
     p.grad("loss", ["w0"], {"B": 3})

@@ -15,9 +15,10 @@ from program_samples import counters, fingerprint, tiny
 import graphwright as gw
 from graphwright.program import Program
 from graphwright.program.editing.interrupts import held_back
+from seeds import deep
 
 PACKAGE = str(Path(gw.__file__).parent)
-STRIDE = 101  # lines between two runs; 1 tries every line and takes minutes
+STRIDE = deep(101, 211)  # lines between two runs; 1 tries every line and takes minutes
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_an_interrupted_walk_goes_all_the_way_or_not_at_all():
     p = made()
     end, start = fingerprint(p), fingerprint(tiny())
     for verb, here, there in (("undo", end, start), ("redo", start, end)):
-        for at in range(1, 10**6, 20 * STRIDE):
+        for at in range(1, 10**6, deep(20, 10) * STRIDE):
             p = made()
             if verb == "redo":
                 p.undo(6)

@@ -44,7 +44,7 @@ def output(p: Program) -> np.ndarray:
     return p.run(GIVEN, keep="outputs")["y"].to_numpy()
 
 
-@pytest.mark.parametrize("seed", range(deep(100, 30)))
+@pytest.mark.parametrize("seed", range(deep(100, 10)))
 def test_hardened_is_forced(seed: int) -> None:
     p = gated(seed)
     parallel = {name for name in p.gates().named() if "#" in name}
@@ -260,4 +260,4 @@ def test_an_export_takes_no_soft_gates_and_a_folded_one_gives_their_logits(tmp_p
     model.export(tmp_path / "folded", check="none")
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "folded")(torch.tensor(ids)).logits.numpy()
-    np.testing.assert_allclose(theirs, soft, atol=1e-5)
+    assert np.abs(theirs - soft).max() <= 1e-5 * np.abs(soft).max()

@@ -127,9 +127,10 @@ def test_a_bar_has_the_table_of_the_last_event_below_it(monkeypatch, capsys):
     assert re.findall(r"layers\.0\.heads +(\d)", shown)[-1] == "4"
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text(TEXT)
+    text.write_text(TEXT[:3000])
     args = ["search", "bundled", str(tmp_path / "out"), "--units", "heads", "--target", "0.8", "--steps", "6", "--lr",
             "2", "--batch", "2", "--window", "32", "--heal", "2", "--text", str(text),
             "--check", "none", "--json"]  # fmt: skip

@@ -30,7 +30,8 @@ def drawn(
     kind: str, z: float, t: float, mode: str, n: int = 1, seed: int = 0, step: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values, and d(sum)/dz."""
-    rows = np.array([[KINDS.index(kind), 0, 0, 0, 1, i, 1] for i in range(n)])
+    rows = np.tile(np.array([KINDS.index(kind), 0, 0, 0, 1, 0, 1]), (n, 1))
+    rows[:, 5] = np.arange(n)
     logits = Tensor(from_numpy(np.full(n, z)), True)
     run = from_numpy(np.array([seed, step, MODES.index(mode)]))
     out = call("gate", logits, Tensor(from_numpy(rows)), Tensor(from_numpy(np.array([t]))), Tensor(run), sizes=(n,))

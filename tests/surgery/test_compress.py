@@ -22,6 +22,7 @@ from graphwright.surgery.factorise.factors import Factors, LowRank, parameters, 
 from graphwright.surgery.factorise.fits import RingMethod
 from graphwright.surgery.factorise.tensor_train import Unfolding
 from graphwright.surgery.matrices import find_matrices
+from seeds import DEEP
 
 MLP = "layers.*.mlp"
 NAMED: dict[Any, Any] = {"B": 5, "T": 3}
@@ -249,7 +250,7 @@ def test_what_would_grow_is_refused_alone_and_kept_dense_among_others() -> None:
 
 @pytest.mark.parametrize("method", ["svd", "asvd", "tt", "tr"])
 def test_densify_gives_the_same_function_under_the_old_names(method: str, data: sg.Calibration) -> None:
-    for dtype, bound in (("float64", 1e-13), ("float32", 1e-6)):
+    for dtype, bound in (("float64", 1e-13), ("float32", 1e-6))[: 2 if DEEP or method == "svd" else 1]:
         model = opened(dtype)
         p = model.program
         start, structure = p.hash(), p.structure_hash()

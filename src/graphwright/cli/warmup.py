@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled at all: edits, planner, VM, tokens, populations."""
+"""`graphwright warmup`: compile, once per install, what is compiled: edits, planner, VM, tokens, gates, populations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def register(app: typer.Typer) -> None:
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
     """Compile, once per install, what is native code.
 
-    Bulk edits, the planner's loops, the VM, the choice of tokens and populations. It is cached on disk: a second call
-    is quick.
+    Bulk edits, the planner's loops, the VM, the choice of tokens, gates and populations. It is cached on disk: a second
+    call is quick.
     """
     started = perf_counter()
     from graphwright.array.cpu.choose import build as choice_of_tokens
+    from graphwright.array.cpu.warmup import warmup as gates
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
@@ -41,6 +42,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     bulk_edits()
     populations()
     choice_of_tokens()
+    gates()
     if beside is not None:
         beside.wait()
         built.cache_clear()

@@ -13,6 +13,6 @@ def warmup() -> None:
     nodes = graph.add_nodes(2048)
     ids = np.asarray(nodes)
     edges = graph.add_edges(ids[:-1], ids[1:], weight=np.zeros(len(ids) - 1, np.float32))
-    graph.rewire_edges(edges, dst=ids[: len(edges)])
+    graph.restore_rewires(graph.rewire_edges(edges, dst=ids[: len(edges)]))
     graph.restore_edges(graph.remove_edges(edges))
     graph.remove_nodes(nodes)

@@ -45,7 +45,7 @@ RANDOM = [
 ]
 ROPES = ["rope-linear", "rope-dynamic", "rope-llama3", "rope-yarn", "rope-longrope-short", "rope-longrope-long"]
 CASES = [
-    *(f"random-{seed}" for seed in range(0, len(RANDOM), deep(1, 2))),
+    *(f"random-{seed}" for seed in range(0, len(RANDOM), deep(1, 3))),
     *ROPES[:: deep(1, 2)],
     "everything",
     "four-at-once",
@@ -58,7 +58,9 @@ CASES = [
 ]
 
 
-STEPS = dict.fromkeys(CASES, 8) | dict.fromkeys(("random-0", "everything", "rope-dynamic", "window-types"), 32)
+STEPS = dict.fromkeys(CASES, 8) | dict.fromkeys(
+    ("random-0", "everything", "rope-dynamic", "window-types"), deep(32, 16)
+)
 """Tokens to choose: many where there is a cache of windows, or frequencies that change on the way."""
 
 
@@ -158,8 +160,8 @@ def rename_everything(p) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(made, tmp_path_factory):
-    """Case -> (model, exported directory, arrays of transformers, facts), all from one clean process."""
+def runs(made, tmp_path_factory, warm_process):
+    """Case -> (model, exported directory, arrays of transformers, facts), all from one process without this package."""
     folder = tmp_path_factory.mktemp("codegen")
     jobs, models = {}, {}
     for case in CASES:
@@ -174,9 +176,8 @@ def runs(made, tmp_path_factory):
     out.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
     script = Path(__file__).with_name("clean_jobs.py")
-    command = [sys.executable, "-I", script, folder / "jobs.json", out]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    code, said = warm_process(["-I", str(script), str(folder / "jobs.json"), str(out)], str(folder))
+    assert code == 0, said[-3000:]
     facts = json.loads((out / "facts.json").read_text())
 
     def get(case):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pydot
@@ -50,6 +51,7 @@ def small() -> Program:
 Facts = dict[str, str]
 
 
+@cache
 def parsed(text: str) -> tuple[dict[str, Facts], list[tuple[str, str, Facts]], list[str]]:
     """Nodes, edges and clusters as pydot reads them, without their quotes."""
     with warnings.catch_warnings():  # pydot 4.0 uses names that pyparsing 3.3 calls old
@@ -139,7 +141,7 @@ print(models.llama(3).to_html(diff=models.llama(2)), models.mlp().to_svg(overlay
 """
     texts = set()
     search = os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": search, "PYTHONIOENCODING": "utf-8"}
         made = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
         texts.add(made.stdout)
