@@ -8,6 +8,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 import graphwright as gw
+from graphwright import evolve as ev
 from graphwright.cli import app
 
 
@@ -31,6 +32,17 @@ def test_a_run_is_kept_and_goes_on(tmp_path):
     program = gw.load(out / "champion")
     answers = program.run(x=np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32))["y"].to_numpy()[:, 0]
     assert ((answers > 0.5) == [0, 1, 1, 0]).all()
+
+
+def test_a_run_is_not_replaced_unasked(tmp_path):
+    out = tmp_path / "run"
+    small = ("xor", "--generations", 2, "--population", 6, "--save-every", 1, "--out", out)
+    call(*small)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert f"--resume {out}" in " ".join(call(*small, code=2).split())
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    call(*small, "--seed", 1, "--overwrite")
+    assert ev.resume(out / "state.1", ev.tasks.xor()).seed == 1
 
 
 def test_a_csv_with_a_column_to_predict(tmp_path):

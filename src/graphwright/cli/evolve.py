@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Quiet, Seed, Threads, colours, emit_json, say, verb
+from graphwright.cli.common import Debug, Json, Overwrite, Quiet, Seed, Threads, colours, emit_json, say, verb
 from graphwright.errors import UsageError
 
 
@@ -50,6 +50,7 @@ def evolve(
         Path | None, typer.Option(metavar="DIR", help="The run: written as it goes, with champion and pictures.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that lies there.")] = None,
+    overwrite: Overwrite = False,
     save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two states.")] = 10,
     seeds: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Runs from N seeds, as distributions.", show_default=False)
@@ -74,6 +75,8 @@ def evolve(
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("runs from several seeds are not kept", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
+    if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
+        _clear(out, overwrite)
     if resume is not None:
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
@@ -117,6 +120,22 @@ def evolve(
             say(f"  {birth}")
     if out is not None:
         say(f"wrote {out}: {', '.join(facts['out'])}")
+
+
+def _clear(out: Path, overwrite: bool) -> None:
+    """Make room for a run. Raises: DestinationExists for a place that holds something."""
+    import shutil
+
+    from graphwright.files.directory import check_free
+    from graphwright.files.errors import DestinationExists
+
+    if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
+        raise DestinationExists(
+            "a run lies there", where=out, fix=f"--resume {out} goes on with it, --overwrite begins anew"
+        )
+    check_free(out, overwrite)
+    for state in out.glob("state*"):
+        shutil.rmtree(state)
 
 
 def _task(task: str | None, target: str | None) -> Any:
