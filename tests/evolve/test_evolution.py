@@ -117,6 +117,11 @@ def test_limits_and_stops():
     assert run.run(max_evaluations=600, target=2.0).status is ev.Status.MAX_EVALUATIONS
     assert run.run(max_seconds=0.0, target=2.0).status is ev.Status.MAX_TIME
     assert run.run(50, callback=lambda r: True, target=2.0).status is ev.Status.CALLBACK_STOPPED
+    frozen = {"weights": 0.0, "crossover": False, "growth": False}  # the rates of growth are not 0
+    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**frozen), seed=1)
+    assert run.run(50, target=2.0).status is ev.Status.NO_MUTATION
+    assert len(run.log) == 1
+    assert run_of(generations=3, **{**frozen, "growth": True}).generation == 2
     assert run.counters.evaluations == 150 * len(run.log)
     with pytest.raises(LimitTooSmall):
         ev.Evolution(ev.tasks.xor(), None, ev.NEAT(max_links=2))

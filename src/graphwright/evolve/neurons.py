@@ -96,6 +96,9 @@ class NeuronEvolution(Evolution):
     def _solved(self, aim: float) -> bool:
         return self.solution is not None and self.lineage.birth(self.solution).metric >= aim
 
+    def _stuck(self) -> Status | None:
+        return Status.NO_MUTATION if self.log and self.settings.still else None
+
     def _result(self, status: Status, aim: float | None) -> Result:
         return Result(self, status, aim)
 

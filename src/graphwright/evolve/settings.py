@@ -135,6 +135,13 @@ class NEAT:
         """Activations of hidden nodes."""
         return (self.activation,) if isinstance(self.activation, str) else tuple(self.activation)
 
+    @property
+    def still(self) -> bool:
+        """Whether children are always what a parent was."""
+        grown = ("grow", "split_link", "add_link")
+        moved = [name for name in STRUCTURAL if self.growth or name not in grown]
+        return self.train is None and not (self.crossover or self.weights or any(getattr(self, n) for n in moved))
+
     @classmethod
     def paper2002(cls, **changes: Any) -> NEAT:
         """As in the paper where the defaults, found since then, are not: full steps, stagnation after 15."""
