@@ -76,7 +76,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         within("keep_above", self.keep_above, 0, 1)
-        within("remove_below", self.remove_below, 0, self.keep_above)
+        within("remove_below", self.remove_below, 0, 1)
         within("max_fraction", self.max_fraction, 0, 1, above=True)
         whole("patience", self.patience, 1)
         whole("min_in", self.min_in)
