@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,13 +11,14 @@ from graphwright.errors import UsageError
 
 def within(where: str, value: Any, low: float = -inf, high: float = inf, *, above: bool = False) -> None:
     """A finite number from `low` to `high`; with `above` not `low` itself. Raises: UsageError."""
-    fits = isinstance(value, Real) and abs(float(value)) < inf and low <= value <= high
-    _needs(fits and not (above and value == low), where, value, _range(low, high, above))
+    x = float(value) if isinstance(value, Real) else nan
+    _needs(abs(x) < inf and low <= x <= high and not (above and x == low), where, value, _range(low, high, above))
 
 
 def whole(where: str, value: Any, low: int = 0) -> None:
     """An integer, `low` or more. Raises: UsageError."""
-    _needs(isinstance(value, Integral) and value >= low, where, value, f"a whole number, {low} or more")
+    fits = isinstance(value, Integral) and int(value) >= low
+    _needs(fits, where, value, f"a whole number, {low} or more")
 
 
 def _range(low: float, high: float, above: bool) -> str:

@@ -21,6 +21,7 @@ from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
+    from graphwright.array.spec import Dim
     from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
@@ -161,12 +162,21 @@ def projection(source: Spec, target: Spec, name: str) -> Projection | None:
     if fits and a[:-1] == b[:-1] and isinstance(a[-1], int) and isinstance(b[-1], int):
         return Projection("linear", (b[-1], a[-1]), {})
     if fits and len(a) > 2 and isinstance(a[1], int) and isinstance(b[1], int):
-        stride = tuple(1 if i == o else -(-i // o) if isinstance(i, int) and isinstance(o, int) else 0
-                       for i, o in zip(a[2:], b[2:], strict=True))  # fmt: skip
-        if all(i == o or (k and (i - 1) // k + 1 == o) for i, o, k in zip(a[2:], b[2:], stride, strict=True)):
+        stride = tuple(map(_stride, a[2:], b[2:]))
+        if all(stride):
             return Projection("conv", (b[1], a[1], *(1 for _ in stride)), {"stride": stride})
     raise UsageError("no projection leads from one shape to the other", where=name, expected=target, got=source,
                      fix="leave one of the two out of the blocks, or bring them to one shape")  # fmt: skip
+
+
+def _stride(before: Dim, after: Dim) -> int:
+    """Every which place of an axis leaves so many of it; 0 if none does."""
+    if before == after:
+        return 1
+    if isinstance(before, str) or isinstance(after, str) or not after:
+        return 0
+    stride = -(-before // after)
+    return stride if (before - 1) // stride + 1 == after else 0
 
 
 def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
