@@ -182,3 +182,12 @@ def test_sizes_that_nobody_gave_are_named() -> None:
         with pytest.raises(UsageError):
             call()
     assert gw.compile(p)(x=np.ones((3, 4), "f4"))["squares"].shape == (3, 2)
+
+
+def test_a_transposed_weight_is_held_row_by_row() -> None:
+    b = Builder()
+    w = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    b.output(b.linear(b.input("x", ("B", 3)), b.param("w", w), name="fc"), "y")
+    p = b.build()
+    assert p.weights["w"].data.contiguous
+    np.testing.assert_array_equal(p.compile(x=(2, 3))(x=X)["y"].to_numpy(), X @ w.T)

@@ -83,7 +83,7 @@ def _draw(rng, count):
         ({"window": 1}, "2 or more"),
         ({"seed": -1}, "0 or more"),
         ({"params": -0.1}, "0 or more"),
-        ({"gates": float("nan")}, "a rate above 0"),
+        ({"gates": float("nan")}, "a number above 0"),
         ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )

@@ -117,7 +117,7 @@ def test_units_go_in_blocks_so_that_a_multiple_of_them_stays(target: float, left
     for n in (10, 3):  # the lowest of each axis
         mine = sorted(e.z for e in view.elements() if e.gate.length == n)
         assert sorted(e.z for e in gone if e is not None and e.gate.length == n) == mine[: counts[0 if n == 10 else 1]]
-    with pytest.raises(UsageError, match="multiples"):
+    with pytest.raises(UsageError, match="round_to"):
         st.TopPolicy(0.5, round_to=0)
 
 

@@ -12,6 +12,7 @@ import graphwright as gw
 from graphwright import structure as st
 from graphwright.errors import UsageError
 from graphwright.structure import searching as ss
+from graphwright.structure.searching import methods
 from graphwright.structure.searching.candidates import Skips
 from graphwright.structure.searching.methods import drawn, toggled
 from graphwright.structure.searching.trial import Trials
@@ -61,18 +62,68 @@ def test_skips_of_six_blocks_and_an_input():
 
 
 def test_a_projection_stands_only_where_widths_differ():
-    p, candidates = chain(0, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
+    p, candidates = chain(0, True, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
     candidates.build(p, candidates.names(p))
     made = {p.path(n) for n in p.nodes() if ".from_" in p.path(n) and p.op(n) == "linear"}
     differ = [n for n in candidates.names(p) if not candidates.free(p, n)]
     assert len(made) == len(differ) > 0
     assert len(differ) < len(candidates.names(p))
     x = np.random.default_rng(0).normal(size=(3, 12)).astype("f4")
-    assert p.run(x=x)["y6"].shape == (3, 12)
+    np.testing.assert_allclose(p.compile(x=x.shape)(x=x)["y6"].to_numpy(), p.run(x=x)["y6"].to_numpy(), atol=1e-5)
     with pytest.raises(UsageError, match="lead past"):
         ss.skips(["x", "h1"])
     with pytest.raises(UsageError, match="lead past"):
         ss.skips(["x", "h1", "x"])
+
+
+def test_skips_of_images_compare_channels_and_places():
+    """[C, H, W]: equal shapes have none, other channels a kernel-1 convolution, fewer places one with a stride."""
+    rng, b = np.random.default_rng(0), gw.Builder("images")
+    h = b.input("x", ("B", 3, 6, 6))
+    for j, (inner, outer, stride) in enumerate([(3, 4, 1), (4, 4, 1), (4, 5, 2), (5, 4, 1)], 1):
+        w = b.param(f"c{j}", rng.normal(size=(outer, inner, 3, 3)).astype("f4") / 5)
+        h = b.tanh(b.conv(h, w, padding=1, stride=stride), name=f"h{j}")
+    b.output(h, "y")
+    p, candidates = b.build(), ss.skips(["x", "h1", "h2", "h3", "h4"])
+    assert [n for n in candidates.names(p) if candidates.free(p, n)] == []
+    candidates.build(p, ["x -> h2", "h1 -> h3"])
+    assert p.spec("h2.sum.from_x.weight").shape == (4, 3, 1, 1)
+    assert p.spec("h3.sum.from_h1").shape == ("B", 5, 3, 3)
+    x = rng.normal(size=(2, 3, 6, 6)).astype("f4")
+    run = p.run(x=x)
+    w = p.variables()["h3.sum.from_h1.weight"].numpy()[:, :, 0, 0]
+    thinned = np.einsum("oc,bchw->bohw", w, run.value("h1").to_numpy()[:, :, ::2, ::2])
+    np.testing.assert_allclose(run.value("h3.sum").to_numpy(), run.value("h3").to_numpy() + thinned, atol=1e-5)
+    with p.edit("rows of features beside images") as e:
+        e.add("flatten", p.node("h4"), start=1, end=3, name="flat")
+    with pytest.raises(UsageError, match="no projection"):
+        ss.skips(["x", "h1", "h2", "flat"]).names(p)
+
+
+def test_skips_begin_by_how_many_enter_a_block():
+    """Of k identities each is open by 1/(k+1); a projection scales by itself, and its gate begins open."""
+    p, candidates = chain(0, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
+    places = candidates.gate(p)
+    by_place = {(e.gate.handle, e.index): e.p for e in st.DifferentiableGraph(p).elements()}
+    begin = {name: by_place[place] for name, place in places.items()}
+    assert begin["x -> h3"] == pytest.approx(1 / 3)
+    assert begin["x -> h5"] == pytest.approx(1 / 5)
+    assert begin["x -> h2"] == begin["h4 -> h6"] == pytest.approx(1 / (1 + np.exp(-1)))
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "least", "most"),
+    [
+        ((0.98, 0.38, 0.06), 0.07, 0.37),
+        ((0.6, 0.45, 0.2), 0.21, 0.44),
+        ((0.03, 0.02), 0.1, 0.5),
+        ((0.98, 0.9), 0.1, 0.5),
+        ((1.0, 0.0), 0.1, 0.5),
+        ((), 0.1, 0.5),
+    ],
+)
+def test_gates_are_told_apart_where_none_lies(probabilities, least, most):
+    assert least <= methods._between(list(probabilities)) <= most
 
 
 def test_a_skip_carries_the_sum_behind_its_block():
@@ -207,7 +258,9 @@ def test_draws_take_one_option_per_place_and_toggling_changes_one_candidate():
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
-def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned):
+def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned, monkeypatch):
+    monkeypatch.setattr(methods, "_between", lambda probabilities: 0.0)
+
     class Some(Skips):
         def free(self, p, name):
             return self.names(p).index(name) < share * 15
@@ -216,7 +269,7 @@ def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned
     t = Trials(chain(0), Some(NAMES), batch, batch(np.random.default_rng(0)), task, 40, 0, 1e-3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert len(ss.METHODS["gates"](t).chosen) == 15  # after so few steps all gates are open
+        assert len(ss.METHODS["gates"](t).chosen) == 15
     assert any(w.category is ss.Collapsed for w in caught) == warned
 
 
@@ -225,7 +278,7 @@ def test_bad_requests():
     valid = batch(np.random.default_rng(0))
     with pytest.raises(UsageError, match="no such method"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, "magic", task=task)
-    with pytest.raises(UsageError, match="needs steps"):
+    with pytest.raises(UsageError, match="budget"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, budget=10, task=task)
     with pytest.raises(st.NotScalar):
         ss.search(chain(0), ss.skips(NAMES), batch, valid)

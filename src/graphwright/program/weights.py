@@ -64,13 +64,13 @@ def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
 
 
 def as_array(value: Any, kind: Any = None) -> NDArray:
-    """An array with memory of its own from an array-like, in dtype `kind` if given; Python floats become float32."""
+    """An array with memory of its own, row by row, in dtype `kind` if given; Python floats become float32."""
     if isinstance(value, Tensor):
         value = value.data
     if isinstance(value, NDArray):
         array = value.copy()
     else:
-        host = np.array(value)
+        host = np.array(value, order="C")
         if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
             host = host.astype(np.float32)
         array = from_numpy(host)

@@ -25,6 +25,7 @@ from graphwright.structure.errors import NotScalar
 from graphwright.structure.losses import Objective, Terms, captures
 from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
 from graphwright.structure.protection import protect
+from graphwright.structure.ranges import whole
 from graphwright.structure.report import Discretized, ungated
 from graphwright.structure.schedule import Schedule
 
@@ -47,6 +48,9 @@ class DifferentiableGraph:
     def __init__(
         self, program: Program, seed: int = 0, schedule: Schedule | Mapping[str, Schedule] | None = None
     ) -> None:
+        if not isinstance(program, Program):
+            raise UsageError("gates are those of a program", where="program", got=type(program).__name__)
+        whole("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
         if program.gates():
@@ -161,6 +165,7 @@ class DifferentiableGraph:
         Raises: NotScalar.
         """
         p = self.program
+        check_task(p, task)
         mine = {n: feeds[n] for n in p.input_names() if n in feeds}
         checked, dims = check_feeds(p, mine)
         read = [n for c in (*penalties, task) for n in captures(c)]
@@ -169,14 +174,16 @@ class DifferentiableGraph:
         number = _number(self.step) if step is None else step
         terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
         outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+        loss = _number(0)
+        if isinstance(task, Objective):
+            loss = _scalar(task(terms), task)
+        elif task is not None:
+            loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
+        terms.task = loss.detach()
         found = [_scalar(t(terms), t) if terms.elements or captures(t) or isinstance(t, Objective) else _number(0)
                  for t in penalties]  # fmt: skip
-        if task is None:
-            loss = found[0] * 0.0 if found else _number(0)
-        elif isinstance(task, Objective):
-            loss = _scalar(task(terms), task)
-        else:
-            loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
+        if task is None and found:
+            loss = found[0] * 0.0
         return loss, found, terms
 
     def gradients(
@@ -195,6 +202,8 @@ class DifferentiableGraph:
     def update(self, grads: np.ndarray, lr: float = 0.01) -> None:
         """Plain descent on the logits, for teaching and tests."""
         held = self.program.weights[LOGITS]
+        if np.shape(grads) != held.shape:
+            raise UsageError("a gradient has an entry per logit", expected=held.shape, got=np.shape(grads))
         held.assign(Tensor(from_numpy((held.data.to_numpy() - lr * np.asarray(grads)).astype(held.dtype.numpy))))
 
     # -- losses by name ----------------------------------------------------------------------------------------------
@@ -231,6 +240,8 @@ class DifferentiableGraph:
             add_gain: least gain of an absent edge, in units of the loss; see `additions`.
             newton: gains to second order.
         """
+        if add_gain is not None and (task is None or batch is None):
+            raise UsageError("gains are gradients of a task", expected="propose(task=..., batch=..., add_gain=...)")
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
             found = self._with_gradients(found, task, batch)
@@ -287,6 +298,8 @@ class DifferentiableGraph:
         view = DifferentiableGraph(self.program.fork(), self.seed, self.schedule) if copy else self
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
+        if not hasattr(policy, "propose"):
+            raise UsageError("what goes is said by a threshold or a policy", where="by", got=repr(by))
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
@@ -334,6 +347,19 @@ class DifferentiableGraph:
         if found is None:
             raise NotScalar("no output is one number", where=p.name, fix="discretize(..., task=...)")
         return found
+
+
+def check_task(p: Program, task: Task | None) -> None:
+    """Raises: UsageError for what is no task of a program; NotScalar for an output that is not one number."""
+    if isinstance(task, str):
+        outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+        if task not in outputs:
+            raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=task)
+        if p.spec(outputs[task]).shape != ():
+            raise NotScalar("a loss is one number", where=task, got=p.spec(outputs[task]))
+    elif task is not None and not callable(task):
+        raise UsageError("no task", expected="a scalar output by name, or a function of (outputs, batch)",
+                         got=repr(task))  # fmt: skip
 
 
 def _parts(p: Program) -> list[tuple[Value, Tensor]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import TopPolicy
+from graphwright.structure.ranges import whole, within
 from graphwright.structure.report import Discretized
 
 if TYPE_CHECKING:
@@ -110,13 +110,11 @@ def learn(
     """
     if not 0 < target < 1:
         raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
-    least = {"steps": (steps, 1), "batch": (batch, 1), "window": (window, 2), "seed": (seed, 0), "params": (params, 0),
-             "round_to": (round_to, 1)}  # fmt: skip
-    for name, (value, low) in least.items():
-        if not low <= value < inf:
-            raise UsageError("the number is out of its range", where=name, expected=f"{low} or more", got=value)
-    if not 0 < gates < inf:
-        raise UsageError("gates that do not move decide nothing", where="gates", expected="a rate above 0", got=gates)
+    for name, number, low in ("steps", steps, 1), ("batch", batch, 1), ("window", window, 2), ("seed", seed, 0), \
+                             ("round_to", round_to, 1):  # fmt: skip
+        whole(name, number, low)
+    within("params", params, 0)
+    within("gates", gates, 0, above=True)
     unknown = [kind for kind in units if kind not in KINDS]
     if unknown or not units:
         raise UsageError("no such units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")

@@ -20,8 +20,9 @@ from graphwright.program import Program, Value
 from graphwright.program.feeds import check_feeds
 from graphwright.program.interpret import tensors
 from graphwright.structure.elements import Element
-from graphwright.structure.pricing import Cost, above, prices
+from graphwright.structure.pricing import Cost, above, check_cost, prices
 from graphwright.structure.probability import probabilities
+from graphwright.structure.ranges import whole, within
 
 TINY = 1e-12
 
@@ -36,6 +37,7 @@ class Terms:
         values: results of the program's nodes in this step: all of its outputs, and those that penalties capture.
         feeds: the inputs by name.
         step: number of the step, counted from the end of the warm-up, 0-d float.
+        task: the task's loss in this step, a constant; None where nothing was run.
     """
 
     program: Program
@@ -43,6 +45,7 @@ class Terms:
     values: Mapping[Value, Tensor]
     feeds: Mapping[str, Tensor]
     step: Tensor
+    task: Tensor | None = None
 
     @cached_property
     def open(self) -> Tensor:
@@ -96,11 +99,6 @@ def label(penalty: Any) -> str:
     return getattr(penalty, "name", None) or getattr(penalty, "__name__", type(penalty).__name__.lower())
 
 
-def _needs(condition: bool, what: str) -> None:
-    if not condition:
-        raise UsageError(what)
-
-
 @dataclass(frozen=True)
 class sparsity:
     """λ Σ c·P / Σ c: a price. A gate closes if its removal costs the task less than λ·c/Σc.
@@ -118,7 +116,7 @@ class sparsity:
     carried: dict[str, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _needs(self.lam >= 0, f"lam is {self.lam}: expected 0 or more")
+        within("lam", self.lam, 0)
         if self.relative and not self.carried:
             self.carried["worth"] = Variable(np.zeros((), np.float64), name=f"{self.name}.worth")
 
@@ -143,7 +141,8 @@ class density:
     name: str = "density"
 
     def __post_init__(self) -> None:
-        _needs(0 <= self.rho <= 1, f"rho is {self.rho}: expected 0 to 1")
+        within("rho", self.rho, 0, 1)
+        within("weight", self.weight, 0)
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
@@ -172,7 +171,10 @@ class budget:
         "budget.multiplier": Variable(np.zeros((), np.float64), name="budget.multiplier")})  # fmt: skip
 
     def __post_init__(self) -> None:
-        _needs(self.target >= 0, f"the target is {self.target}: expected 0 or more")
+        within("target", self.target, 0)
+        within("rate", self.rate, 0)
+        whole("steps", self.steps)
+        check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
         """E[cost] / total, less the target at this step."""
@@ -231,6 +233,10 @@ class cost:
     relative: bool = True
     name: str = "cost"
 
+    def __post_init__(self) -> None:
+        within("lam", self.lam, 0)
+        check_cost(self.of)
+
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
         total = prices(terms.program, terms.elements, self.of).sum() if self.relative else 1.0
@@ -243,6 +249,9 @@ class gate_entropy:
 
     weight: float = 1.0
     name: str = "gate_entropy"
+
+    def __post_init__(self) -> None:
+        within("weight", self.weight)
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
@@ -261,6 +270,9 @@ class edge_entropy:
 
     weight: float = 1.0
     name: str = "edge_entropy"
+
+    def __post_init__(self) -> None:
+        within("weight", self.weight)
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
@@ -304,6 +316,9 @@ class smoothness:
     mu: float
     name: str = "smoothness"
 
+    def __post_init__(self) -> None:
+        within("mu", self.mu, 0)
+
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
         total = terms.open.sum() * 0.0
@@ -331,6 +346,13 @@ class attention_entropy:
     weight: float = 1.0
     name: str = "attention_entropy"
 
+    def __post_init__(self) -> None:
+        within("weight", self.weight)
+        if isinstance(self.nodes, str) or not self.nodes:
+            raise UsageError(
+                "entropy is that of some nodes", where="nodes", expected="a tuple of names", got=self.nodes
+            )
+
     @property
     def captures(self) -> tuple[str, ...]:
         """The nodes."""
@@ -356,6 +378,9 @@ class reachability:
 
     weight: float = 1.0
     name: str = "reachability"
+
+    def __post_init__(self) -> None:
+        within("weight", self.weight, 0)
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
@@ -404,6 +429,17 @@ class distill(Objective):
     match: tuple[str, ...] = ()
     output: str | None = None
     name: str = "distill"
+
+    def __post_init__(self) -> None:
+        within("tau", self.tau, 0, above=True)
+        within("hidden", self.hidden, 0)
+        if not isinstance(self.teacher, Program):
+            raise UsageError("a teacher is a program", where="teacher", got=type(self.teacher).__name__)
+        if self.output is not None and self.output not in self.teacher.output_names():
+            raise UsageError("no such output", where=self.teacher.name, expected=", ".join(self.teacher.output_names()),
+                             got=self.output)  # fmt: skip
+        if self.hidden and not self.match:
+            raise UsageError("hidden states are those of some nodes", where="match", fix="match=(names of nodes)")
 
     @property
     def captures(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from graphwright.ops import call
 from graphwright.program import Program
 from graphwright.program.gates.gates import LOGITS
 from graphwright.structure.elements import Key, elements
+from graphwright.structure.ranges import within
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OVER = ("edges", "units", "nodes", "layers", "choice")
@@ -40,8 +41,8 @@ class LogitMoments:
         )
         if unknown := self.rates.keys() - set(OVER):
             raise UsageError(f"rates for {', '.join(unknown)}: expected some of {', '.join(OVER)}")
-        if any(rate < 0 for rate in self.rates.values()):
-            raise UsageError(f"rates are {self.rates}: expected 0 or more")
+        for name, rate in self.rates.items():
+            within(f"rate of {name}", rate, 0)
         self.count = Variable(np.zeros((), np.float64), name="joint.count")
         self._held: dict[str, Variable] = {}
         self._keys: dict[Key, int] = {}

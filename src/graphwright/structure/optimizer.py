@@ -24,16 +24,18 @@ from graphwright.optim.checkpoint import SavedState
 from graphwright.plan import compile
 from graphwright.program.gates.gates import COST, FREE, LOGITS, STATE
 from graphwright.structure.elements import numbers
-from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, NotScalar
+from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm
+from graphwright.structure.graph import Task, check_task
 from graphwright.structure.losses import Objective, Terms, carried, label
 from graphwright.structure.moments import LogitMoments
 from graphwright.structure.policy import Policy, Proposes
+from graphwright.structure.ranges import whole, within
 from graphwright.structure.report import StepReport
 from graphwright.structure.scales import Scales
 from graphwright.structure.waiting import Wait, worth
 
 if TYPE_CHECKING:
-    from graphwright.structure.graph import DifferentiableGraph, Task
+    from graphwright.structure.graph import DifferentiableGraph
 
 MODES = ("joint", "bilevel", "alternate", "gates", "params")
 BATCH = Mapping[str, Any]
@@ -97,8 +99,22 @@ class JointOptimizer:
         device: Device | str = "cpu",
         noise: bool = True,
     ) -> None:
+        if not hasattr(view, "elements"):
+            raise UsageError("gates are seen through a view", expected="DifferentiableGraph(program)", got=repr(view))
         if mode not in MODES:
             raise UsageError("no such mode", expected=", ".join(MODES), got=mode)
+        for name, number in {"warmup": warmup or 0, "prune_every": prune_every, "steps": steps}.items():
+            whole(name, number)
+        if len(turns) != 2:
+            raise UsageError("two kinds take turns", where="turns", expected="(on weights, on gates)", got=turns)
+        for number in turns:
+            whole("turns", number, 1)
+        within("logit_limit", logit_limit, 0, above=True)
+        within("clip", 1 if clip is None else clip, 0, above=True)
+        if isinstance(penalties, str) or not isinstance(penalties, Sequence) or not all(map(callable, penalties)):
+            raise UsageError("penalties are functions of Terms, in a list", where="penalties", got=repr(penalties))
+        if policy is not None and not hasattr(policy, "propose"):
+            raise UsageError("a policy proposes what goes", where="policy", got=repr(policy))
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
@@ -110,7 +126,7 @@ class JointOptimizer:
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
         self._wait = Wait(self._most(steps) if warmup is None else warmup, warmup is None, steps)
-        self._scales = Scales(view.program) if self._wait.levels and self.warmup > 0 else None
+        self._scales = Scales(view.program) if self.warmup > 0 else None
         self._begun = False
         self.skipped = self._in_a_row = 0
         self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
@@ -122,12 +138,7 @@ class JointOptimizer:
         p = self.view.program
         if self.task is None and not any(isinstance(t, Objective) for t in self.penalties):
             warn("the objective has no task: its optimum is to cut everything", NoTaskTerm, 3)
-        if isinstance(self.task, str):
-            outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-            if self.task not in outputs:
-                raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=self.task)
-            if p.spec(outputs[self.task]).shape != ():
-                raise NotScalar("a loss is one number", where=self.task, got=p.spec(outputs[self.task]))
+        check_task(p, self.task)
         rate, reach = self._reach()
         left = steps - self.warmup
         if steps and rate and left * rate < reach:
@@ -177,6 +188,9 @@ class JointOptimizer:
             and optimizer as before its check.
         """
         view, (by_weights, by_gates, apart) = self.view, self._turn()
+        for name, given in {"batch": batch, "valid": valid or {}}.items():
+            if not isinstance(given, Mapping):
+                raise UsageError("a batch is arrays by name", where=name, expected="a dict", got=type(given).__name__)
         if apart and valid is None:
             raise UsageError("gates are trained on data that weights are not", expected="step(batch, valid)")
         view.anneal()

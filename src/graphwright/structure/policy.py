@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.errors import BudgetUnreachable
 from graphwright.structure.elements import Element, Key
-from graphwright.structure.pricing import Cost, above, prices
+from graphwright.structure.pricing import Cost, above, check_cost, prices
 from graphwright.structure.protection import Kept, protect
+from graphwright.structure.ranges import whole, within
 
 if TYPE_CHECKING:
     from graphwright.structure.graph import DifferentiableGraph
@@ -73,6 +74,13 @@ class Policy:
     max_fraction: float = 0.2
     counts: dict[Key, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        within("keep_above", self.keep_above, 0, 1)
+        within("remove_below", self.remove_below, 0, 1)
+        within("max_fraction", self.max_fraction, 0, 1, above=True)
+        whole("patience", self.patience, 1)
+        whole("min_in", self.min_in)
+
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Counts one check; the lowest first."""
         among = view.elements()
@@ -101,8 +109,7 @@ class ThresholdPolicy:
     protect: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise UsageError("a threshold is a probability", expected="0 to 1", got=self.threshold)
+        within("threshold", self.threshold, 0, 1)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """In order of their logits; of a choice all options but the most probable one."""
@@ -133,11 +140,10 @@ class TopPolicy:
     round_to: int = 1
 
     def __post_init__(self) -> None:
-        if self.round_to < 1:
-            raise UsageError("sizes are multiples of a number", where="round_to", expected="1 or more",
-                             got=self.round_to)  # fmt: skip
-        if not self.target >= 0:
-            raise UsageError("what stays is a share, or a number above 1", expected="0 or more", got=self.target)
+        whole("round_to", self.round_to, 1)
+        whole("min_in", self.min_in)
+        within("target", self.target, 0)
+        check_cost(self.of, counted=True)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Raises: BudgetUnreachable if protection keeps more than the target."""

@@ -61,14 +61,20 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     return chains
 
 
+def check_cost(of: Cost, counted: bool = False) -> None:
+    """With `counted`, elements may be counted too. Raises: UsageError for another cost than those of `OF`."""
+    known = ("count", *OF) if counted else OF
+    if of not in known if isinstance(of, str) else not isinstance(of, Mapping):
+        raise UsageError("no such cost", expected=f"{', '.join(known)}, or numbers by path", got=of)
+
+
 def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
     """What each element costs by itself, without the elements below it, float64 [n].
 
     Params and bytes are those of weights that go with it, flops those of ops with all named sizes at 1; of an op that
     stays every unit has its part. Raises: UsageError for another cost than those of `OF`.
     """
-    if isinstance(of, str) and of not in OF:
-        raise UsageError("no such cost", expected=f"{', '.join(OF)}, or numbers by path", got=of)
+    check_cost(of)
     if of == "table":
         return np.array([e.cost for e in among], np.float64)
     stored = of in ("params", "bytes")

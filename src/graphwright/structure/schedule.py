@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import cos, pi
 
 from graphwright.errors import UsageError
+from graphwright.structure.ranges import whole
 
 FORMS = ("exponential", "linear", "cosine")
 
@@ -31,8 +32,7 @@ class Schedule:
             raise UsageError(f"the form is {self.form!r}: expected one of {', '.join(FORMS)}")
         if not 0 < self.end <= self.start:
             raise UsageError(f"from {self.start} to {self.end}: expected 0 < end <= start")
-        if self.steps < 0:
-            raise UsageError(f"{self.steps} steps: expected 0 or more")
+        whole("steps", self.steps)
 
     def at(self, step: int) -> float:
         """The temperature of a step, counted from 0."""

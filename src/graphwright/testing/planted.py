@@ -116,11 +116,16 @@ def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) *
         w = rng.uniform(-1, 1, (outer, inner)) / np.sqrt(inner)
         bias = np.zeros(outer)
         if teacher:
-            w, bias = 1.2 * np.linalg.qr(rng.normal(size=(outer, inner)))[0], 0.1 * rng.normal(size=outer)
+            w, bias = 1.2 * _orthogonal(rng.normal(size=(outer, inner))), 0.1 * rng.normal(size=outer)
         weight, shift = b.param(f"b{j}.w", w.astype("f4")), b.param(f"b{j}.bias", bias.astype("f4"))
         h = b.tanh(b.linear(h, weight, shift, name=f"b{j}"), name=f"h{j}")
         b.output(h, f"y{j}")
     return b.build()
+
+
+def _orthogonal(drawn: np.ndarray) -> np.ndarray:
+    """Orthonormal rows or columns, of which there are fewer."""
+    return np.linalg.qr(drawn)[0] if drawn.shape[0] >= drawn.shape[1] else np.linalg.qr(drawn.T)[0].T
 
 
 class SkipTeacher:

@@ -470,5 +470,5 @@ class Binding:
             return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
         base = self._bound[key]
         if not base.contiguous:
-            raise ComputeError("a variable must lie row by row", where=key)
+            raise ComputeError("a variable must lie row by row", where=key, fix="variable.own(), which copies it")
         return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)

@@ -6,9 +6,11 @@ as the structure that a set of chosen names stands for; each is one edit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,10 +20,12 @@ from graphwright.program import Program, Value
 from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
+    from graphwright.array.spec import Dim
     from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
-"""Where the logits of candidates begin: open by 0.73, so that all of them carry a gradient."""
+"""Where the logits of candidates with weights of their own begin: open by 0.73, as only these weights learn a scale."""
 
 
 Places = dict[str, tuple[NodeId, int]]
@@ -67,12 +71,21 @@ class Skips:
             spec = p.spec(name)
             if not spec.dtype.is_float or not spec.shape:
                 raise UsageError("a skip carries features", where=name, got=spec)
+        for a, b in ends:
+            projection(p.spec(a), p.spec(b), f"{a} -> {b}")
         return [f"{a} -> {b}" for a, b in ends]
 
     def gate(self, p: Program) -> Places:
         """See `Candidates`."""
+        names = self.names(p)
+        into = Counter(name.split(" -> ")[1] for name in names)
         with p.edit("candidate skips", author="gate") as e:
-            return {n: (e.gate(self._add(e, n), "sigmoid", init=Z0, cost="one"), 0) for n in self.names(p)}
+            found: Places = {}
+            for name in names:
+                # of k skips each is open by 1/(k+1): wide open, together they would drown the block's own value
+                z = -log(into[name.split(" -> ")[1]]) if self.free(p, name) else Z0
+                found[name] = (e.gate(self._add(e, name), "sigmoid", init=z, cost="one"), 0)
+        return found
 
     def compete(self, p: Program) -> Places:
         """Add all of them; those into one block share a choice, whose last option is none of them."""
@@ -97,23 +110,23 @@ class Skips:
                     self._add(e, name)
 
     def free(self, p: Program, name: str) -> bool:
-        """Whether both ends are of one width."""
+        """Whether both ends are of one shape."""
         source, target = name.split(" -> ")
-        return p.spec(source).shape[-1] == p.spec(target).shape[-1]
+        return p.spec(source).shape == p.spec(target).shape
 
     def _add(self, e: Transaction, name: str) -> Any:
-        """The edge of a skip; a projection where the widths differ."""
+        """The edge of a skip, through a projection where the shapes differ."""
         p = e.program
         source, target = name.split(" -> ")
         total = _junction(e, p.node(target))
         value: Any = junction_of(p, p.node(source)) or p.node(source)
-        if not self.free(p, name):
+        made = projection(p.spec(source), p.spec(target), name)
+        if made is not None:
             base = f"{p.path(total)}.from_{source.replace('.', '_')}"
-            shape = (int(p.spec(target).shape[-1]), int(p.spec(source).shape[-1]))
             rng = np.random.Generator(np.random.Philox(key=[self.seed, self.names(p).index(name)]))
-            drawn = rng.uniform(-1, 1, shape) / np.sqrt(shape[1])
+            drawn = rng.uniform(-1, 1, made.weight) / np.sqrt(made.weight[1])
             weight = e.param(f"{base}.weight", drawn.astype(p.spec(source).dtype.numpy))
-            value = e.add("linear", value, weight, name=base)
+            value = e.add(made.op, value, weight, name=base, **made.attrs)
         return e.connect(value, total)
 
     def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
@@ -128,6 +141,44 @@ class Skips:
                 _junction(e, p.node(name.split(" -> ")[1]))
 
 
+class Projection(NamedTuple):
+    """The op of a skip between different shapes: its weight's shape and its attributes."""
+
+    op: str
+    weight: tuple[int, ...]
+    attrs: dict[str, Any]
+
+
+def projection(source: Spec, target: Spec, name: str) -> Projection | None:
+    """What leads from one shape to another one: a linear over the last axis or a kernel-1 convolution; None if equal.
+
+    Shapes of three axes and more that agree but in the last one are rows of features, all others images
+    [batch, channels, places...], whose places a stride may thin out. Raises: UsageError where neither fits.
+    """
+    a, b = source.shape, target.shape
+    if a == b:
+        return None
+    fits = len(a) == len(b) > 1 and source.dtype is target.dtype and a[0] == b[0]
+    if fits and a[:-1] == b[:-1] and isinstance(a[-1], int) and isinstance(b[-1], int):
+        return Projection("linear", (b[-1], a[-1]), {})
+    if fits and len(a) > 2 and isinstance(a[1], int) and isinstance(b[1], int):
+        stride = tuple(map(_stride, a[2:], b[2:]))
+        if all(stride):
+            return Projection("conv", (b[1], a[1], *(1 for _ in stride)), {"stride": stride})
+    raise UsageError("no projection leads from one shape to the other", where=name, expected=target, got=source,
+                     fix="leave one of the two out of the blocks, or bring them to one shape")  # fmt: skip
+
+
+def _stride(before: Dim, after: Dim) -> int:
+    """Every which place of an axis leaves so many of it; 0 if none does."""
+    if before == after:
+        return 1
+    if isinstance(before, str) or isinstance(after, str) or not after:
+        return 0
+    stride = -(-before // after)
+    return stride if (before - 1) // stride + 1 == after else 0
+
+
 def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
     """All edges i -> j with j at least `min_gap` behind i; acyclic by construction.
 
@@ -135,9 +186,9 @@ def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
         blocks: names of values in order, the input first; skips enter the sum behind a block's value.
         seed: of projections, which stand where two widths differ.
     """
-    if len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
-        raise UsageError("skips lead past something", expected=f"more than {min_gap} different blocks, min_gap >= 1",
-                         got=f"{len(blocks)} blocks, min_gap {min_gap}")  # fmt: skip
+    if isinstance(blocks, str) or len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
+        raise UsageError("skips lead past something", got=f"blocks {blocks!r}, min_gap {min_gap}",
+                         expected=f"a list of more than {min_gap} different blocks, min_gap >= 1")  # fmt: skip
     return Skips(tuple(blocks), min_gap, seed)
 
 

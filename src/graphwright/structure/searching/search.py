@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from graphwright.program.cost import parameters
 from graphwright.program.editing.journal import Journal
 from graphwright.structure.errors import NotScalar
 from graphwright.structure.graph import Task
+from graphwright.structure.ranges import whole
 from graphwright.structure.searching.candidates import Candidates
 from graphwright.structure.searching.methods import METHODS
 from graphwright.structure.searching.trial import Batch, Batches, Trials
@@ -99,8 +100,11 @@ def search(
     """
     if method not in METHODS or any(m not in METHODS for m in beside):
         raise UsageError("no such method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
-    if budget < 40:
-        raise UsageError("a search needs steps", where="budget", expected="40 or more", got=budget)
+    whole("budget", budget, 40)
+    whole("seed", seed)
+    if not hasattr(candidates, "names") or not isinstance(valid, Mapping):
+        raise UsageError("a search is among candidates, which are compared on a batch", got=(candidates, type(valid)),
+                         expected="skips(...), ops(...), ..., and arrays by name")  # fmt: skip
     scalars = [n for n, v in zip(program.output_names(), program.outputs(), strict=True) if not program.spec(v).shape]
     task = task or next(iter(scalars), None)
     if task is None:
