@@ -88,7 +88,7 @@ def test_each_kind_has_its_shape_and_colour():
             assert found.get("rx") == corners
         if shape == "polygon":
             assert len(found.get("points").split()) == corners
-        fill, line = re.search(rf"\.{kind} \.shape{{fill:(#\w+);stroke:(#\w+)}}", style).groups()  # type: ignore[union-attr]
+        ((fill, line),) = re.findall(rf"\.{kind} \.shape{{fill:(#\w+);stroke:(#\w+)}}", style)
         assert {hue(line), hue(fill)} <= {colour, *(("yellow", "orange") if colour in ("yellow", "orange") else ())}
         assert hue(line) == colour
     points = [tuple(map(float, p.split(","))) for p in boxes["total"].find(f"{SVG}polygon").get("points").split()]
@@ -107,7 +107,7 @@ def test_a_closed_gate_is_a_dotted_grey_link():
     (gate,) = p.gates().values()
     _, edges, style = read(structure(p))
     assert edges[p.path(gate.handle), "total"].get("class") == "edge closed"
-    red, green, blue, dots = re.search(r"\.closed{stroke:#(..)(..)(..);stroke-dasharray:(\d) \d}", style).groups()  # type: ignore[union-attr]
+    ((red, green, blue, dots),) = re.findall(r"\.closed{stroke:#(..)(..)(..);stroke-dasharray:(\d) \d}", style)
     assert np.ptp([int(v, 16) for v in (red, green, blue)]) < 32
     assert int(dots) <= 2
 

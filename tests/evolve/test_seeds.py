@@ -14,6 +14,7 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve.seeds import wilson
+from graphwright.program.cost import flops
 
 COMMON = {
     "task": "str", "split": "str", "target": "float", "seed": "int", "status": "str", "generations": "int",
@@ -85,7 +86,7 @@ def _flops_by_hand(p):
     ops = [p.op(n) for n in p.nodes()]
     junction = next(n for n in p.nodes() if p.is_junction(n))
     read = len(p.in_edges(junction))
-    sigmoid = gw.program.cost.flops(_one("sigmoid"), {"B": 1})
+    sigmoid = flops(_one("sigmoid"), {"B": 1})
     assert ops.count("sigmoid") == 1
     return read + (read - 1) + 1 + sigmoid
 
@@ -129,7 +130,7 @@ def test_the_interval_of_a_share_is_scipy_s(trials):
 
 def test_runs_from_many_seeds_are_distributions():
     steps = []
-    limits = {"max_generations": 25}
+    limits: Any = {"max_generations": 25}
     found = ev.over_seeds(ev.tasks.xor(), None, ev.NEAT(population=60), seeds=20, report=steps.append, **limits)
     alone = [ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=60), seed=s).run(**limits) for s in range(20)]
     facts = through_json(found)

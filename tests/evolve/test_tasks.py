@@ -6,6 +6,7 @@ import gzip
 import struct
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ def test_fitness_on_two_poles_is_the_steps_until_something_falls():
         one = run.individual(ev.Key(run.generation, g))
         s, steps, fell = np.array([0, 0, 0.07, 0, 0, 0]), 0, False
         while not fell and steps < 60:
-            answer = one.predict(np.float32(s / [4.8, 2, 0.52, 2, 0.52, 2])[None])[0, 0]
+            answer = one.predict((s / [4.8, 2, 0.52, 2, 0.52, 2])[None].astype("f4"))[0, 0]
             s = double_pole_action(s, 20 * (float(answer) - 0.5), 0.0)
             steps, fell = steps + 1, abs(s[0]) > 2.4 or max(abs(s[2]), abs(s[4])) > np.radians(36)
         assert one.fitness == steps if fell else one.fitness >= steps
@@ -238,8 +239,9 @@ def test_what_is_the_same_in_one_part_is_told_where_it_is_divided_by():
 
 
 def test_splits_are_shares_or_the_word_same():
+    wrong: Any = "all"
     with pytest.raises(TaskError, match=r'"same"'):
-        ev.Task(np.zeros((8, 2)), [0, 1] * 4, split="all")
+        ev.Task(np.zeros((8, 2)), [0, 1] * 4, split=wrong)
 
 
 def test_mnist_comes_from_files_that_are_there(tmp_path):

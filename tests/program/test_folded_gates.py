@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
+from graphwright.array.spec import Dim
 from graphwright.ops.gate import MODES
 from graphwright.program import Program
 
@@ -41,7 +42,7 @@ def slopes(p: Program, x: np.ndarray) -> dict[str, np.ndarray]:
     return {k: g.numpy() for k, g in zip(wanted, found, strict=True)}
 
 
-def products(p: Program, x: np.ndarray) -> list[tuple[int, ...]]:
+def products(p: Program, x: np.ndarray) -> list[tuple[Dim, ...]]:
     """Shapes of what gates multiply, in a trace."""
     traced = gw.trace(lambda x: p(x=x), gw.tensor(x))
     return [traced.spec(n).shape for n in traced.nodes() if traced.op(n) == "mul"]

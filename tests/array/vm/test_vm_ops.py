@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from itertools import chain, combinations, product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -340,7 +340,7 @@ def test_rows_of_any_table_are_picked_bit_by_bit(kind: str) -> None:
     for columns in (1, 2, 4, 33, 34, 36):
         held = rng.integers(0, 256, (7, (columns + 4) * size), dtype="u1").view(stored)
         for rows in (held, held[:, 4:], held[::2][:, :columns]):
-            table = from_numpy(rows, **marks)
+            table = from_numpy(rows, **cast("Any", marks))
             outs = [empty((2, 2, rows.shape[1]), table.dtype)]
             found = vm("embedding", [table, from_numpy(ids % len(rows))], {}, outs)
             assert (found is None) == (rows.shape[1] * size % 4 > 0 or held.shape[1] * size % 4 > 0)

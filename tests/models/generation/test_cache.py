@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Cal
     m = gw.open(made(name).path, dtype="bfloat16" if weights == "bfloat16" else "float32", compute="float32")
     if weights == "int8":
         m.quantize()
-    cache = m.new_cache(20, kind=kind)
+    cache: Any = m.new_cache(20, kind=cast("Any", kind))
     rows = cache if kind == "static" else cache.sequence()
     for ids in (IDS[:1, :3], IDS[:1, 3:4]):
         rows.step(ids)
