@@ -12,7 +12,7 @@ from time import perf_counter
 
 from benchmarks.harness import show, write, write_part
 
-NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "peers"}
+NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "llama_cpp"}
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Tokens per second of one sequence, beside transformers, and the share of the measured memory bandwidth it is.
 
 The large shape is TinyLlama's with random bfloat16 weights, written to a temporary file of 2.2 GB that is deleted. The
-machine may be busy: rounds are short and interleaved, and the best round stands beside the median. llama.cpp is not
-among the peers: it is not installed.
+machine may be busy: rounds are short and interleaved, and the best round stands beside the median. llama.cpp stands
+beside ours where `scripts/llama_cpp.sh` built it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,27 @@ import torch
 import transformers
 
 import graphwright as gw
+from benchmarks import llama_cpp
 from benchmarks.harness import Figure, interval
 from graphwright.array.cpu import set_num_threads
 
 LAYERS, HIDDEN, FFN, VOCAB, HEADS, GROUPS, DIM = 22, 2048, 5632, 32000, 32, 4, 64
 PROMPT, CHECKED, TOKENS, ROUNDS = 32, 12, 6, 9
+BESIDE = [
+    ("graphwright, bf16 weights", "transformers eager, bf16"),
+    ("graphwright, bf16 weights", "transformers eager, f32"),
+    ("graphwright, bf16 weights", "llama.cpp, bf16"),
+    ("graphwright, int8 weights", "llama.cpp, q8_0"),
+]
+"""Whose ratio is said."""
 
 
 def run() -> list[Figure]:
     transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as place:
-        figures = large(Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint(place := Path(folder))
+        with llama_cpp.peer(place) as peer:
+            figures = large(place, peer)
     return [*figures, small(), choices(), forks(), prefixes(), host(), blocks()]
 
 
@@ -91,6 +101,8 @@ def bandwidth(threads: int) -> float:
 class Ours:
     """One sequence, its cache at the end of the prompt."""
 
+    cpu = staticmethod(process_time)
+
     def __init__(self, model: gw.Model, ids: np.ndarray) -> None:
         started = perf_counter()
         self.cache = model.new_cache(128, kind="static")
@@ -107,6 +119,8 @@ class Ours:
 
 class Theirs:
     """The same in transformers, eager."""
+
+    cpu = staticmethod(process_time)
 
     def __init__(self, place: Path, kind: torch.dtype, ids: np.ndarray) -> None:
         started = perf_counter()
@@ -127,8 +141,7 @@ class Theirs:
         return made
 
 
-def large(place: Path) -> list[Figure]:
-    checkpoint(place)
+def large(place: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
     ids = np.random.default_rng(1).integers(3, VOCAB, PROMPT)
     plain, whole = gw.open(place), gw.open(place)
     started, used = perf_counter(), process_time()
@@ -141,6 +154,9 @@ def large(place: Path) -> list[Figure]:
         "transformers eager, bf16": Theirs(place, torch.bfloat16, ids),
         "transformers eager, f32": Theirs(place, torch.float32, ids),
     }
+    if peer is not None:
+        for kind in llama_cpp.KINDS:
+            runs[f"llama.cpp, {kind}"] = llama_cpp.Theirs(peer, kind, ids, torch.get_num_threads)
     cold = Figure(
         "Decode, TinyLlama shape: from opened files to the first token", f"prompt of {PROMPT}, f32 activations"
     )
@@ -148,7 +164,7 @@ def large(place: Path) -> list[Figure]:
         cold.add(who, one.cold, "s")
     figures = [cold]
     reference = runs["transformers eager, f32"].tokens(CHECKED)
-    same = {who: one.tokens(CHECKED) == reference for who, one in runs.items()}
+    same = {who: agreeing(one.tokens(CHECKED), reference) for who, one in runs.items()}
     for threads in (1, 2):
         reached = bandwidth(threads)
         figure = Figure(
@@ -160,11 +176,12 @@ def large(place: Path) -> list[Figure]:
         spent: dict[str, list[float]] = {who: [] for who in runs}
         for r in range(ROUNDS + 1):
             for who, one in runs.items() if r % 2 else reversed(runs.items()):
-                started, used = perf_counter(), process_time()
+                sleep(0.02)  # the threads of the one before have stopped spinning
+                started, used = perf_counter(), one.cpu()
                 one.tokens(TOKENS)
                 if r:
                     timed[who].append((perf_counter() - started) / (TOKENS - 1))
-                    spent[who].append((process_time() - used) / (TOKENS - 1))
+                    spent[who].append((one.cpu() - used) / (TOKENS - 1))
         for who, times in timed.items():
             low, high = interval(times)
             rate, best = 1 / float(np.median(times)), 1 / min(times)
@@ -173,17 +190,24 @@ def large(place: Path) -> list[Figure]:
                 bound = reached / touched[who.removeprefix("graphwright, ")]
                 share = f", {100 * best / bound:.0f} % of the bandwidth's {bound:.1f}"
             note = f"best {best:.2f}{share}; {1e3 * np.median(spent[who]):.0f} ms of CPU a token"
-            figure.add(who, rate, "tok/s", note + ("" if same[who] else "; other tokens than f32"), 1 / high, 1 / low)
-        mine = timed["graphwright, bf16 weights"]
-        for peer in ("transformers eager, bf16", "transformers eager, f32"):
-            ratio = np.median(timed[peer]) / np.median(mine)
-            figure.says.append(f"bf16 weights: {ratio:.2f} times {peer}")
+            if same[who] < CHECKED:
+                note += f"; {same[who]} of {CHECKED} tokens as in f32"
+            figure.add(who, rate, "tok/s", note, 1 / high, 1 / low)
+        for who, other in BESIDE:
+            if other in timed:
+                middle = np.median(timed[other]) / np.median(timed[who])
+                best = min(timed[other]) / min(timed[who])
+                figure.says.append(f"{who}: {middle:.2f} times {other}, {best:.2f} by the best rounds")
         busy = f"load average {os.getloadavg()[0]:.1f}: above {threads} others ran, and the ratios are no lead"
-        figure.says.append(
-            f"{busy}; measured bandwidth {reached / 1e9:.1f} GB/s; {quantised}; llama.cpp is not installed"
-        )
+        figure.says.append(f"{busy}; measured bandwidth {reached / 1e9:.1f} GB/s; {quantised}")
+        figure.says.append(llama_cpp.ABSENT if peer is None else peer.about)
         figures.append(figure)
     return figures
+
+
+def agreeing(made: list[int], reference: list[int]) -> int:
+    """How many tokens are the same from the first on; with random weights the two largest logits lie close together."""
+    return next((i for i, (a, b) in enumerate(zip(made, reference, strict=True)) if a != b), len(made))
 
 
 def weight_bytes(m: gw.Model) -> int:
