@@ -140,8 +140,8 @@ class Sequence:
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """Behind the last of `ids`; [vocabulary], valid until the next call."""
-        batch = self.c.llama_batch_get_one((self.c.llama_token * len(ids))(*ids), len(ids))
-        assert not self.c.llama_decode(self.context, batch)
+        held = (self.c.llama_token * len(ids))(*ids)  # a batch only points at it
+        assert not self.c.llama_decode(self.context, self.c.llama_batch_get_one(held, len(ids)))
         return np.ctypeslib.as_array(self.c.llama_get_logits_ith(self.context, -1), (self.vocabulary,))
 
 
