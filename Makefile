@@ -49,6 +49,7 @@ docs:  ## the site, in site/; fails on a link that leads nowhere
 
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
+	@$(BIN)/graphwright warmup --quiet
 	$(BIN)/python -m benchmarks $(NAME)
 
 lock:  ## rewrite constraints.txt from this environment
