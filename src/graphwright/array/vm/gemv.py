@@ -1,8 +1,9 @@
 """Products with the weights of a checkpoint as they lie: y[t, n] = Σ w[n, k] x[t, k] (+ b[n]), sums in float32.
 
-For few rows of x what bounds them is reading w, so it is read row by row, once, and widened in registers: float32,
-bfloat16, or int8 with a float32 scale per group of 64 along a row. No weight is packed: one row after the other is what
-a core prefetches best. What is brought into order is x, once per product: for bfloat16 the even entries apart from the
+For few rows of x what bounds them is reading w, so it is read once and widened in registers: float32, bfloat16, or
+int8 with a float32 scale per group of 64 along a row. No weight is packed. One row of x reads w in four places at once
+(int8: two), a quarter of the rows apart: a core that waits for one page of memory goes on in the others, which is up to
+twice as fast. What is brought into order is x, once per product: for bfloat16 the even entries apart from the
 odd ones, as two weights that lie together are widened apart; for int8 rounded to 16 bits with a scale per group, so
 that products are those of whole numbers, exact, and what is rounded is x, by max |x| / 65534 of its group. For many
 rows of x a panel of w is widened while it is packed, and x stays as it is.
@@ -54,24 +55,22 @@ def _second(w: Any) -> Any:
     return load(w + 64)
 
 
-def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
-    """(row · x, (row · x, row · y)) of `k` terms, for weights of `size` bytes.
+def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
+    """(row · x, four rows · x, (row · x, row · y)) of `k` terms, for weights of `size` bytes.
 
     `low` and `high` widen the two halves of 32 weights, in whatever order; x has that order. The last k % 32 terms are
-    in their own order in `plain`.
+    in their own order in `plain`. Four rows, `far` bytes apart, have the bits of one.
     """
 
     @native
-    def one(w: Any, x: Any, plain: Any, k: Any) -> Any:
-        a, b, c, d = splat(F(0.0)), splat(F(0.0)), splat(F(0.0)), splat(F(0.0))
-        i = 0
-        while i + 64 <= k:
-            at = w + size * i
-            a = fma(low(at), load(x + 4 * i), a)
-            b = fma(high(at), load(x + 4 * i + 64), b)
-            c = fma(low(at + 32 * size), load(x + 4 * i + 128), c)
-            d = fma(high(at + 32 * size), load(x + 4 * i + 192), d)
-            i += 64
+    def add_64(at: Any, x: Any, s: Any) -> Any:
+        a, b = fma(low(at), load(x), s[0]), fma(high(at), load(x + 64), s[1])
+        at += 32 * size
+        return a, b, fma(low(at), load(x + 128), s[2]), fma(high(at), load(x + 192), s[3])
+
+    @native
+    def rest(w: Any, x: Any, plain: Any, k: Any, s: Any) -> Any:
+        a, b, i = s[0], s[1], k - k % 64
         if i + 32 <= k:
             a, b = fma(low(w + size * i), load(x + 4 * i), a), fma(high(w + size * i), load(x + 4 * i + 64), b)
             i += 32
@@ -79,7 +78,28 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
             mask = first(k - i)
             a = fma(read_first(w + size * i, mask), load_first(plain + 4 * i, mask), a)
             i += 16
-        return total(add(add(a, b), add(c, d)))
+        return total(add(add(a, b), add(s[2], s[3])))
+
+    @native
+    def one(w: Any, x: Any, plain: Any, k: Any) -> Any:
+        none = splat(F(0.0))
+        s = none, none, none, none
+        for i in range(0, k - 63, 64):
+            s = add_64(w + size * i, x + 4 * i, s)
+        return rest(w, x, plain, k, s)
+
+    @native
+    def four(w: Any, far: Any, x: Any, plain: Any, k: Any) -> Any:
+        none = splat(F(0.0))
+        p = q = r = s = none, none, none, none
+        for i in range(0, k - 63, 64):
+            at, here = w + size * i, x + 4 * i
+            p, q = add_64(at, here, p), add_64(at + far, here, q)
+            r, s = add_64(at + 2 * far, here, r), add_64(at + 3 * far, here, s)
+        return (
+            rest(w, x, plain, k, p), rest(w + far, x, plain, k, q),
+            rest(w + 2 * far, x, plain, k, r), rest(w + 3 * far, x, plain, k, s),
+        )  # fmt: skip
 
     @native
     def two(w: Any, x: Any, y: Any, plain_x: Any, plain_y: Any, k: Any) -> Any:
@@ -97,7 +117,7 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any]:
             i += 16
         return total(add(a, b)), total(add(c, d))
 
-    return one, two
+    return one, four, two
 
 
 @native
@@ -113,7 +133,7 @@ def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
     """A product: cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y,
     9 rows of x. Works in `scratch`, see `code.WORK`.
     """
-    one, two = _dots(low, high, read_first, size)
+    one, four, two = _dots(low, high, read_first, size)
 
     @native
     def run(row: Any, scratch: Any) -> None:
@@ -126,7 +146,13 @@ def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
             x, sx = scratch + ZEROS, 4 * k
             for t in range(tokens):
                 _apart(plain + t * gap, k, x + t * sx)
-        for r in range(n):
+        quarter = n // 4 if tokens == 1 else 0
+        for r in range(quarter):
+            sums = four(w + r * k * size, quarter * k * size, x, plain, k)
+            for i, row_sum in enumerate(sums):
+                place = 4 * (r + i * quarter)
+                store_f32(y + place, row_sum + (load_f32(bias + place) if bias else F(0.0)))
+        for r in range(4 * quarter, n):
             start = load_f32(bias + 4 * r) if bias else F(0.0)
             at, t = w + r * k * size, 0
             while t + 2 <= tokens:
@@ -173,23 +199,45 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
 
 
 @native
-def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    a, b, i = splat(F(0.0)), splat(F(0.0)), 0
-    while i + 2 * GROUP <= k:
-        p, r = dot_i8(w + i, q + 2 * i), dot_i8(w + i + GROUP, q + 2 * (i + GROUP))
-        a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), a)
-        b = fma(mul(r, splat(load_f32(scales + 4))), splat(load_f32(steps + 4)), b)
-        scales, steps = scales + 8, steps + 8
-        i += 2 * GROUP
+def _add_groups(w: Any, scales: Any, q: Any, steps: Any, s: Any) -> Any:
+    p, r = dot_i8(w, q), dot_i8(w + GROUP, q + 2 * GROUP)
+    a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), s[0])
+    return a, fma(mul(r, splat(load_f32(scales + 4))), splat(load_f32(steps + 4)), s[1])
+
+
+@native
+def _scaled_rest(w: Any, scales: Any, q: Any, steps: Any, k: Any, s: Any) -> Any:
+    a, i = s[0], k - k % (2 * GROUP)
     while i < k:
-        end, p = min(k, i + GROUP), splat(F(0.0))
+        g, end, p = 4 * (i // GROUP), min(k, i + GROUP), splat(F(0.0))
         while i < end:
             p = add(products_i8(w + i, q + 2 * i, first(end - i)), p)
             i += 16
         i = end
-        a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), a)
-        scales, steps = scales + 4, steps + 4
-    return total(add(a, b))
+        a = fma(mul(p, splat(load_f32(scales + g))), splat(load_f32(steps + g)), a)
+    return total(add(a, s[1]))
+
+
+@native
+def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
+    none = splat(F(0.0))
+    s = none, none
+    for i in range(0, k - 2 * GROUP + 1, 2 * GROUP):
+        g = 4 * (i // GROUP)
+        s = _add_groups(w + i, scales + g, q + 2 * i, steps + g, s)
+    return _scaled_rest(w, scales, q, steps, k, s)
+
+
+@native
+def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
+    """Two rows, with the bits of one."""
+    none = splat(F(0.0))
+    s = t = none, none
+    v, more = w + far, scales + far_scales
+    for i in range(0, k - 2 * GROUP + 1, 2 * GROUP):
+        g, x = 4 * (i // GROUP), q + 2 * i
+        s, t = _add_groups(w + i, scales + g, x, steps + g, s), _add_groups(v + i, more + g, x, steps + g, t)
+    return _scaled_rest(w, scales, q, steps, k, s), _scaled_rest(v, more, q, steps, k, t)
 
 
 @native
@@ -203,7 +251,13 @@ def int8_rows(row: Any, scratch: Any) -> None:
     q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
     for t in range(tokens):
         _rounded(x + t * sx, k, q + 2 * GROUP * groups * t, steps + 4 * groups * t)
-    for r in range(n):
+    half = n // 2 if tokens == 1 else 0
+    for r in range(half):
+        sums = _two_scaled(w + r * k, half * k, scales + 4 * r * groups, 4 * half * groups, q, steps, k)
+        for i, row_sum in enumerate(sums):
+            place = 4 * (r + i * half)
+            store_f32(y + place, row_sum + (load_f32(bias + place) if bias else F(0.0)))
+    for r in range(2 * half, n):
         start = load_f32(bias + 4 * r) if bias else F(0.0)
         for t in range(tokens):
             value = _scaled(w + r * k, scales + 4 * r * groups, q + 2 * GROUP * groups * t, steps + 4 * groups * t, k)
