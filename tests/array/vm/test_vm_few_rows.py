@@ -187,3 +187,19 @@ def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.Monk
     wide_w = w.astype("f8") * np.repeat(scales.astype("f8"), GROUP, axis=1)[:, :k] if kind == "i8" else w
     truth = x.astype("f8") @ (wide(w) if kind == "bf16" else wide_w).astype("f8").T + b
     np.testing.assert_allclose(results[0], truth, rtol=1e-3, atol=0.5 if kind == "i8" else 0.05)  # values of some 1e3
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
+@pytest.mark.parametrize("k", [70, 256, 530])
+def test_rows_read_beside_others_have_the_bits_of_one(kind: str, k: int) -> None:
+    rng = np.random.default_rng(k)
+    x, w = rng.normal(size=(1, k)).astype("f4"), rng.normal(size=(11, k)).astype("f4")
+    q, scales = rng.integers(-127, 128, (11, k)).astype("i1"), rng.normal(size=(11, -(-k // GROUP))).astype("f4")
+
+    def product(at: slice) -> np.ndarray:
+        if kind == "i8":
+            return quantised(x, np.ascontiguousarray(q[at]), np.ascontiguousarray(scales[at]))[0]
+        return linear(x, narrow(w[at]) if kind == "bf16" else np.ascontiguousarray(w[at]))[0]
+
+    alone = np.concatenate([product(slice(r, r + 1)) for r in range(11)], axis=1)
+    assert np.array_equal(product(slice(None)), alone)
