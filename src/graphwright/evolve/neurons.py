@@ -185,21 +185,17 @@ class NeuronEvolution(Evolution):
         population = self.population(one)
         scores, c = self.task.score(population), self.counters
         fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
-        c.evaluations, c.forward, c.environment = (
-            c.evaluations + 1,
-            c.forward + scores.passes,
-            c.environment + scores.seconds,
-        )
+        c.evaluations += 1
+        c.forward += scores.passes
+        c.environment += scores.seconds
         if not np.isfinite(fitness):
             c.failed += 1
             self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
             fitness = metric = -np.inf
         heir = one
         if self.scored is not self.genes:  # children get weights as they were before training, but those set by hand
-            self._trained, heir = (
-                replaced(self._trained, place, one),
-                untrained(one, old, take(self.genes, np.array([place]))),
-            )
+            self._trained = replaced(self._trained, place, one)
+            heir = untrained(one, old, take(self.genes, np.array([place])))
         self.genes, self._table = replaced(self.genes, place, heir), None
         self.fitness, self.metric = self.fitness.copy(), self.metric.copy()
         self.fitness[place], self.metric[place] = fitness, metric

@@ -70,8 +70,7 @@ class OnlineOrder(Generic[N]):
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
                 raise UsageError("a label out of range", where=node, got=label)
-            order._labels[node], order._created[node] = label, created
-        order._next = max(order._created.values(), default=-1) + 1
+            order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
             for after in graph.successors(node):
