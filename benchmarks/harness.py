@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+_BUILDS = tempfile.TemporaryDirectory(prefix="inductor", ignore_cleanup_errors=True)
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _BUILDS.name)  # what a killed run left half-written would be loaded
 COMMIT = subprocess.run(  # as the process begins: a run of hours is of the code it loaded
     ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
 ).stdout.strip()

@@ -37,6 +37,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "the bundled model's shape": (CONFIG, 16, 256),
     "a Llama of 6 layers, 256 wide, 4096 tokens": (LLAMA, 8, 128),
 }
+PARTS = ("bundled", "llama", "bundled_alone", "llama_alone")
+THREADS = torch.get_num_threads()
 LR, BETAS, DECAY = 1e-4, (0.9, 0.95), 0.1
 Step = Callable[[], float]
 
@@ -104,16 +106,31 @@ def drawn(vocabulary: int, batch: int, window: int) -> Iterator[np.ndarray]:
         yield text[starts[:, None] + np.arange(window + 1)].astype(np.int64)
 
 
-def run() -> list[Figure]:
-    threads = torch.get_num_threads()
-    try:
-        return [measure(name, n) for n in sorted({1, threads}, reverse=True) for name in MODELS]
-    finally:
-        torch.set_num_threads(threads)
+def bundled() -> Figure:
+    return measure("the bundled model's shape", THREADS)
+
+
+def llama() -> Figure:
+    return measure("a Llama of 6 layers, 256 wide, 4096 tokens", THREADS)
+
+
+def bundled_alone() -> Figure:
+    return measure("the bundled model's shape", 1)
+
+
+def llama_alone() -> Figure:
+    return measure("a Llama of 6 layers, 256 wide, 4096 tokens", 1)
 
 
 def measure(name: str, threads: int) -> Figure:
     torch.set_num_threads(threads)
+    try:
+        return _measured(name, threads)
+    finally:
+        torch.set_num_threads(THREADS)
+
+
+def _measured(name: str, threads: int) -> Figure:
     fields, batch, window = MODELS[name]
 
     def batches() -> Iterator[np.ndarray]:

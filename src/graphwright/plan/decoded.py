@@ -136,7 +136,7 @@ class Decoded:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Runs of elementwise instructions that the VM runs as one loop over tiles."""
-        return self.arranged.groups
+        return self._once("groups", self.arranged.fusion.groups)
 
     @property
     def cuts(self) -> Mapping[int, str]:

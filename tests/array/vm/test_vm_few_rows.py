@@ -11,7 +11,7 @@ from graphwright.array import bfloat16, float32, int8
 from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.encode.products import SHORT
-from graphwright.array.vm.encode.share import shared
+from graphwright.array.vm.encode.share import cut
 from graphwright.array.vm.running import segment
 from graphwright.array.vm.running.segment import VmSegment
 
@@ -176,7 +176,7 @@ def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.Monk
         w = narrow(w) if kind == "bf16" else w
         rows = encode("linear", [view(made)], [view(a) for a in (x, w, b)], {})
     assert rows is not None
-    assert shared(rows)[0][:2] >= [Code.SHARED, 2]
+    assert cut(rows).parts[0][0][:2] >= [Code.SHARED, 2]
     results = []
     for threads in (1, 3, 3, 3):  # more than some machines have cores
         monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)

@@ -15,7 +15,7 @@ from graphwright.array import CPU, NDArray, backend, bfloat16, float32, from_num
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import Row, View, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
-from graphwright.array.vm.encode.share import Cut, shared
+from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.array.vm.running import call, segment
 from graphwright.array.vm.running.segment import BadIndex, VmSegment
 from graphwright.ops import OPS
@@ -90,7 +90,7 @@ CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outs, rows = CASES[name]()
-    assert any(row[0] == Code.SHARED for row in shared(rows))
+    assert any(row[0] == Code.SHARED for part in cut(rows).parts for row in part)
     VmSegment([Cut((rows,), 0.0)])()  # in one piece
     truth = [o.to_numpy(bits=True).tobytes() for o in outs]
     for threads in (1, 2, 3):

@@ -42,7 +42,7 @@ class Arranged:
         read: keys of the variables that the plan uses.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
         written: keys of the states that the plan writes.
-        groups, tiles: times of the instructions of each fusion group; buffer that lives inside one -> its tile.
+        fusion, tiles: the fusion groups; buffer that lives inside one -> its tile.
     """
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Arranged:
         "ends",
         "first",
         "folds",
-        "groups",
+        "fusion",
         "home",
         "last",
         "ledger",
@@ -88,7 +88,7 @@ class Arranged:
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
         self._rows: dict[NodeId, Row] | None = None
-        self.groups, self.tiles = tuple(fusion.groups), fusion.tiles
+        self.fusion, self.tiles = fusion, fusion.tiles()
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
         known = ledger.sources()

@@ -7,6 +7,8 @@ gives what instruction by instruction gives. Buffers that live inside one group 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +26,12 @@ from graphwright.plan.table import Instr
 _DTYPES = (float32, bfloat16, bool_)
 
 
-class Fusion(NamedTuple):
-    """What was found.
+@dataclass(frozen=True, eq=False, slots=True)
+class Stretch:
+    """The longest run of instructions that may be in groups, and those found in it; times count from its first.
 
     Attributes:
+        instrs: numbers of its instructions.
         groups: times of the instructions of each group, in order.
         tiles: buffer that lives inside one group -> the tile it is held in.
         ends: buffer -> the time until which its bytes are needed now.
@@ -36,10 +40,29 @@ class Fusion(NamedTuple):
             inner values than tiles) or large (left to ATen).
     """
 
-    groups: list[tuple[int, ...]]
-    tiles: dict[int, int]
-    ends: dict[int, int]
-    cuts: dict[int, str]
+    instrs: tuple[int, ...]
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    tiles: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    cuts: dict[int, str] = field(default_factory=dict)
+
+
+class Fusion(NamedTuple):
+    """The stretches of a plan by the time they begin; one that an edit left as it was is the same object."""
+
+    stretches: list[tuple[int, Stretch]]
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Times of the instructions of each group."""
+        return tuple([tuple([i + start for i in group]) for start, found in self.stretches for group in found.groups])
+
+    def tiles(self) -> dict[int, int]:
+        """Buffers that live inside one group, and their tiles."""
+        return {b: tile for _, found in self.stretches for b, tile in found.tiles.items()}
+
+    def ends(self) -> dict[int, int]:
+        """Buffers that are needed longer, and the time until which they are."""
+        return {b: start + end for start, found in self.stretches for b, end in found.ends.items()}
 
 
 class Rows:
@@ -64,59 +87,41 @@ class Rows:
 
 
 def fuse(
-    ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+    ledger: Ledger,
+    order: np.ndarray,
+    home: np.ndarray,
+    first: np.ndarray,
+    last: np.ndarray,
+    own: np.ndarray,
+    run: Any,
 ) -> Fusion:
-    """Find the groups. What is found of a run of instructions is kept with the ledger for the next plan."""
-    found = Fusion([], {}, {}, {})
+    """Find the groups. What is found of a stretch is kept with the ledger for the next plan.
+
+    Args:
+        run: the loops of `passes`.
+    """
     joins = ledger.joins(order)
     if not joins.any():
-        return found
-    rows = Rows(ledger, order, home, first, last, own)
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0]))))
-    kept: dict[Any, Fusion] = {}
-    for start, stop in edges.reshape(-1, 2).tolist():
-        if stop - start < 2:
-            continue
-        key, buffers = _key(rows, start, stop)
-        known = rows.ledger.fusions.get(key)
-        if known is None:
-            known = _numbered(_found_in(rows, start, stop), -start, {b: n for n, b in enumerate(buffers)})
-        kept[key] = known
-        found.groups.extend([tuple([i + start for i in group]) for group in known.groups])
-        found.tiles.update([(buffers[n], tile) for n, tile in known.tiles.items()])
-        found.ends.update([(buffers[n], end + start) for n, end in known.ends.items()])
-    rows.ledger.fusions = kept
-    return found
+        return Fusion([])
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0])))).reshape(-1, 2)
+    edges = edges[edges[:, 1] - edges[:, 0] > 1]
+    reads, outs, codes = ledger.reads.arrays(), ledger.outs.arrays(), np.frombuffer(ledger.codes, np.int8)
+    facts, at = run.facts(order, edges, *reads, *outs, codes, home, first, last, own)
+    raw, at = facts.tobytes(), (at * facts.itemsize).tolist()
+    keys = [raw[a:b] for a, b in pairwise(at)]
+    spans, known = edges.tolist(), ledger.fusions
+    if not all(map(known.__contains__, keys)):
+        rows = Rows(ledger, order, home, first, last, own)
+        known = known | {k: _found_in(rows, *span) for k, span in zip(keys, spans, strict=True) if k not in known}
+    found = [known[key] for key in keys]
+    ledger.fusions = dict(zip(keys, found, strict=True))
+    return Fusion([(start, stretch) for (start, _), stretch in zip(spans, found, strict=True)])
 
 
-def _key(rows: Rows, start: int, stop: int) -> tuple[Any, list[int]]:
-    """What the groups of a run follow from, and its buffers as they come up."""
-    number: dict[int, int] = {}
-    numbers, instrs, home, holders = tuple(rows.order[start:stop]), rows.ledger.instrs, rows.home, rows.holders
-    facts: list[Any] = [numbers]
-    for q in numbers:
-        instr = instrs[q]
-        facts.append(tuple([number.setdefault(home[holders[s]], len(number)) for s in instr.outs + instr.ins]))
-    codes, own, first, last = rows.ledger.codes, rows.own, rows.first, rows.last
-    for b in number:
-        facts.append((codes[b] if own[b] else -1, max(first[b] - start, -1), min(last[b], stop) - start))
-    return tuple(facts), list(number)
-
-
-def _numbered(found: Fusion, shift: int, buffers: dict[int, int]) -> Fusion:
-    """The same with times moved and buffers renamed."""
-    return Fusion(
-        [tuple([i + shift for i in group]) for group in found.groups],
-        {buffers[b]: tile for b, tile in found.tiles.items()},
-        {buffers[b]: end + shift for b, end in found.ends.items()},
-        {i + shift: why for i, why in found.cuts.items()},
-    )
-
-
-def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
+def _found_in(rows: Rows, start: int, stop: int) -> Stretch:
     """Groups of instructions `start..stop - 1`, one after the other."""
-    found = Fusion([], {}, {}, {})
-    run = _Run(rows, found)
+    found = Stretch(tuple(rows.order[start:stop]))
+    run = _Run(rows, found, start)
     for i in range(start, stop):
         instr, choice = rows.instr(i), rows.ledger.choice(rows.order[i])
         native = choice.executor == VM
@@ -125,8 +130,8 @@ def _found_in(rows: Rows, start: int, stop: int) -> Fusion:
         if why:
             run.close()
             if run.members or native or OPS[instr.op].traits.elementwise:
-                found.cuts[i] = why
-            run = _Run(rows, found)
+                found.cuts[i - start] = why
+            run = _Run(rows, found, start)
             if not native or run.refuses(instr):
                 continue
         run.add(i, instr)
@@ -157,8 +162,8 @@ def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:
 class _Run:
     """Instructions that may be one group so far."""
 
-    def __init__(self, rows: Rows, found: Fusion) -> None:
-        self.rows, self.found = rows, found
+    def __init__(self, rows: Rows, found: Stretch, start: int) -> None:
+        self.rows, self.found, self.start = rows, found, start
         self.members: list[int] = []
         self.shape: tuple[int, ...] | None = None
         self.by_row = False
@@ -215,9 +220,9 @@ class _Run:
         while len(members) > 1:
             count = self._held(members)
             if count < len(members):
-                self.found.cuts[members[count]] = "registers"
+                self.found.cuts[members[count] - self.start] = "registers"
             if count > 1:
-                self.found.groups.append(tuple(members[:count]))
+                self.found.groups.append(tuple([i - self.start for i in members[:count]]))
                 self._settle(members[:count])
             members = members[count:]
 
@@ -248,7 +253,7 @@ class _Run:
         for i in members:
             for b in self._touched(i):
                 if b not in tiles and rows.own[b] and start <= rows.last[b] < stop:  # no later result takes its place
-                    self.found.ends[b] = stop
+                    self.found.ends[b] = stop - self.start
 
     def _tiles(self) -> int:
         return tiles_for(self.shape or (), self.by_row)

@@ -58,7 +58,7 @@ class Ledger(Store):
         rows: node -> row.
         held: values that outputs and watches give out.
         turn: rises with every plan made of the ledger.
-        fusions: groups found in the last plan, by what they follow from.
+        fusions: stretches of the last plan, by what their groups follow from.
         folded: nodes that are computed once from frozen weights.
         sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
@@ -80,7 +80,7 @@ class Ledger(Store):
         self.held: frozenset[Value] = frozenset()
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
-        self.fusions: dict[Any, Any] = {}
+        self.fusions: dict[bytes, Any] = {}
         self.folded: set[NodeId] = set()
         self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}

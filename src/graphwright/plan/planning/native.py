@@ -46,6 +46,7 @@ def build() -> None:
     run.place(i8, i4, i4, 0)
     run.keep_places(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
+    run.facts(none, np.zeros((0, 2), np.int64), *lists, *lists, codes, u4, i4, i4, flags)
     stamp = _stamp()
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.touch()

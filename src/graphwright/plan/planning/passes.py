@@ -249,7 +249,8 @@ def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
 def keep_places(
     sizes: Array, first: Array, last: Array, known: Array, steps: int, chunks: Array
 ) -> tuple[Array, int, int]:
-    """Leave living buffers where they were known to lie (>= 0) unless they meet another; find places for the rest.
+    """Leave living buffers where they were known to lie (>= 0), of those that meet the ones that live less long; find
+    places for the rest.
 
     `chunks` are the ends of the arena's chunks; each buffer lies in one; what finds no place in them lies behind.
     Returns: offsets, how many had to be placed, and the bytes.
@@ -276,13 +277,22 @@ def keep_places(
                     low = middle + 1
                 else:
                     high = middle
-            clear = (low == lives or offsets[b] + sizes[b] <= offsets[live[low]]) and (
-                low == 0 or offsets[live[low - 1]] + sizes[live[low - 1]] <= offsets[b]
-            )
-            if not clear:
+            if low > 0 and offsets[live[low - 1]] + sizes[live[low - 1]] > offsets[b]:
+                low -= 1
+            high, longest = low, 0  # of those that it meets
+            while high < lives and offsets[live[high]] < offsets[b] + sizes[b]:
+                longest = max(longest, last[live[high]] - first[live[high]])
+                high += 1
+            if high > low and last[b] - first[b] >= longest:
                 offsets[b] = -1
                 loose += 1
                 continue
+            for j in range(low, high):  # what lives longer gives way: fewer are moved
+                offsets[live[j]] = -1
+            loose += high - low
+            for j in range(high, lives):
+                live[low + j - high] = live[j]
+            lives -= high - low
             for j in range(lives, low, -1):
                 live[j] = live[j - 1]
             live[low] = b
@@ -357,6 +367,51 @@ def moved(
     return order[found]
 
 
+def facts(
+    order: Array,
+    spans: Array,
+    reads_at: Array,
+    reads: Array,
+    outs_at: Array,
+    outs: Array,
+    codes: Array,
+    home: Array,
+    first: Array,
+    last: Array,
+    own: Array,
+) -> tuple[Array, Array]:
+    """What fusion groups of stretches of the order follow from, (begin, end) each: numbers that stay the same where
+    an edit touched nothing, as times count from the stretch's begin.
+
+    Returns: per instruction its number, then per buffer that it writes or reads its home, where that lies (-1: it
+        shares it), and when it begins and ends to live; and where each stretch's numbers begin, and the end.
+    """
+    at = np.zeros(len(spans) + 1, np.int64)
+    for s in range(len(spans)):
+        count = 0
+        for i in range(spans[s, 0], spans[s, 1]):
+            q = order[i]
+            count += 1 + 4 * (outs_at[q + 1] - outs_at[q] + reads_at[q + 1] - reads_at[q])
+        at[s + 1] = at[s] + count
+    found = np.zeros(at[len(spans)], np.int32)
+    k = 0
+    for s in range(len(spans)):
+        start, stop = spans[s, 0], spans[s, 1]
+        for i in range(start, stop):
+            q = order[i]
+            found[k] = q
+            k += 1
+            written = outs_at[q + 1] - outs_at[q]
+            for j in range(written + reads_at[q + 1] - reads_at[q]):
+                b = home[outs[outs_at[q] + j]] if j < written else home[reads[reads_at[q] + j - written]]
+                found[k] = b
+                found[k + 1] = codes[b] if own[b] else -1
+                found[k + 2] = max(first[b] - start, -1)
+                found[k + 3] = min(last[b], stop) - start
+                k += 4
+    return found, at
+
+
 PASSES: tuple[Callable[..., Any], ...] = (
     needed,
     sinking,
@@ -366,4 +421,5 @@ PASSES: tuple[Callable[..., Any], ...] = (
     place,
     keep_places,
     moved,
+    facts,
 )

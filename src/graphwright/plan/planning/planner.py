@@ -165,10 +165,10 @@ def _arrange(
     first, last, own = run.lifetimes(order, *reads, *outs, *works, *pairs, codes, home, np.array(held, np.uint32))
     used = last >= 0
     used[: len(need)] |= need
-    fusion = fuse(ledger, order, home, first, last, own)
-    for b, end in fusion.ends.items():
-        last[b] = end
-    own[list(fusion.tiles)] = False
+    fusion = fuse(ledger, order, home, first, last, own, run)
+    longer, tiles = fusion.ends(), fusion.tiles()
+    last[list(longer)] = list(longer.values())
+    own[list(tiles)] = False
     times, steps = np.where(own, last, -1), len(order)
     sizes = np.frombuffer(ledger.sizes, np.int64)
     bound = int(run.fullest(sizes, first, times, steps))

@@ -321,7 +321,7 @@ class Binding:
         self._apart = False
         self._place_host()
         segments: dict[Any, Any] = {}
-        together = {group[0]: group[-1] + 1 for group in plan.groups}
+        together = {group[0]: group[-1] + 1 for group in plan.groups} if self.poison else {}
         for segment in plan.segments:
             over = self._override
             if over is not None and over.start <= segment.start and segment.stop <= over.stop:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Any
 
 from graphwright.array import CPU, NDArray, backend
 from graphwright.array.vm.encode import View, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.plan.plan import Plan
+from graphwright.plan.planning.arranged import Arranged
+from graphwright.plan.planning.fusion import Stretch
 from graphwright.plan.table import Instr
 
 _NOTHING = cut(())
@@ -18,11 +19,11 @@ ViewOf = Callable[[int], NDArray]
 
 
 class Code:
-    """Rows by instruction and by fusion group, kept from plan to plan of one ledger."""
+    """Rows by instruction and by stretch of fusion groups, kept from plan to plan of one ledger."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
-        self._groups: dict[Any, Cut] = {}
+        self._parts: dict[tuple[Stretch, int, int], list[Cut]] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of a plan's instructions from one place to another; those of a whole group with its first.
@@ -32,51 +33,63 @@ class Code:
         """
         arranged, known = plan.arranged, self._rows
         numbers = arranged.order[start:stop].tolist()
-        code = [_NOTHING] * len(numbers)
-        grouped: set[int] = set()
-        for group in plan.groups:
-            if start <= group[0] and group[-1] < stop:
-                code[group[0] - start] = self._of_group(plan, numbers[group[0] - start : group[-1] + 1 - start], at)
-                grouped.update(range(group[0] - start, group[-1] + 1 - start))
-        for i, q in enumerate(numbers):
-            if i not in grouped:
-                if q not in known:
-                    known[q] = _rows(arranged.ledger.instrs[q], at)
-                code[i] = known[q]
-        return code
+        code = list(map(known.get, numbers))
+        for begin, stretch in arranged.fusion.stretches:
+            end = begin + len(stretch.instrs)
+            if begin < stop and start < end:
+                part = (stretch, max(start - begin, 0), min(stop, end) - begin)
+                if part not in self._parts:
+                    self._parts[part] = self._of_part(arranged, *part, at)
+                code[max(begin - start, 0) : end - start] = self._parts[part]
+        return self._filled(arranged, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
         """Instructions that went, or touch what lies elsewhere now."""
         for q in instrs & self._rows.keys():
             del self._rows[q]
-        self._groups = {key: rows for key, rows in self._groups.items() if instrs.isdisjoint(key[0])}
+        self._parts = {part: rows for part, rows in self._parts.items() if instrs.isdisjoint(part[0].instrs)}
 
     def clear(self) -> None:
         """Forget all."""
         self._rows.clear()
-        self._groups.clear()
+        self._parts.clear()
 
-    def _of_group(self, plan: Plan, numbers: Sequence[int], at: ViewOf) -> Cut:
-        ledger, tiles, place = plan.arranged.ledger, plan.arranged.tiles, plan.arranged.place
-        instrs = [ledger.instrs[q] for q in numbers]
-        inner = {s: tiles.get(place(ledger.slots[s].buffer)) for i in instrs for s in (*i.outs, *i.ins)}
-        key = (tuple(numbers), tuple(inner.values()))
-        if key in self._groups:
-            return self._groups[key]
+    def _of_part(self, arranged: Arranged, stretch: Stretch, start: int, stop: int, at: ViewOf) -> list[Cut]:
+        """Rows of some instructions of a stretch; those of a group of which not all are there, by themselves."""
+        numbers = stretch.instrs[start:stop]
+        code = list(map(self._rows.get, numbers))
+        for group in stretch.groups:
+            first, last = group[0], group[-1] + 1
+            if start <= first and last <= stop:
+                rows = _group(arranged, stretch, first, last, at)
+                code[first - start : last - start] = [rows, *[_NOTHING] * (last - first - 1)]
+        return self._filled(arranged, numbers, code, at)
 
-        def operand(slot: int) -> View | Inner:
-            tile = inner[slot]
-            return _addressed(at(slot)) if tile is None else Inner(tile)
+    def _filled(self, arranged: Arranged, numbers: Sequence[int], code: Sequence[Cut | None], at: ViewOf) -> list[Cut]:
+        """Rows of instructions, with those made that are not there."""
+        made: list[Cut] = []
+        for q, rows in zip(numbers, code, strict=True):
+            if rows is None:
+                rows = self._rows[q] = _rows(arranged.ledger.instrs[q], at)
+            made.append(rows)
+        return made
 
-        members = []
-        for instr in instrs:
-            dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
-            outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-            members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
-        rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
-        assert rows is not None, "the plan made a group where there are tiles"
-        self._groups[key] = found = cut(rows)
-        return found
+
+def _group(arranged: Arranged, stretch: Stretch, first: int, last: int, at: ViewOf) -> Cut:
+    ledger = arranged.ledger
+
+    def operand(slot: int) -> View | Inner:
+        tile = stretch.tiles.get(arranged.place(ledger.slots[slot].buffer))
+        return _addressed(at(slot)) if tile is None else Inner(tile)
+
+    members, instrs = [], [ledger.instrs[q] for q in stretch.instrs[first:last]]
+    for instr in instrs:
+        dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
+        outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
+        members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+    rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
+    assert rows is not None, "the plan made a group where there are tiles"
+    return cut(rows)
 
 
 def _addressed(array: NDArray) -> View:

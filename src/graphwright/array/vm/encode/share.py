@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from graphwright.array.vm.code import FEW, GROUP, STORED, UPDATES, Code
+import numpy as np
+
+from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, UPDATES, Code
 from graphwright.array.vm.encode.operands import Row, row_of
+from graphwright.array.vm.encode.scalars import is_scalar
 
 WORTH = 100_000
 """Nanoseconds of a row from which on it is shared: to wake a helper takes some 5 us, on a busy core more."""
@@ -65,22 +68,30 @@ def operand_cells(row: Row) -> tuple[int, ...]:
     return tuple(cell for cell, _ in walk.columns or walk.rows)
 
 
-class Cut(NamedTuple):
+class Cut:
     """Rows of an op as a segment takes them.
 
     Attributes:
         parts: rows that belong together, cut if they take long.
         ns: about how many nanoseconds they take on one core.
+        code: int64 [rows, CELLS], all of them.
+        scalar: whether some are of single numbers.
+        shares: whether threads share some.
     """
 
-    parts: tuple[list[Row], ...]
-    ns: float
+    __slots__ = ("code", "ns", "parts", "scalar", "shares")
+
+    def __init__(self, parts: Sequence[list[Row]], ns: float) -> None:
+        self.parts, self.ns = parts, ns
+        self.code = np.array([row for part in parts for row in part], np.int64).reshape(-1, CELLS)
+        self.scalar = any(len(part) == 1 and is_scalar(part[0]) for part in parts)
+        self.shares = any(part[0][0] == Code.SHARED for part in parts)
 
 
 def cut(rows: Sequence[Row]) -> Cut:
     """What several threads may share of an op."""
-    whole = list(units(rows))
-    return Cut(tuple(map(shared, whole)), sum(map(_nanoseconds, whole)))
+    timed = [(unit, _nanoseconds(unit)) for unit in units(rows)]
+    return Cut([shared(unit, ns) for unit, ns in timed], sum([ns for _, ns in timed]))
 
 
 def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -120,9 +131,8 @@ def _nanoseconds(unit: list[Row]) -> float:
     return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
 
 
-def shared(unit: list[Row]) -> list[Row]:
-    """Rows that belong together, cut if they take long."""
-    taken = _nanoseconds(unit)
+def shared(unit: list[Row], taken: float) -> list[Row]:
+    """Rows that belong together, cut if they take long, in nanoseconds."""
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
     if len(parts) < 2:
         return unit

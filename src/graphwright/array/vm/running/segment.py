@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 
 from graphwright.array.vm import context as at
-from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH, Code
+from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode import Row
 from graphwright.array.vm.encode.scalars import pack_runs
 from graphwright.array.vm.encode.share import Cut, cut
@@ -32,6 +33,21 @@ def new_scratch() -> np.ndarray:
     return np.zeros(SCRATCH + 64, np.uint8)
 
 
+def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
+    """Code of each op; stretches of single numbers are one row, with the first of them."""
+    blocks = [op.code for op in ops]
+    numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
+    for scalar, stretch in groupby(numbered, lambda one: one[1].scalar):
+        if scalar:
+            single = list(stretch)
+            made: dict[int, list[Row]] = {i: [] for i, _ in single}
+            for i, rows in pack_runs([(i, part) for i, op in single for part in op.parts], scratch):
+                made[i] += rows
+            for i, rows in made.items():
+                blocks[i] = np.array(rows, np.int64).reshape(-1, CELLS)
+    return blocks
+
+
 class VmSegment:
     """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
 
@@ -47,14 +63,13 @@ class VmSegment:
         self._scratch = new_scratch() if scratch is None else scratch
         self._place = -(-self._scratch.ctypes.data // 64) * 64
         done = [op if isinstance(op, Cut) else cut(op) for op in ops]
-        parts = pack_runs([(i, part) for i, op in enumerate(done) for part in op.parts], self._place)
-        self._shares = any(rows[0][0] == Code.SHARED for _, rows in parts)
-        self._long = sum(op.ns for op in done) > _PATIENT
-        self._hold([row for _, rows in parts for row in rows], [i for i, rows in parts for _ in rows], 0)
+        blocks = _blocks(done, self._place)
+        self._shares, self._long = any(op.shares for op in done), sum(op.ns for op in done) > _PATIENT
+        self._hold(blocks, np.repeat(np.arange(len(blocks)), list(map(len, blocks))), 0)
 
-    def _hold(self, rows: Sequence[Row], owner: list[int], runs: int) -> None:
+    def _hold(self, blocks: Sequence[np.ndarray], owner: np.ndarray, runs: int) -> None:
         """Take code, with the op of each row."""
-        self._code, self._owner = np.array(rows, np.int64).reshape(-1, CELLS), owner
+        self._code, self._owner = np.concatenate([np.zeros((0, CELLS), np.int64), *blocks]), owner
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
@@ -69,8 +84,8 @@ class VmSegment:
         Args:
             runs: address of a count to raise with every call.
         """
-        other = copy(self)
-        other._hold([*lead, *self._code.tolist()], [-1] * len(lead) + self._owner, runs)
+        other, first = copy(self), np.array(lead, np.int64).reshape(-1, CELLS)
+        other._hold([first, self._code], np.concatenate([np.full(len(lead), -1), self._owner]), runs)
         return other
 
     def _shared(self) -> object:
@@ -91,7 +106,7 @@ class VmSegment:
     def failure(self, where: int | None = None) -> BadIndex:
         """What to raise after a run that did not return None; `where` is the row of a call by a `Guarded`."""
         row = int(self._context[at.WHERE]) if where is None else where
-        return BadIndex(self._owner[(row - self._code.ctypes.data) // BYTES])
+        return BadIndex(int(self._owner[(row - self._code.ctypes.data) // BYTES]))
 
     def __call__(self) -> None:
         """Run. Raises: BadIndex; what was computed before it stays computed."""
