@@ -170,15 +170,14 @@ class Decoded:
 
     def _buffers(self) -> tuple[Buffer, ...]:
         at = self.arranged
-        columns = (at.home.tolist(), at.first.tolist(), at.last.tolist(), at.offsets.tolist(), at.used.tolist())
+        columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
         made = []
-        for b, ((kind, size, key), home, first, last, offset, used) in enumerate(
+        for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
             zip(at.ledger.buffers, *columns, strict=False)
         ):
-            tile = at.tiles.get(b)
-            here = "moved" if home != b else UNUSED if not used else kind if tile is None else TILE
+            here = "moved" if home != b else UNUSED if not used else kind if tile < 0 else TILE
             there = b in at.ledger.on_host
-            made.append(Buffer(b, here, size, key, first, last, offset if tile is None else tile, there))
+            made.append(Buffer(b, here, size, key, first, last, offset if tile < 0 else tile, there))
         return tuple(made)
 
     def _rows(self) -> list[Row]:

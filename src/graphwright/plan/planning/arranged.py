@@ -42,7 +42,7 @@ class Arranged:
         read: keys of the variables that the plan uses.
         folds: node -> slots of values computed once from frozen weights, of those that other rows read.
         written: keys of the states that the plan writes.
-        fusion, tiles: the fusion groups; buffer that lives inside one -> its tile.
+        fusion: the fusion groups.
     """
 
     __slots__ = (
@@ -61,7 +61,6 @@ class Arranged:
         "roots",
         "slots",
         "sources",
-        "tiles",
         "total",
         "turn",
         "used",
@@ -88,7 +87,7 @@ class Arranged:
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
         self._rows: dict[NodeId, Row] | None = None
-        self.fusion, self.tiles = fusion, fusion.tiles()
+        self.fusion = fusion
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
         known = ledger.sources()

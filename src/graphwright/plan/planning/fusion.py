@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from graphwright.array.vm.encode import ENCODERS, View
 from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
 from graphwright.plan.planning.executor import VM, Choice, may_join
-from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.passes import TEMPORARY
 from graphwright.plan.table import Instr
+
+if TYPE_CHECKING:
+    from graphwright.plan.planning.ledger import Ledger
 
 _DTYPES = (float32, bfloat16, bool_)
 
@@ -46,31 +48,54 @@ class Stretch:
     ends: dict[int, int] = field(default_factory=dict)
     cuts: dict[int, str] = field(default_factory=dict)
 
+    def rows(self) -> list[tuple[int, int, int]]:
+        """(buffer, tile, end), see `passes.settle_groups`."""
+        return [*((b, tile, -1) for b, tile in self.tiles.items()), *((b, -1, end) for b, end in self.ends.items())]
+
 
 class Fusion(NamedTuple):
-    """The stretches of a plan by the time they begin; one that an edit left as it was is the same object."""
+    """The stretches of a plan; one that an edit left as it was is the same object.
 
-    stretches: list[tuple[int, Stretch]]
+    Attributes:
+        starts: the time when each begins.
+        tiles: of each buffer the tile it is held in, or -1.
+        facts, rows: of `passes.facts` and `passes.settle_groups`, each with where those of a stretch begin.
+    """
+
+    starts: np.ndarray
+    stretches: list[Stretch]
+    tiles: np.ndarray
+    facts: tuple[np.ndarray, np.ndarray]
+    rows: tuple[np.ndarray, np.ndarray]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Times of the instructions of each group."""
-        return tuple([tuple([i + start for i in group]) for start, found in self.stretches for group in found.groups])
+        placed = zip(self.starts.tolist(), self.stretches, strict=True)
+        return tuple([tuple([i + start for i in group]) for start, found in placed for group in found.groups])
 
-    def tiles(self) -> dict[int, int]:
-        """Buffers that live inside one group, and their tiles."""
-        return {b: tile for _, found in self.stretches for b, tile in found.tiles.items()}
+    def between(self, start: int, stop: int) -> list[tuple[int, Stretch]]:
+        """Stretches of which a part lies between two times, and when they begin."""
+        first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
+        end = int(np.searchsorted(self.starts, stop))
+        return list(zip(self.starts[first:end].tolist(), self.stretches[first:end], strict=True))
 
-    def ends(self) -> dict[int, int]:
-        """Buffers that are needed longer, and the time until which they are."""
-        return {b: start + end for start, found in self.stretches for b, end in found.ends.items()}
+
+def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows of each stretch begin, and the end; the rows."""
+    at = np.array([0, *accumulate(map(len, rows))], np.int64)
+    return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
+
+
+_NO_TIMES = np.zeros(0, np.int64)
+NOTHING = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64), np.zeros(0, np.int32)), _listed([]))
 
 
 class Rows:
-    """Instructions of a plan as fusion looks at them: one by one, so that lists are quicker than arrays."""
+    """Instructions of a plan as fusion looks at them: one by one, where views of memory are quicker than arrays."""
 
     def __init__(self, ledger: Ledger, *numbers: np.ndarray) -> None:
         self.ledger, self.slots, self.holders = ledger, ledger.slots, ledger.holders
-        self.order, self.home, self.first, self.last, self.own = (column.tolist() for column in numbers)
+        self.order, self.home, self.first, self.last, self.own = map(memoryview, numbers)
 
     def instr(self, i: int) -> Instr:
         """The instruction of a time."""
@@ -95,27 +120,31 @@ def fuse(
     own: np.ndarray,
     run: Any,
 ) -> Fusion:
-    """Find the groups. What is found of a stretch is kept with the ledger for the next plan.
+    """Find the groups, and let buffers live as they want it: `last` and `own` are changed.
+
+    What is found of a stretch is kept with the ledger for the next plan.
 
     Args:
         run: the loops of `passes`.
     """
     joins = ledger.joins(order)
     if not joins.any():
-        return Fusion([])
+        return NOTHING._replace(tiles=np.full(len(last), -1, np.int32))
+    before = ledger.fusion or NOTHING
     edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0])))).reshape(-1, 2)
-    edges = edges[edges[:, 1] - edges[:, 0] > 1]
+    spans = edges[edges[:, 1] - edges[:, 0] > 1]
     reads, outs, codes = ledger.reads.arrays(), ledger.outs.arrays(), np.frombuffer(ledger.codes, np.int8)
-    facts, at = run.facts(order, edges, *reads, *outs, codes, home, first, last, own)
-    raw, at = facts.tobytes(), (at * facts.itemsize).tolist()
-    keys = [raw[a:b] for a, b in pairwise(at)]
-    spans, known = edges.tolist(), ledger.fusions
-    if not all(map(known.__contains__, keys)):
+    *facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
+    stretches = list(map([*before.stretches, None].__getitem__, known.tolist()))
+    fresh = np.flatnonzero(known < 0).tolist()
+    if fresh:
         rows = Rows(ledger, order, home, first, last, own)
-        known = known | {k: _found_in(rows, *span) for k, span in zip(keys, spans, strict=True) if k not in known}
-    found = [known[key] for key in keys]
-    ledger.fusions = dict(zip(keys, found, strict=True))
-    return Fusion([(start, stretch) for (start, _), stretch in zip(spans, found, strict=True)])
+        for s in fresh:
+            stretches[s] = _found_in(rows, *spans[s].tolist())
+    starts, made = spans[:, 0].copy(), _listed([stretches[s].rows() for s in fresh])
+    *settled, tiles = run.settle_groups(starts, known, *before.rows, *made, last, own)
+    ledger.fusion = Fusion(starts, stretches, tiles, tuple(facts), tuple(settled))
+    return ledger.fusion
 
 
 def _found_in(rows: Rows, start: int, stop: int) -> Stretch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from graphwright.plan.planning.row import Copy, Row, Sources, Use
 from graphwright.plan.planning.store import Store
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Program, Value, kinds
+
+if TYPE_CHECKING:
+    from graphwright.plan.planning.fusion import Fusion
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
@@ -58,7 +61,7 @@ class Ledger(Store):
         rows: node -> row.
         held: values that outputs and watches give out.
         turn: rises with every plan made of the ledger.
-        fusions: stretches of the last plan, by what their groups follow from.
+        fusion: the groups of the last plan that has some.
         folded: nodes that are computed once from frozen weights.
         sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
@@ -80,7 +83,7 @@ class Ledger(Store):
         self.held: frozenset[Value] = frozenset()
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
-        self.fusions: dict[bytes, Any] = {}
+        self.fusion: Fusion | None = None
         self.folded: set[NodeId] = set()
         self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}

@@ -379,24 +379,36 @@ def facts(
     first: Array,
     last: Array,
     own: Array,
-) -> tuple[Array, Array]:
-    """What fusion groups of stretches of the order follow from, (begin, end) each: numbers that stay the same where
-    an edit touched nothing, as times count from the stretch's begin.
+    before_at: Array,
+    before: Array,
+) -> tuple[Array, Array, Array]:
+    """What fusion groups of stretches of the order, (begin, end) each, follow from.
 
-    Returns: per instruction its number, then per buffer that it writes or reads its home, where that lies (-1: it
-        shares it), and when it begins and ends to live; and where each stretch's numbers begin, and the end.
+    The numbers of a stretch are the same where an edit touched nothing: its length; per instruction its number; then
+    per buffer that it writes or reads the home, where that lies (-1: it shares it), and when it begins and ends to
+    live, as times from the stretch's begin.
+
+    Args:
+        before_at, before: what was returned for the plan before.
+    Returns: where each stretch's numbers begin, and the end; the numbers; of each stretch the one before that had the
+        same, or -1.
     """
-    at = np.zeros(len(spans) + 1, np.int64)
-    for s in range(len(spans)):
-        count = 0
+    count = len(spans)
+    at, known = np.zeros(count + 1, np.int64), np.full(count, -1, np.int32)
+    for s in range(count):
+        size = 1
         for i in range(spans[s, 0], spans[s, 1]):
             q = order[i]
-            count += 1 + 4 * (outs_at[q + 1] - outs_at[q] + reads_at[q + 1] - reads_at[q])
-        at[s + 1] = at[s] + count
-    found = np.zeros(at[len(spans)], np.int32)
-    k = 0
-    for s in range(len(spans)):
-        start, stop = spans[s, 0], spans[s, 1]
+            size += 1 + 4 * (outs_at[q + 1] - outs_at[q] + reads_at[q + 1] - reads_at[q])
+        at[s + 1] = at[s] + size
+    found = np.zeros(at[count], np.int32)
+    begun = np.full(len(reads_at), -1, np.int32)  # by a stretch's first instruction, the one before
+    for s in range(len(before_at) - 1):
+        begun[before[before_at[s] + 1]] = s
+    for s in range(count):
+        start, stop, k = spans[s, 0], spans[s, 1], at[s]
+        found[k] = stop - start
+        k += 1
         for i in range(start, stop):
             q = order[i]
             found[k] = q
@@ -409,7 +421,57 @@ def facts(
                 found[k + 2] = max(first[b] - start, -1)
                 found[k + 3] = min(last[b], stop) - start
                 k += 4
-    return found, at
+        was = begun[found[at[s] + 1]]
+        if was >= 0 and before_at[was + 1] - before_at[was] == at[s + 1] - at[s]:
+            same = True
+            for j in range(at[s + 1] - at[s]):
+                if before[before_at[was] + j] != found[at[s] + j]:
+                    same = False
+                    break
+            if same:
+                known[s] = was
+    return at, found, known
+
+
+def settle_groups(
+    starts: Array,
+    known: Array,
+    before_at: Array,
+    before: Array,
+    fresh_at: Array,
+    fresh: Array,
+    last: Array,
+    own: Array,
+) -> tuple[Array, Array, Array]:
+    """Let buffers live as the groups of stretches want it: `last` and `own` are changed.
+
+    Rows are (buffer, tile, end): one that lives inside a group is held in a tile (>= 0) and has no bytes, another is
+    needed until a time from the stretch's begin. Those of a stretch are rows of the plan before where it is known, else
+    the next of the fresh ones.
+    Returns: where each stretch's rows begin, and the end; the rows; of each buffer its tile, or -1.
+    """
+    count = len(starts)
+    at, tiles = np.zeros(count + 1, np.int64), np.full(len(last), -1, np.int32)
+    new = 0
+    for s in range(count):
+        if known[s] >= 0:
+            at[s + 1] = at[s] + before_at[known[s] + 1] - before_at[known[s]]
+        else:
+            at[s + 1] = at[s] + fresh_at[new + 1] - fresh_at[new]
+            new += 1
+    rows = np.zeros((at[count], 3), np.int32)
+    new = 0
+    for s in range(count):
+        for j in range(at[s + 1] - at[s]):
+            row = before[before_at[known[s]] + j] if known[s] >= 0 else fresh[fresh_at[new] + j]
+            rows[at[s] + j] = row
+            b = row[0]
+            if row[1] >= 0:
+                own[b], tiles[b] = False, row[1]
+            else:
+                last[b] = starts[s] + row[2]
+        new += known[s] < 0
+    return at, rows, tiles
 
 
 PASSES: tuple[Callable[..., Any], ...] = (
@@ -422,4 +484,5 @@ PASSES: tuple[Callable[..., Any], ...] = (
     keep_places,
     moved,
     facts,
+    settle_groups,
 )

@@ -166,9 +166,6 @@ def _arrange(
     used = last >= 0
     used[: len(need)] |= need
     fusion = fuse(ledger, order, home, first, last, own, run)
-    longer, tiles = fusion.ends(), fusion.tiles()
-    last[list(longer)] = list(longer.values())
-    own[list(tiles)] = False
     times, steps = np.where(own, last, -1), len(order)
     sizes = np.frombuffer(ledger.sizes, np.int64)
     bound = int(run.fullest(sizes, first, times, steps))

@@ -321,6 +321,7 @@ class Binding:
         self._apart = False
         self._place_host()
         segments: dict[Any, Any] = {}
+        nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
         together = {group[0]: group[-1] + 1 for group in plan.groups} if self.poison else {}
         for segment in plan.segments:
             over = self._override
@@ -342,7 +343,10 @@ class Binding:
                 rows = self._code.between(plan, segment.start, segment.stop, self._view)
                 key = tuple(map(id, rows))
                 known = self._segments.get(key)
-                segments[key] = known = (rows, VmSegment(rows, self._room_of_vm())) if known is None else known
+                if known is None:
+                    near = nearby.get(id(rows[0])) or nearby.get(id(rows[-1]))
+                    known = (rows, VmSegment(rows, self._room_of_vm(), near))
+                segments[key] = known
                 self._calls.append(known[1])
                 self._sizes.append(_first(segment.stop - segment.start))
             else:
@@ -458,7 +462,7 @@ class Binding:
         row = arranged.ledger.slots[slot]
         layout, place = row.layout, arranged.place(row.buffer)
         kind, _, key = arranged.ledger.buffers[place]
-        if place in arranged.tiles:  # looked at by itself, not in its group
+        if arranged.fusion.tiles[place] >= 0:  # looked at by itself, not in its group
             if place not in self._memory:
                 self._memory[place] = backend(CPU).allocate(arranged.ledger.buffers[place][1])
             return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)

@@ -23,7 +23,8 @@ class Code:
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
-        self._parts: dict[tuple[Stretch, int, int], list[Cut]] = {}
+        self._parts: dict[Stretch, dict[tuple[int, int], list[Cut]]] = {}
+        self._within: dict[int, Stretch] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of a plan's instructions from one place to another; those of a whole group with its first.
@@ -31,28 +32,41 @@ class Code:
         Args:
             at: slot -> where it lies.
         """
-        arranged, known = plan.arranged, self._rows
+        arranged = plan.arranged
         numbers = arranged.order[start:stop].tolist()
-        code = list(map(known.get, numbers))
-        for begin, stretch in arranged.fusion.stretches:
+        code = list(map(self._rows.get, numbers))
+        for begin, stretch in arranged.fusion.between(start, stop):
             end = begin + len(stretch.instrs)
             if begin < stop and start < end:
-                part = (stretch, max(start - begin, 0), min(stop, end) - begin)
-                if part not in self._parts:
-                    self._parts[part] = self._of_part(arranged, *part, at)
-                code[max(begin - start, 0) : end - start] = self._parts[part]
+                known = self._parts_of(stretch)
+                part = (max(start - begin, 0), min(stop, end) - begin)
+                if part not in known:
+                    known[part] = self._of_part(arranged, stretch, *part, at)
+                code[max(begin - start, 0) : end - start] = known[part]
         return self._filled(arranged, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
         """Instructions that went, or touch what lies elsewhere now."""
         for q in instrs & self._rows.keys():
             del self._rows[q]
-        self._parts = {part: rows for part, rows in self._parts.items() if instrs.isdisjoint(part[0].instrs)}
+        for q in instrs & self._within.keys():
+            self._parts.pop(self._within.pop(q), None)
 
     def clear(self) -> None:
         """Forget all."""
         self._rows.clear()
         self._parts.clear()
+        self._within.clear()
+
+    def _parts_of(self, stretch: Stretch) -> dict[tuple[int, int], list[Cut]]:
+        """What is known of a stretch; another one that had some of its instructions is of no plan any more."""
+        if stretch not in self._parts:
+            for q in stretch.instrs:
+                if q in self._within:
+                    self._parts.pop(self._within[q], None)
+                self._within[q] = stretch
+            self._parts[stretch] = {}
+        return self._parts[stretch]
 
     def _of_part(self, arranged: Arranged, stretch: Stretch, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of some instructions of a stretch; those of a group of which not all are there, by themselves."""
@@ -67,11 +81,9 @@ class Code:
 
     def _filled(self, arranged: Arranged, numbers: Sequence[int], code: Sequence[Cut | None], at: ViewOf) -> list[Cut]:
         """Rows of instructions, with those made that are not there."""
-        made: list[Cut] = []
-        for q, rows in zip(numbers, code, strict=True):
-            if rows is None:
-                rows = self._rows[q] = _rows(arranged.ledger.instrs[q], at)
-            made.append(rows)
+        made = list(code)
+        for i in [i for i, rows in enumerate(code) if rows is None] if None in code else ():
+            made[i] = self._rows[numbers[i]] = _rows(arranged.ledger.instrs[numbers[i]], at)
         return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from itertools import groupby
+from itertools import compress, count, groupby
+from operator import is_not
 
 import numpy as np
 
@@ -48,24 +49,51 @@ def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
     return blocks
 
 
+def _alike(ops: Sequence[Cut], others: Sequence[Cut]) -> tuple[int, int]:
+    """How many ops at the begin and at the end are the same ones, so that a stretch of single numbers stays whole."""
+    head, tail = _first_other(ops, others), _first_other(ops[::-1], others[::-1])
+    tail = min(tail, len(ops) - head, len(others) - head)
+    while head and (ops[head - 1].scalar or not ops[head - 1].parts):
+        head -= 1
+    while tail and (ops[-tail].scalar or not ops[-tail].parts):
+        tail -= 1
+    return head, tail
+
+
+def _first_other(ops: Sequence[Cut], others: Sequence[Cut]) -> int:
+    differs = map(is_not, ops, others)
+    return next(compress(count(), differs), min(len(ops), len(others)))
+
+
 class VmSegment:
     """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
 
     Args:
         ops: the rows of each op, in order, or what `cut` made of them.
         scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
+        before: a segment of the same scratch that begins or ends with the same ops: their code is taken from it.
 
     Attributes:
         run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
     """
 
-    def __init__(self, ops: Sequence[Sequence[Row] | Cut], scratch: np.ndarray | None = None) -> None:
+    def __init__(
+        self, ops: Sequence[Sequence[Row] | Cut], scratch: np.ndarray | None = None, before: VmSegment | None = None
+    ) -> None:
         self._scratch = new_scratch() if scratch is None else scratch
         self._place = -(-self._scratch.ctypes.data // 64) * 64
-        done = [op if isinstance(op, Cut) else cut(op) for op in ops]
-        blocks = _blocks(done, self._place)
-        self._shares, self._long = any(op.shares for op in done), sum(op.ns for op in done) > _PATIENT
-        self._hold(blocks, np.repeat(np.arange(len(blocks)), list(map(len, blocks))), 0)
+        done = self._ops = [op if isinstance(op, Cut) else cut(op) for op in ops]
+        head, tail = _alike(done, before._ops) if before is not None and before._place == self._place else (0, 0)
+        fresh = done[head : len(done) - tail]
+        blocks, owner = _blocks(fresh, self._place), np.arange(head, len(done) - tail)
+        owner = np.repeat(owner, list(map(len, blocks)))
+        self._shares, self._long = any(op.shares for op in done), sum([op.ns for op in done]) > _PATIENT
+        if before is not None and (head or tail):
+            top, bottom = np.searchsorted(before._owner, (head, len(before._ops) - tail))
+            blocks = [before._code[:top], *blocks, before._code[bottom:]]
+            shift = len(done) - len(before._ops)
+            owner = np.concatenate([before._owner[:top], owner, before._owner[bottom:] + shift])
+        self._hold(blocks, owner, 0)
 
     def _hold(self, blocks: Sequence[np.ndarray], owner: np.ndarray, runs: int) -> None:
         """Take code, with the op of each row."""
