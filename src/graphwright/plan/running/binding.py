@@ -351,10 +351,9 @@ class Binding:
                 self._sizes.append(_first(segment.stop - segment.start))
             else:
                 part, bound = order[segment.start : segment.stop], self._bound_calls
-                for i, q in enumerate(part, segment.start):
-                    if q not in bound:
-                        bound[q] = self._calls_of(i, i + 1)
-                lists = list(map(bound.__getitem__, part))
+                lists = list(map(bound.get, part))
+                for i in [i for i, calls in enumerate(lists) if calls is None] if None in lists else ():
+                    lists[i] = bound[part[i]] = self._calls_of(segment.start + i, segment.start + i + 1)
                 if segment.start <= plan.commit_start < segment.stop:
                     lists[plan.commit_start - segment.start] = [
                         *self._gate(plan.commit_start),
