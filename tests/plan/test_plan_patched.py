@@ -160,6 +160,24 @@ def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
     assert p.compile(x=(4, 4)).patched.rows <= 3
 
 
+def test_rows_that_do_the_same_are_looked_at_once_when_the_first_of_them_goes() -> None:
+    b, n = Builder(), 100
+    x = b.input("x", (4,))
+    same = [b.tanh(x, name=f"h{k}") for k in range(n)]
+    b.output(b.concat(*[b.unflatten(h, axis=0, sizes=(1, 4)) for h in same], axis=0), "y")
+    p = b.build()
+    feed = {"x": np.arange(4, dtype="f4")}
+    assert sum(i.op == "tanh" for i in p.compile(x=(4,)).instrs) == 1
+    for k in (0, 7, 1):  # the first; one in between; the first of those that are left
+        with p.edit("insert") as e:
+            e.insert(p.in_edges(f"h{k}")[0], "relu")
+        plan = p.compile(x=(4,))
+        assert plan.patched.rows <= 3 * n
+        assert plan.compact().hash == plan_of(p).hash
+        assert_bits(plan(feed)["y"], p.run(feed)["y"])
+    assert sum(i.op == "tanh" for i in plan.instrs) == 2
+
+
 def test_when_a_plan_is_made_anew() -> None:
     p = chain(40)
     first = p.compile(x=(4, 4))

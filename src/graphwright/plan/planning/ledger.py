@@ -17,6 +17,7 @@ import numpy as np
 from graphwright.array import Device, Layout, NDArray, Spec, backend
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op
+from graphwright.plan.planning.equal import EqualRows
 from graphwright.plan.planning.executor import chooser
 from graphwright.plan.planning.forms import Alike, Form, Forms, Packed, adjacent
 from graphwright.plan.planning.listed import listed
@@ -88,7 +89,7 @@ class Ledger(Store):
         self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
-        self._groups: dict[Any, tuple[NodeId, ...]] = {}
+        self._equal = EqualRows(lambda node: p.order_labels.key(node), self._mark)  # labels may be others later
         self._copies: dict[Any, Copy] = {}
         self._written: set[NodeId] = set()
         self._sources: Sources | None = None
@@ -123,7 +124,6 @@ class Ledger(Store):
             elif (row := self.rows.get(node)) is not None:
                 self._was.append((self.turn, node, row))
                 del self.rows[node]
-                self._leave(row)
                 self._retire(row)
         while self._heap:
             _, node = heappop(self._heap)
@@ -185,8 +185,8 @@ class Ledger(Store):
             self._sources = None
         self._recopied.update(row.copies)
         if old is not None:
-            if old.group != row.group:
-                self._leave(old)
+            if old.group is not None and old.group != row.group:
+                self._equal.leave(node, old.group)
             for key in set(old.copies) - set(row.copies):
                 self._copies[key].wanted.pop(node)
                 self._recopied.add(key)
@@ -199,11 +199,13 @@ class Ledger(Store):
             for edge in graph.out_edges(node):
                 self._mark(graph.target(edge))
         if row.group is not None and old is not None and (moved or old.results != row.results):
-            self._alert(row)
+            self._equal.changed(node, row.group)
 
     def _retire(self, row: Row) -> None:
         if row.op in kinds.SOURCES:
             self._sources = None
+        if row.group is not None:
+            self._equal.leave(row.node, row.group)
         self.folded.discard(row.node)
         self._order.goes(row.instr)
         for key in set(row.copies):
@@ -364,34 +366,9 @@ class Ledger(Store):
     # -- rows that do the same ---------------------------------------------------------------------------------------
     def first_of(self, row: Row, key: Any) -> Row | None:
         """Enter a row into the group of rows with this key; the first of them if that is another one."""
-        row.group, node = key, row.node
-        members = self._groups.get(key, ())
-        joined = node not in members
-        if joined:
-            members = self._groups[key] = (*members, node)
-        if len(members) == 1:
-            return None
-        first = min(members, key=self.program.order_labels.key)
-        if first != node:
-            return self.rows[first]
-        if joined:
-            self._alert(row)
-        return None
-
-    def _alert(self, row: Row) -> None:
-        """Have the others of a row's group looked at: another one may be the first now, or its results new."""
-        for other in self._groups[row.group]:
-            if other != row.node:
-                self._mark(other)
-
-    def _leave(self, row: Row) -> None:
-        if row.group is not None:
-            self._alert(row)
-            others = tuple([n for n in self._groups[row.group] if n != row.node])
-            if others:
-                self._groups[row.group] = others
-            else:
-                del self._groups[row.group]
+        row.group = key
+        first = self._equal.enter(row.node, key)
+        return None if first == row.node else self.rows[first]
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
     def _fresh(
