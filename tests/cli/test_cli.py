@@ -242,6 +242,23 @@ def test_train_from_a_config(call, text, tmp_path):
     assert gw.open(out).program.weights["model.norm.weight"].dtype is gw.bfloat16
 
 
+def test_what_was_generated_before_an_interruption_is_in_the_document(monkeypatch):
+    from graphwright.models.generation.text_stream import TextStream
+
+    add, added = TextStream.add, []
+
+    def interrupted(self, token):
+        if len(added) == 6:
+            raise KeyboardInterrupt
+        added.append(token)
+        return add(self, token)
+
+    monkeypatch.setattr(TextStream, "add", interrupted)
+    said = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
+    assert said.exit_code == 130
+    assert json.loads(said.stdout)["what"].endswith(f"came: {bytes(added).decode()}")
+
+
 def test_an_interruption_is_a_document_too(call, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt

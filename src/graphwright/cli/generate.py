@@ -64,9 +64,13 @@ def generate(
     set_threads(threads)
     model = open(directory)
 
+    pieces: list[str] = []
+
     def stream(piece: str) -> None:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        pieces.append(piece)
+        if not as_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
 
     try:
         result = model.generate(
@@ -83,10 +87,11 @@ def generate(
             use_model_defaults=model_defaults,
             seed=seed,
             stop=tuple(stop or ()),
-            stream=None if as_json else stream,
+            stream=stream,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("this is as far as it came") from None
+        shown = f": {''.join(pieces)}" if as_json else ""  # else it stands on the screen
+        raise KeyboardInterrupt(f"this is as far as it came{shown}") from None
     if as_json:
         emit_json(result.to_json())
         return

@@ -20,7 +20,7 @@ from graphwright.models.generation.padding import with_padding
 from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
 from graphwright.models.generation.rows import Rows, need_rows_of
-from graphwright.models.generation.sampling import Sampling
+from graphwright.models.generation.sampling import Sampling, need
 from graphwright.models.health import check_finite
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.perplexity import BitsPerByte, bits_per_byte
@@ -261,7 +261,12 @@ class Model:
             sampling: fields of `Sampling`.
         """
         need_rows_of(self.program, cache)
-        return decode(cache, steps, Sampling(**sampling), cache.stream if stream is None else stream, allow_stale)
+        number = cache.stream if stream is None else stream
+        need("steps", steps)
+        need("stream", number)
+        if steps < 0:
+            raise UsageError("tokens at most", where="steps", expected=">= 0", got=steps)
+        return decode(cache, steps, Sampling(**sampling), number, allow_stale)
 
     def reprefill(self, cache: Rows) -> None:
         """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
@@ -310,7 +315,7 @@ class Model:
             "repetition_penalty": repetition_penalty,
             "presence": presence,
             "frequency": frequency,
-            "processors": tuple(processors),
+            "processors": tuple(processors) if isinstance(processors, list) else processors,
         }
         defaults = Sampling()
         sampling = {name: value for name, value in given.items() if value != getattr(defaults, name)}

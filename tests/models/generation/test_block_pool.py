@@ -89,6 +89,7 @@ def test_the_hash_is_not_trusted() -> None:
     assert matched(prefix, [*range(8), 0]) == one
     assert matched(prefix, [4, 5, 6, 7, 4, 5, 6, 7, 0]) == two  # [4..7] stands behind another block in the first chain
     assert matched(prefix, [0, 1, 2, 3, 0, 1, 2, 3, 0]) == one[:1]
+    assert prefix.match(b"another model", np.arange(9)) == []
 
 
 def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it() -> None:
@@ -123,6 +124,19 @@ def test_a_block_before_one_that_is_held_cannot_leave() -> None:
     assert prefix.evictable == 3
     assert prefix.evict(2) == 2
     assert pool.refs(first[0]) == 1
+
+
+def test_a_block_is_forgotten_with_all_behind_it() -> None:
+    pool, prefix = kept()
+    table, other = pool.take(3), pool.take(1)
+    prefix.insert(ROOT, np.arange(12), table)
+    prefix.insert(ROOT, np.array([0, 1, 2, 3, 9, 9, 9, 9]), [table[0], *other])
+    assert not prefix.forget(8)
+    assert prefix.forget(table[1])
+    assert sorted(prefix.blocks) == sorted([table[0], *other])
+    assert [pool.refs(b) for b in (*table, *other)] == [2, 1, 1, 2]
+    assert prefix.forget(table[0])
+    assert prefix.blocks == []
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])

@@ -211,11 +211,29 @@ def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
         {"temperature": -1.0},
         {"stop": [""]},
         {"stop": "x"},
+        {"stop": None},
+        {"stop": [1]},
+        {"stream": True},
+        {"cancel": 3},
+        {"first_stream": "a"},
+        {"processors": None},
     ],
 )
 def test_options_out_of_range(options: dict, model: gw.Model) -> None:
     with pytest.raises(UsageError):
         model.generate(PROMPT, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": -1}, {"steps": 1.5}, {"stream": "x"}])
+def test_decode_is_asked_for_numbers(wrong: dict, model: gw.Model) -> None:
+    cache = model.new_cache(8, kind="static")
+    model.prefill(cache, PROMPT)
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        model.decode(cache, **wrong)
+    for call in (cache.truncate, lambda n: cache.prefill(PROMPT[None], chunk=n)):
+        with pytest.raises(UsageError):
+            call(1.5)  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    assert cache.length == len(PROMPT)
 
 
 def test_nan_weight_is_named_and_the_cache_kept(model: gw.Model) -> None:

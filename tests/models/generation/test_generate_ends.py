@@ -71,6 +71,8 @@ def test_model_defaults_only_when_asked_for(copy: Callable[[str], Path]) -> None
     used = m.generate(PROMPT, 3, use_model_defaults=True, top_k=4)
     assert used.sampling == Sampling(temperature=0.6, top_k=4, top_p=0.9, repetition_penalty=1.1)
     assert used.to_json()["sampling"]["temperature"] == 0.6
+    (path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.9}))  # and no temperature
+    assert gw.open(path).generate(PROMPT, 3, use_model_defaults=True).sampling == Sampling(temperature=1, top_p=0.9)
     (path / "generation_config.json").write_text(json.dumps({**fields, "do_sample": False}))
     assert gw.open(path).generate(PROMPT, 3, use_model_defaults=True).sampling == Sampling(repetition_penalty=1.1)
 

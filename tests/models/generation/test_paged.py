@@ -424,15 +424,6 @@ def test_threads_with_sequences_of_their_own(model: gw.Model) -> None:
     assert refs(cache) == len(parent.table)
 
 
-def test_a_sequence_is_with_one_thread(model: gw.Model) -> None:
-    s = paged(model).sequence()
-    s._busy.acquire()
-    with pytest.raises(UsageError, match="one thread"):
-        s.step(np.array([[1]]))
-    s._busy.release()
-    s.step(np.array([[1]]))
-
-
 # -- generating --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
 def test_generate_equals_a_loop_by_hand_and_transformers(name: str, made: Callable[[str], Made]) -> None:

@@ -98,7 +98,8 @@ def test_the_size_is_said_in_tokens_blocks_or_bytes(model: gw.Model) -> None:
     assert model.new_cache(33, 5).pool.cap == 3 + 5
     assert model.new_cache(blocks=7).nbytes == 7 * per_block
     assert model.new_cache(nbytes=4 * per_block + 1).pool.cap == 4
-    for wrong in ({}, {"tokens": 3, "blocks": 2}, {"tokens": 8, "block": -1}):
+    more = [{"tokens": 1 << 50}, {"tokens": 8, "prefix_bytes": -1}, {"tokens": 8, "prefix_bytes": "all"}]
+    for wrong in ({}, {"tokens": 3, "blocks": 2}, {"tokens": 8, "block": -1}, *more):
         with pytest.raises(UsageError):
             model.new_cache(**wrong)  # pyright: ignore[reportCallIssue, reportArgumentType]  # wrong on purpose
 
@@ -160,7 +161,7 @@ def test_rows_from_elsewhere_are_all_taken_or_none() -> None:
         patch.setattr(cache, "pools", lambda: [*pools[:2], Unwritable(pools[2]), pools[3]])
         with pytest.raises(OSError, match="planted"):
             s.append(k, v)
-    assert s.length == s.tokens.shape[1] == 9
+    assert (s.length, s.tokens.shape[1], len(s.table)) == (9, 9, 3)
     for i in (0, 1):
         assert all(np.array_equal(a, b) for a, b in zip(s.gather(i), (k[i], v[i]), strict=True))
 

@@ -123,14 +123,21 @@ def generate(
     Raises: PromptError, UsageError naming the range, NonFinite naming a weight or node, StaleCache, CacheFull with the
         text so far in `partial`. The cache then holds the tokens that were run, and can be used on.
     """
-    for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("logprobs", logprobs)):
+    numbers = {"n": n, "max_new_tokens": max_new_tokens, "logprobs": logprobs, "first_stream": first_stream}
+    for name, value in numbers.items():
         need(name, value)
+    for name, value in (("stream", stream), ("cancel", cancel)):
+        if value is not None and not callable(value):
+            raise UsageError(f"{name} is no function", where=name, got=type(value).__name__)
     if n < 1 or max_new_tokens < 0 or logprobs < 0:
         raise UsageError(
             "n is at least 1, max_new_tokens and logprobs at least 0",
             got=f"n={n}, max_new_tokens={max_new_tokens}, logprobs={logprobs}",
         )
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, Sequence) or not all(isinstance(text, str) for text in stop):
+        raise UsageError("stop is a string, or several in a list", where="stop", got=repr(stop))
+    stop = tuple(stop)
     if stop and (model.tokenizer is None or not all(stop)):
         raise UsageError("stop strings need a tokenizer and at least one character", got=repr(stop))
     rule = Sampling(**(_model_defaults(model, sampling) if use_model_defaults else sampling))
@@ -173,15 +180,18 @@ def decode(cache: Rows, steps: int, rule: Sampling, number: int = 0, allow_stale
 
 
 def _model_defaults(model: Model, given: dict[str, Any]) -> dict[str, Any]:
-    """Values of generation_config.json under those given; without `do_sample` it asks for no temperature."""
+    """Values of generation_config.json under those given; without `do_sample` it asks for no temperature.
+
+    With it and no temperature it asks for 1, which older files leave out.
+    """
     found = {
         k: v
         for k, v in generation_defaults(model.directory).items()
         if k in (*_FROM_FILE, "do_sample") and v is not None
     }
     if not found.pop("do_sample", False):
-        found = {k: v for k, v in found.items() if k == "repetition_penalty"}
-    return {**found, **given}
+        return {**{k: v for k, v in found.items() if k == "repetition_penalty"}, **given}
+    return {"temperature": 1.0, **found, **given}
 
 
 def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
@@ -197,9 +207,7 @@ def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndar
         )
     if cache.length and not allow_stale:
         cache.check()
-    held = cache.tokens[0][: len(ids) - 1]  # at least one token is run, or there would be no logits
-    same = held == ids[: len(held)]
-    reused = int(len(held) if same.all() else np.argmin(same))
+    reused = cache.reusable(ids)
     cache.truncate(reused)
     return reused, cache.prefill(ids[None, reused:], allow_stale=allow_stale)[0]
 

@@ -7,6 +7,7 @@ shared, copied when one of its holders writes, and kept for prompts that begin a
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from contextlib import ExitStack
 from hashlib import blake2b
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import CPU, Device, NDArray, dtype
+from graphwright.array import CPU, Device, NDArray, dtype, empty
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
@@ -24,7 +25,7 @@ from graphwright.models.generation.draw import Draw, need_one_each
 from graphwright.models.generation.memory import fill, filled
 from graphwright.models.generation.prefix import PrefixCache
 from graphwright.models.generation.prompt import check_ids, vocabulary
-from graphwright.models.generation.rows import Watch
+from graphwright.models.generation.rows import Watch, independent
 from graphwright.models.generation.sampling import need
 from graphwright.models.generation.steps import Steps
 from graphwright.program import Program
@@ -76,6 +77,10 @@ class PagedCache:
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
             raise UsageError("one of tokens, blocks and nbytes says how large the cache is", got=given)
+        if prefix_bytes is not None:
+            need("prefix_bytes", prefix_bytes)
+            if prefix_bytes < 0:
+                raise UsageError("0 keeps no blocks", where="prefix_bytes", expected=">= 0", got=prefix_bytes)
         for name, value in {**given, "block": block, "sequences": sequences}.items():
             if value is not None:
                 need(name, value)
@@ -91,14 +96,16 @@ class PagedCache:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
                 raise UsageError("no block fits", where="nbytes", expected=f">= {per_block}", got=nbytes)
-        self.pool = BlockPool(blocks, per_block, self._freed if poison else None)
-        kept = blocks if prefix_bytes is None else prefix_bytes // max(per_block, 1)
-        self.prefix = PrefixCache(self.pool, block, kept)
         self.variables: dict[str, Variable] = {}
         self.steps = Steps(program, self._derive, device)
         self._alive: WeakSet[Sequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
+            if device == CPU:
+                np.empty(blocks * per_block, np.uint8)  # is refused at once; lists of so many blocks are not
+            self.pool = BlockPool(blocks, per_block, self._freed if poison else None)
+            kept = blocks if prefix_bytes is None else prefix_bytes // max(per_block, 1)
+            self.prefix = PrefixCache(self.pool, block, kept)
             self.start()
         except MemoryError as error:
             raise UsageError("there is no memory for so many blocks", got=str(error)) from error
@@ -143,7 +150,9 @@ class PagedCache:
         if any(s.cache is not self for s in sequences):
             raise BlockError("a sequence of another cache")
         need_one_each(draws, len(sequences))
-        with self.lock:
+        with ExitStack() as held:
+            for s in sequences:
+                held.enter_context(s.alone())  # which takes the lock too
             before = [s.length for s in sequences]
             try:
                 for s in sequences:
@@ -164,6 +173,8 @@ class PagedCache:
     ) -> tuple[NDArray, np.ndarray | None]:
         """Reserve, run, and let the lengths rise; ids were checked. Logits, and ids drawn."""
         rows = ids.shape[1]
+        if len(sequences) > 1 and max(s.length for s in sequences) + rows > independent(self.program):
+            return self._run_apart(sequences, ids, all_logits, draws)
         with self.lock:
             for s in sequences:
                 s.reserve(rows)
@@ -182,6 +193,18 @@ class PagedCache:
             for s in sequences:
                 s.grew(rows)
             return logits if places == len(sequences) else logits[: len(sequences)], chosen
+
+    def _run_apart(
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[Draw]
+    ) -> tuple[NDArray, np.ndarray | None]:
+        """`run`, one sequence after the other: where the longest text decides how all of a step are turned."""
+        made = [self.run([s], ids[i : i + 1], all_logits, draws[i : i + 1]) for i, s in enumerate(sequences)]
+        first = made[0][0]
+        logits = empty((len(made), *first.shape[1:]), first.dtype, first.device)
+        for i, (one, _) in enumerate(made):
+            logits[i : i + 1].copy_from(one)
+        drawn = [ids for _, ids in made if ids is not None]
+        return logits, np.concatenate(drawn) if drawn else None
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def start(self) -> None:

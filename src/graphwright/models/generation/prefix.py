@@ -1,7 +1,7 @@
 """Blocks kept for prompts that begin alike: a chain of full blocks, each known by its tokens and the block before it.
 
-The hash only says where to look; tokens and the entry before are compared. Invariant: an entry holds its block once,
-and no entry leaves before those behind it.
+The hash only says where to look; root, tokens and the entry before are compared. Invariant: an entry holds its block
+once, and no entry leaves before those behind it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def chained(before: bytes, tokens: np.ndarray) -> bytes:
 
 
 class _Entry:
-    __slots__ = ("before", "block", "followers", "key", "tokens", "used")
+    __slots__ = ("before", "block", "followers", "key", "root", "tokens", "used")
 
-    def __init__(self, key: bytes, before: _Entry | None, tokens: np.ndarray, block: int) -> None:
-        self.key, self.before, self.tokens, self.block = key, before, tokens, block
+    def __init__(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray, block: int) -> None:
+        self.key, self.root, self.before, self.tokens, self.block = key, root, before, tokens, block
         self.followers, self.used = 0, 0
 
 
@@ -78,7 +78,7 @@ class PrefixCache:
         for i in range(max(len(ids) - 1, 0) // self.block):
             tokens = ids[i * self.block : (i + 1) * self.block]
             key = self._digest(key, tokens)
-            entry = self._find(key, entry, tokens)
+            entry = self._find(key, root, entry, tokens)
             if entry is None:
                 break
             entry.used = next(self._clock)
@@ -86,9 +86,9 @@ class PrefixCache:
         self.pool.hold(found)
         return found
 
-    def _find(self, key: bytes, before: _Entry | None, tokens: np.ndarray) -> _Entry | None:
+    def _find(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray) -> _Entry | None:
         for entry in self._entries.get(key, ()):
-            if entry.before is before and np.array_equal(entry.tokens, tokens):
+            if entry.root == root and entry.before is before and np.array_equal(entry.tokens, tokens):
                 return entry
         return None
 
@@ -98,11 +98,11 @@ class PrefixCache:
         for i in range(min(len(ids) // self.block, len(table))):
             tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
             key = self._digest(key, tokens)
-            known = self._find(key, entry, tokens)
+            known = self._find(key, root, entry, tokens)
             if known is None:
                 if self._size >= self.most and not self.evict(1, keep=entry):
                     return
-                known = _Entry(key, entry, tokens, table[i])
+                known = _Entry(key, root, entry, tokens, table[i])
                 self.pool.hold([table[i]])
                 self._entries.setdefault(key, []).append(known)
                 self._size += 1
@@ -121,6 +121,15 @@ class PrefixCache:
             self._remove(min(leaves, key=lambda e: e.used))
             gone += 1
         return gone
+
+    def forget(self, block: int) -> bool:
+        """Let go of a block and of all behind it; False if it is not kept."""
+        gone = {e for e in self._all() if e.block == block}
+        while behind := {e for e in self._all() if e.before in gone} - gone:
+            gone |= behind
+        for entry in gone:
+            self._remove(entry)
+        return bool(gone)
 
     def clear(self) -> None:
         """Let go of all blocks."""

@@ -18,6 +18,7 @@ from graphwright.models.errors import CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cached_program import fingerprints
 from graphwright.models.generation.draw import Draw, need_one_each
 from graphwright.models.generation.prompt import check_ids, vocabulary
+from graphwright.models.generation.sampling import need
 from graphwright.models.generation.seen import Seen
 from graphwright.models.generation.steps import Fed
 from graphwright.models.health import check_finite
@@ -26,6 +27,12 @@ from graphwright.program import Program
 CHUNK = 512  # rows of a prefill that are run at once
 LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
 MIXED = "rows of several models"
+ENDLESS = 1 << 62
+
+
+def independent(p: Program) -> int:
+    """Length up to which no row of a text depends on how long it is; beyond it rotations follow the last position."""
+    return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
 class Watch:
@@ -81,6 +88,7 @@ class Rows:
         self._drawn: tuple[tuple[Draw, ...], np.ndarray] | None = None  # from those logits, within the step
         self._seen: dict[int, Seen] = {}
         self._valid_at = program.version
+        self._stretched = ENDLESS  # the first row that was turned as one of a text longer than `independent`
 
     # -- what a kind of cache brings ---------------------------------------------------------------------------------
     @property
@@ -104,6 +112,9 @@ class Rows:
     def _regrow(self, length: int) -> None:
         """Have `length` rows, of whatever content behind those there are."""
         raise NotImplementedError
+
+    def _own(self, at: int) -> None:
+        """Nobody else reads the memory of the row `at`. Raises: CacheFull, with nothing changed."""
 
     def _row(self, at: int) -> Iterator[NDArray]:
         """One row of every key and value, as writable views."""
@@ -156,6 +167,8 @@ class Rows:
         """Note the ids of a step and what it gave. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)
+        if tokens.shape[1] > independent(self.program):
+            self._stretched = min(self._stretched, self.tokens.shape[1])
         self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
         self._drawn = (tuple(draws), chosen) if draws and chosen is not None else None
@@ -188,11 +201,12 @@ class Rows:
 
         Where the rotation follows the longest position they are run in one piece, so that all get the same frequencies.
         """
+        need("chunk", chunk)
         if chunk < 1:
             raise UsageError("a chunk has at least one row", got=chunk)
         start = self.length
         ids = self._fitting(ids)
-        if any(self.program.of_kind(op) for op in LENGTH_DEPENDENT):
+        if start + ids.shape[1] > independent(self.program):
             chunk = ids.shape[1]
         try:
             for at in range(0, ids.shape[1], chunk):
@@ -212,6 +226,7 @@ class Rows:
         tokens = self.tokens
         if not tokens.shape[1]:
             return
+        check_ids(tokens, vocabulary(self.program))  # some rows may have none: say so before they are lost
         self.reset()
         try:
             self.prefill(tokens)
@@ -231,9 +246,10 @@ class Rows:
             if not allow_stale:
                 self.check()
             tokens, at = self.tokens, self.length - 1
-            if not at:  # nothing before it: the whole row is of the model as it is now
+            if not at and not all(self.validity().values()):  # nothing is left that would be of another model
                 self.refill()
                 return self.last_logits()
+            self._own(at)
             held = [row.copy() for row in self._row(at)]
             self.cut(at)
             logits = None
@@ -329,8 +345,20 @@ class Rows:
         """Forget all rows."""
         self.truncate(0)
 
+    def reusable(self, ids: np.ndarray) -> int:
+        """Rows with which a run of the prompt `ids` [T] may begin: it has the same ids there, and one is left to run.
+
+        Where the rotation follows the longest position, only those that a prompt of that length would have.
+        """
+        if len(ids) > independent(self.program):
+            return 0
+        held = self.tokens[0][: min(len(ids) - 1, self._stretched)]
+        same = held == ids[: len(held)]
+        return int(len(held) if same.all() else np.argmin(same))
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` rows. Raises: CacheFull if there are fewer."""
+        need("length", length)
         if not 0 <= length <= self.length:
             raise CacheFull("the cache has fewer rows", expected=f"0..{self.length}", got=length)
         self.cut(length)
@@ -339,6 +367,8 @@ class Rows:
         """Drop the ids behind `length`, and what was said behind them."""
         self.tokens, self._logits, self._drawn = self.tokens[:, :length], None, None
         self._seen.clear()
+        if length <= self._stretched:
+            self._stretched = ENDLESS
 
 
 def need_rows_of(program: Program, cache: object) -> None:

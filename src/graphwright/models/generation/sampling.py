@@ -67,6 +67,8 @@ class Sampling:
             need(name, getattr(self, name), Real)
         for name in ("top_k", "seed"):
             need(name, getattr(self, name), Integral)
+        if not isinstance(self.processors, tuple | list):
+            raise UsageError("processors are several functions", where="processors", got=repr(self.processors))
         for processor in self.processors:
             if not callable(processor):
                 raise UsageError(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
+from contextlib import contextmanager
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -16,11 +17,13 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.errors import BlockError, Released
+from graphwright.models.errors import BlockError, PromptError, Released
 from graphwright.models.generation.blocks import BlockPool
 from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.memory import numbers
-from graphwright.models.generation.rows import CHUNK, Rows
+from graphwright.models.generation.prompt import check_ids
+from graphwright.models.generation.rows import CHUNK, ENDLESS, Rows, independent
+from graphwright.models.generation.sampling import need
 
 if TYPE_CHECKING:
     from graphwright.models.generation.paged import PagedCache
@@ -76,8 +79,9 @@ class Sequence(Rows):
         self.reused = self.stream = 0
         self._forks = count(1)  # numbers of streams, of all that come from one prompt
         self._length = 0
+        self._given = ENDLESS  # the first row that was not computed here
         self._released = False
-        self._busy = Lock()
+        self._busy = RLock()
         finalize(self, _let_go, cache.pool, self.table)
 
     @property
@@ -92,28 +96,35 @@ class Sequence(Rows):
             raise Released("this sequence was released", fix="cache.sequence()")
         return self._length
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """This thread changes the sequence, and no other. Raises: UsageError if another one does already."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("a sequence is used by one thread at a time", fix="sequence.fork() per thread")
+        try:
+            with self.cache.lock:
+                yield
+        finally:
+            self._busy.release()
+
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
         self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
     ) -> NDArray:
         """As `Rows.step`. Raises also: UsageError if another thread is in a step of this sequence."""
-        if not self._busy.acquire(blocking=False):
-            raise UsageError("a sequence is used by one thread at a time", fix="sequence.fork() per thread")
-        try:
-            with self.cache.lock:
-                return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, draws=draws)
-        finally:
-            self._busy.release()
+        with self.alone():
+            return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, draws=draws)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """As `Rows.prefill`; the first rows may be found in the cache, `reused` says how many."""
-        self.reused = 0
-        if self.length:
-            return super().prefill(ids, chunk=chunk, allow_stale=allow_stale)
-        with self.cache.lock:
+        with self.alone():
+            self.reused = 0
+            if self.length:
+                return super().prefill(ids, chunk=chunk, allow_stale=allow_stale)
             ids = self._fitting(ids)
             self.admit(allow_stale)
-            self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
+            if ids.shape[1] <= independent(self.program):
+                self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
             self._length = self.reused = len(self.table) * self.cache.block
             self.tokens = ids[:, : self._length]
             try:
@@ -125,42 +136,68 @@ class Sequence(Rows):
     def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
         """Rows computed elsewhere: per attention, k and v [kv heads, n, head dim]. The length rises once, at the end.
 
-        Raises: ShapeError, DTypeError, CacheFull: with nothing changed.
+        They are this sequence's and its forks' alone, and not kept for prompts that begin alike.
+
+        Args:
+            k, v: rows.
+            ids: of these rows, [n]; without them they cannot be computed again.
+        Raises: ShapeError, DTypeError, PromptError for ids that are none or not n, CacheFull: with nothing changed.
         """
-        pools, length, block = self.cache.pools(), self.length, self.cache.block
-        rows = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
-        n = rows[0].shape[1] if rows and len(rows[0].shape) == 3 else 0
-        shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
-        if [r.shape for r in rows] != shapes:
-            raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
-        with self.cache.lock:
+        with self.alone():
+            pools, length = self.cache.pools(), self.length
+            if 2 * len(k) != len(pools) or len(v) != len(k):
+                expected, got = len(pools) // 2, (len(k), len(v))
+                raise ShapeError("a key and a value for every attention", expected=expected, got=got)
+            rows = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
+            n = rows[0].shape[1] if rows and len(rows[0].shape) == 3 else 0
+            shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
+            if [r.shape for r in rows] != shapes:
+                raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
+            tokens = np.full((1, n), -1) if ids is None or not n else check_ids(list(ids), ENDLESS)
+            if tokens.shape != (1, n):
+                raise PromptError("an id for every row", expected=n, got=list(tokens.shape))
             if not length:
                 self.admit(False)
             self.reserve(n)
-            for pool, new in zip(pools, rows, strict=True):
-                done = 0
-                while done < n:
-                    page, inside = self._place(length + done)
-                    some = min(block - inside, n - done)
-                    pool[page, :, inside : inside + some].copy_from(new[:, done : done + some])
-                    done += some
+            try:
+                self._write(pools, rows, length, n)
+            except BaseException:
+                self._trim(length)
+                raise
             self._length += n
-            tokens = np.full((1, n), -1, np.int64) if ids is None else np.asarray(ids, np.int64).reshape(1, n)
-            self.tokens, self._logits = np.concatenate([self.tokens, tokens], axis=1), None
-            self._drawn = None
+            self.tokens, self._logits, self._drawn = np.concatenate([self.tokens, tokens], axis=1), None, None
+            self._given = min(self._given, length) if n else self._given
+
+    def _write(self, pools: list[NDArray], rows: list[NDArray], at: int, n: int) -> None:
+        block = self.cache.block
+        for pool, new in zip(pools, rows, strict=True):
+            done = 0
+            while done < n:
+                page, inside = self._place(at + done)
+                some = min(block - inside, n - done)
+                pool[page, :, inside : inside + some].copy_from(new[:, done : done + some])
+                done += some
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows more, the block they begin in its own. All or nothing. Raises: CacheFull."""
-        cache, pool, length = self.cache, self.cache.pool, self.length
-        with cache.lock:
-            at, inside = divmod(length, cache.block)
-            copied = rows > 0 and inside > 0 and pool.refs(self.table[at]) > 1
-            new = cache.claim(max(-(-(length + rows) // cache.block) - len(self.table), 0) + copied)
-            if copied:
-                cache.copy_block(self.table[at], new[-1], inside)
-                pool.drop([self.table[at]])
-                self.table[at] = new.pop()
-            self.table += new
+        need("rows", rows)
+        with self.alone():
+            at, inside = divmod(self.length, self.cache.block)
+            more = max(-(-(self.length + rows) // self.cache.block) - len(self.table), 0)
+            self._room(more, at, inside if rows > 0 else 0)
+
+    def _room(self, more: int, at: int, rows: int) -> None:
+        """So many blocks more, and the one at a place of the table as its own, with the first `rows` > 0 it has."""
+        cache, pool = self.cache, self.cache.pool
+        shared = rows > 0 and pool.refs(self.table[at]) > 1
+        if shared and pool.refs(self.table[at]) == 2 and pool.free + cache.prefix.evictable == more:
+            shared = not cache.prefix.forget(self.table[at])  # where nothing else makes room, it is kept no more
+        new = cache.claim(more + shared)
+        if shared:
+            cache.copy_block(self.table[at], new[-1], rows)
+            pool.drop([self.table[at]])
+            self.table[at] = new.pop()
+        self.table += new
 
     # -- as a kind of cache --------------------------------------------------------------------------------------------
     def grew(self, rows: int) -> None:
@@ -174,8 +211,29 @@ class Sequence(Rows):
         super().took(ids, last, draws, chosen)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
-        if filled and not self.stale_runs and (self.tokens >= 0).all():
-            self.cache.prefix.insert(self.cache.root(self.fingerprints), self.tokens[0], self.table)
+        if filled and not self.stale_runs:
+            own = self.tokens[0, : min(self._given, self._stretched)]
+            self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
+
+    def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
+        """As `Rows.last_logits`. Raises also: CacheFull if a shared block would have to be copied for it."""
+        with self.alone():
+            self.length  # noqa: B018  # raises for a released sequence
+            given = self._given
+            try:
+                return super().last_logits(allow_stale=allow_stale)
+            finally:
+                self._given = given  # its last row was run again, and put back
+
+    def truncate(self, length: int) -> None:
+        """As `Rows.truncate`."""
+        with self.alone():
+            super().truncate(length)
+
+    def refill(self) -> None:
+        """As `Rows.refill`."""
+        with self.alone():
+            super().refill()
 
     def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
         return self.cache.run([self], ids, all_logits, draws)
@@ -189,12 +247,22 @@ class Sequence(Rows):
     def cut(self, length: int) -> None:
         """As `Rows.cut`."""
         with self.cache.lock:
-            keep = -(-length // self.cache.block)
-            dropped = self.table[keep:]
-            del self.table[keep:]
-            self.cache.pool.drop(dropped)
+            self._trim(length)
             self._length = length
             self._forget(length)
+            if length <= self._given:
+                self._given = ENDLESS
+
+    def _trim(self, length: int) -> None:
+        """Let go of the blocks behind `length`."""
+        keep = -(-length // self.cache.block)
+        dropped = self.table[keep:]
+        del self.table[keep:]
+        self.cache.pool.drop(dropped)
+
+    def _own(self, at: int) -> None:
+        page, inside = divmod(at, self.cache.block)
+        self._room(0, page, inside + 1)
 
     def _regrow(self, length: int) -> None:
         self.reserve(max(length - self._length, 0))
@@ -212,6 +280,7 @@ class Sequence(Rows):
     # -- looking -----------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
         """Block and row of a position. Raises: BlockError outside the length."""
+        need("position", position)
         if not 0 <= position < self.length:
             raise BlockError("no row at this position", expected=f"0..{self.length - 1}", got=position)
         return self._place(position)
@@ -250,11 +319,12 @@ class Sequence(Rows):
     # -- branching ---------------------------------------------------------------------------------------------------
     def facts(self) -> tuple[Any, ...]:
         """What a fork or snapshot takes along beside blocks and ids."""
-        return self._length, dict(self.fingerprints), self.stale_runs, self._logits, self._logits_of
+        of_rows = self._length, dict(self.fingerprints), self.stale_runs, self._stretched, self._given
+        return *of_rows, self._logits, self._logits_of
 
     def _take(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
         self.table[:], self.tokens = table, tokens
-        self._length, prints, self.stale_runs, self._logits, self._logits_of = facts
+        self._length, prints, self.stale_runs, self._stretched, self._given, self._logits, self._logits_of = facts
         self.fingerprints, self._drawn = dict(prints), None
         self._seen.clear()
 
@@ -279,7 +349,7 @@ class Sequence(Rows):
         if mark.released:
             raise Released("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
-        with self.cache.lock:
+        with self.alone():
             old = list(self.table)
             self.cache.pool.hold(mark.table)
             self._take(list(mark.table), mark.tokens, mark.facts)
