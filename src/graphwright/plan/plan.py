@@ -153,12 +153,17 @@ class Plan(Decoded):
         return list(self.guards.values())
 
     def check_fresh(self) -> None:
-        """Raises: StalePlan if a constant that a rewrite relied on is another one now."""
-        if not self.guarded_fresh:
+        """Raises: StalePlan if a constant that a rewrite relied on has another value now; an edit may have removed it."""
+        planned = self.arranged.variables
+        if changed := [
+            k
+            for k, (array, v) in self.guards.items()
+            if k in planned and (planned[k].data is not array or array.storage.version != v)
+        ]:
             raise StalePlan(
                 "a constant that this plan relied on was changed",
                 where=self.program.name,
-                got=", ".join(self.guards),
+                got=", ".join(changed),
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
