@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from graphwright.plan.plan import Plan
 from graphwright.plan.planning.buckets import Buckets
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.planner import make_plan
+from graphwright.plan.planning.store import walking
 from graphwright.plan.running.bound import Bound
 from graphwright.plan.running.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
 from graphwright.program.derived.patching import Place, patched
 
-_planning = RLock()  # a ledger is brought up to date by one thread at a time
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
 
@@ -42,7 +41,7 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
         None if outputs is None else tuple(outputs),
         tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())),
     )
-    with _planning:
+    with walking:  # a ledger is brought up to date by one thread at a time
         found = plans.get(key)
         if found is None or not found.fresh:
             before, found = found, make_plan(p, inputs, outputs, **options, before=found)
