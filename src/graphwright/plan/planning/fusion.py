@@ -218,6 +218,8 @@ class _Run:
                 return "alias_hazard"
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
+        if instr.op in BY_ROW and any(buffer in self.written for buffer, _ in looks[1:]):
+            return "alias_hazard"  # a weight is read where it lies, never from a tile
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
         by_row = instr.op in BY_ROW
         again = by_row and not self.by_row  # so far a turn could be less or more than a row
