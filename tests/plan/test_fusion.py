@@ -251,7 +251,7 @@ def test_rows_whose_elements_lie_apart_are_no_tiles(norm: str, apart: str) -> No
     }[apart]()
     b.output(b.softmax(h, axis=-1) if norm == "softmax" else b.rms_norm(h, w, eps=1e-3), "y")
     p, rng = b.build(), np.random.default_rng(0)
-    feeds = {p.path(n): rng.uniform(-2, 2, p.spec(n).shape).astype("f4") for n in p.inputs()}
+    feeds = {p.path(n): rng.uniform(-2, 2, p.spec(n).sizes).astype("f4") for n in p.inputs()}
     plan = p.compile(shapes(feeds), executor="vm")
     np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), p.run(feeds)["y"].to_numpy(), rtol=1e-5, atol=1e-5)
     assert plan.cuts[1] == "layout"

@@ -202,7 +202,7 @@ def test_sizes_are_numbers_and_names_come_as_lists() -> None:
         with pytest.raises(UsageError, match=f"{option} takes several names"):
             p.compile(x=(2, 6), **{option: "y"})
     with pytest.raises(UsageError, match="a Program or a function"):
-        gw.compile(3)
+        gw.compile(3)  # pyright: ignore[reportArgumentType]  # that is what is tested
 
 
 def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
