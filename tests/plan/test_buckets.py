@@ -69,6 +69,25 @@ def test_padding_that_reaches_the_valid_part_is_noticed() -> None:
         assert "rows" not in str(caught.value)
 
 
+def test_after_an_edit_padding_is_checked_again() -> None:
+    p = attention(True)
+    run = gw.compile(p, buckets=SIZES, mask="seen")
+    run(x=feed(5))
+    with p.edit("no mask") as e:
+        e.rewire(p.in_edges("softmax")[0], "matmul")
+    with pytest.raises(BucketMismatch, match="y: off by"):
+        run(x=feed(5))
+    p.undo()
+    run(x=feed(5))
+    with p.edit("another input") as e:
+        e.set_outputs(y=e.add("mul", "matmul_2", e.input("z", ("B", "T", 6))))
+    assert run(x=feed(5), z=feed(5)).shape == (2, 5, 6)
+    with p.edit("a state") as e:
+        e.carry(e.add("tanh", e.state("s", np.zeros(3, np.float32))), "s")
+    with pytest.raises(UsageError, match="writes state"):
+        run(x=feed(5), z=feed(5))
+
+
 def test_what_cannot_be_padded_is_refused() -> None:
     p = attention(True)
     for sizes, mask in (({"S": [4]}, None), ({"T": []}, None), ({"T": [0]}, None), (SIZES, "x"), (SIZES, "nothing")):

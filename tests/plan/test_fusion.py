@@ -237,6 +237,43 @@ def test_row_by_row_is_op_by_op(case) -> None:
     assert_groups(plan)
 
 
+@pytest.mark.parametrize("norm", ["softmax", "rms_norm"])
+@pytest.mark.parametrize("apart", ["transposed", "every second", "second operand"])
+def test_rows_whose_elements_lie_apart_are_no_tiles(norm: str, apart: str) -> None:
+    """A turn does a whole row, so no operand's row may be walked element by element."""
+    b = Builder("apart")
+    x, w, wide = b.input("x", (12, 17)), b.input("w", (17,)), b.input("wide", (12, 40))
+    second = b.slice(wide, axis=1, start=1, size=17, step=2)
+    h = {
+        "transposed": lambda: b.tanh(b.permute(b.reshape(x, shape=(17, 12)), axes=(1, 0))),
+        "every second": lambda: b.tanh(second),
+        "second operand": lambda: b.mul(x, second),
+    }[apart]()
+    b.output(b.softmax(h, axis=-1) if norm == "softmax" else b.rms_norm(h, w, eps=1e-3), "y")
+    p, rng = b.build(), np.random.default_rng(0)
+    feeds = {p.path(n): rng.uniform(-2, 2, p.spec(n).sizes).astype("f4") for n in p.inputs()}
+    plan = p.compile(shapes(feeds), executor="vm")
+    np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), p.run(feeds)["y"].to_numpy(), rtol=1e-5, atol=1e-5)
+    assert plan.cuts[1] == "layout"
+
+
+@pytest.mark.parametrize("cols", [1, 34, 1025])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_weight_that_the_group_computes_is_read_where_it_lies(cols: int, both: bool) -> None:
+    """Of one axis, its producer has the shape of a member; a norm would take the place of a tile for an address."""
+    b = Builder("weighed")
+    x, w = b.input("x", (cols,)), b.input("w", (cols,))
+    h = b.tanh(x)
+    b.output(b.neg(b.rms_norm(h, h if both else b.sigmoid(w), eps=1e-3)), "y")
+    p, rng = b.build(), np.random.default_rng(0)
+    feeds = {n: rng.uniform(-2, 2, cols).astype("f4") for n in ("x", "w")}
+    plan = p.compile(shapes(feeds), executor="vm")
+    assert plan.cuts[[i.op for i in plan.instrs].index("rms_norm")] == "alias_hazard"
+    for _ in range(2):
+        np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), p.run(feeds)["y"].to_numpy(), rtol=1e-5, atol=1e-5)
+    assert_groups(plan)
+
+
 def test_a_norm_joins_the_sum_before_it_and_the_product_behind() -> None:
     b = Builder("norm")
     x, y, w = b.input("x", (64, 1500)), b.input("y", (64, 1500)), b.input("w", (1500,))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from random_programs import programs
 from graphwright.array import CPU, backend, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.plan import Plan, Workspace, make_plan
+from graphwright.plan.planning.native import loops
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -268,6 +271,42 @@ def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
             found = list(pool.map(lambda _: p.compile(x=(4, 4)), range(8)))
         assert len({id(plan) for plan in found}) == 1
         assert [i.node for i in found[0].instrs] == [i.node for i in plan_of(p).instrs]
+
+
+def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both walk the arrays of one ledger: it must not grow under the feet of who binds."""
+    b = Builder("folds")
+    w = b.cast(b.param("w", np.eye(4, dtype=np.float32)), dtype="bfloat16")
+    b.output(b.tanh(b.matmul(b.input("x", (4, 4)), b.cast(w, dtype="float32")), name="t"), "y")
+    p, feed = b.build(), {"x": np.ones((4, 4), np.float32)}
+    made: list[Plan | BaseException] = []
+
+    def make() -> None:
+        try:
+            made.append(p.compile(x=(4, 4), freeze=True))
+        except BaseException as error:
+            made.append(error)
+
+    def slowly(n: int) -> SimpleNamespace:
+        def moved(*lists: object) -> np.ndarray:
+            beside.start()
+            beside.join(0.2)  # it waits for what is walked here
+            return loops(n).moved(*lists)
+
+        return SimpleNamespace(moved=moved)
+
+    plan, beside = p.compile(x=(4, 4), freeze=True), Thread(target=make)
+    with p.edit("insert") as e:
+        e.insert(p.in_edges("t")[0], "relu")
+    monkeypatch.setattr("graphwright.plan.running.binding.loops", slowly)
+    before = Workspace(plan).run(feed)["y"]
+    beside.join()
+    monkeypatch.undo()
+    (patched,) = made
+    assert isinstance(patched, Plan)
+    assert_bits(patched(feed)["y"], p.run(feed)["y"])
+    p.undo()
+    assert_bits(before, p.run(feed)["y"])
 
 
 def test_addresses_never_move_while_the_arena_grows() -> None:

@@ -100,6 +100,35 @@ def test_a_constant_that_changes_makes_the_plan_stale_and_is_planned_again() -> 
     assert np.array_equal(compiled(x=X).numpy(), X * 3, equal_nan=True)
 
 
+@pytest.mark.parametrize("edit", ["removed", "under another key", "replaced under its key"])
+def test_a_plan_goes_on_when_an_edit_takes_its_constant_away(edit: str) -> None:
+    p = built(lambda b, x: b.tanh(b.mul(x, b.const("c", np.float32(1)), name="m"), name="t"))
+    plan = p.compile(x=(2, 3))
+    assert rules(plan) == ["neutral operand"]
+    before, bound = plan({"x": X})["y"], plan.bind()
+    constant = p.weights["c"]
+    with p.edit(edit) as e:
+        if edit == "under another key":
+            e.rename("c", "d", key="d")
+        else:
+            e.rewire(p.in_edges("t")[0], "x")
+            e.remove(["m", "c"])
+    if edit == "replaced under its key":
+        with p.edit("another one") as e:
+            e.insert(p.in_edges("t")[0], "neg")
+            e.set_outputs(y=e.add("mul", "t", e.const("c", np.float32(3))))
+    after = p.compile(x=(2, 3))
+    assert_bits(after({"x": X})["y"], p.run(x=X)["y"])
+    assert_bits(plan({"x": X})["y"], before)
+    np.copyto(bound.inputs["x"], X)
+    bound()
+    assert_bits(bound.outputs["y"], before)
+    constant.data.copy_from(from_numpy(np.asarray(np.float32(3))))
+    for run in (lambda: plan({"x": X}), bound):
+        with pytest.raises(StalePlan, match="got      c"):
+            run()
+
+
 def test_views_that_cancel_and_views_that_agree() -> None:
     p = built(lambda b, x: b.neg(b.permute(b.permute(x, axes=(1, 0)), axes=(1, 0))))
     assert rules(plans(p)) == ["identity view"]

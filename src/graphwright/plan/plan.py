@@ -92,10 +92,18 @@ class Plan(Decoded):
     def __getitem__(self, part: slice) -> Part:
         """`plan[i:j]`, for `Workspace.run`. Raises: UsageError for bounds outside or another step."""
         n = len(self.instrs)
-        start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
-        if part.step not in (None, 1) or not 0 <= start <= stop <= n:
-            raise UsageError("no such part", where=self.program.name, expected=f"0 <= i <= j <= {n}", got=part)
-        return Part(self, start, stop)
+        bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
+        if all(bound is None or isinstance(bound, int) for bound in bounds):
+            start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
+            if part.step in (None, 1) and 0 <= start <= stop <= n:
+                return Part(self, start, stop)
+        raise UsageError(
+            "no such part",
+            where=self.program.name,
+            expected=f"plan[i:j], 0 <= i <= j <= {n}",
+            got=repr(part),
+            fix="plan.instrs[i] is one instruction",
+        )
 
     @property
     def overrides(self) -> list[Override]:
@@ -153,12 +161,17 @@ class Plan(Decoded):
         return list(self.guards.values())
 
     def check_fresh(self) -> None:
-        """Raises: StalePlan if a constant that a rewrite relied on is another one now."""
-        if not self.guarded_fresh:
+        """Raises: StalePlan if a constant that a rewrite relied on was changed; an edit may have taken it away."""
+        planned = self.arranged.variables
+        if changed := [
+            k
+            for k, (array, v) in self.guards.items()
+            if k in planned and (planned[k].data is not array or array.storage.version != v)
+        ]:
             raise StalePlan(
                 "a constant that this plan relied on was changed",
                 where=self.program.name,
-                got=", ".join(self.guards),
+                got=", ".join(changed),
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 

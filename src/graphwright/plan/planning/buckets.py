@@ -45,9 +45,13 @@ class Buckets:
             wrong.append("the program writes state")
         if wrong:
             raise UsageError("these sizes cannot be padded to:\n  " + "\n  ".join(wrong), where=program.name)
-        self.program, self.mask, self.inputs = program, mask, specs
+        self.program, self.mask, self.inputs, self._version = program, mask, specs, program.version
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
+
+    def now(self) -> Buckets:
+        """These, or after an edit of the program new ones that have checked nothing. Raises: as when they were made."""
+        return self if self._version == self.program.version else Buckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
         """Feeds as arrays with the mask among them, and the named sizes. Raises: FeedError."""

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
 from typing import Any
 
-from graphwright.array import CPU, Device, DType, NDArray, Spec
+import numpy as np
+
+from graphwright.array import CPU, Device, DType, NDArray, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
+from graphwright.errors import UsageError
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.buckets import Buckets
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.planner import make_plan
+from graphwright.plan.planning.store import walking
 from graphwright.plan.running.bound import Bound
 from graphwright.plan.running.workspace import Workspace
 from graphwright.program import Program, TraceRecorder, check_feeds, record
 from graphwright.program.derived.patching import Place, patched
 
-_planning = RLock()  # a ledger is brought up to date by one thread at a time
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
 
@@ -39,7 +41,7 @@ def plan_for(p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | No
         None if outputs is None else tuple(outputs),
         tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in options.items())),
     )
-    with _planning:
+    with walking:  # a ledger is brought up to date by one thread at a time
         found = plans.get(key)
         if found is None or not found.fresh:
             before, found = found, make_plan(p, inputs, outputs, **options, before=found)
@@ -79,7 +81,13 @@ def compile_program(
         remat: most bytes of the arena; values are computed again until it fits, else BudgetImpossible.
         patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
             value itself needed does not run.
+    Raises: UnboundDim for a size without a number; UsageError for one name where several are expected; as `make_plan`.
     """
+    for option, names in (("outputs", outputs), ("watch", watch), ("patch", patch)):
+        if isinstance(names, str):
+            raise UsageError(
+                f"{option} takes several names", where=p.name, got=repr(names), fix=f"{option}=[{names!r}]"
+            )
     given = {**(inputs or {}), **named}
     source = p
     if patch:
@@ -90,6 +98,14 @@ def compile_program(
         if name in given:
             spec = spec_of(given.pop(name), p.spec(node).dtype)
             assert spec is not None
+            if spec.symbolic:
+                raise UnboundDim(
+                    "a plan is for given sizes",
+                    where=f"{p.name}: {name}",
+                    expected="numbers",
+                    got=spec,
+                    fix=f"compile({name}=(64, 8)), or gw.compile(program), which plans for what it is called with",
+                )
             specs[name] = spec
             p.spec(node).match(specs[name].shape, dims)
     for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # those of the patches come first
@@ -103,8 +119,8 @@ def spec_of(value: Any, kind: DType | None) -> Spec | None:
     """The spec that a shape (of dtype `kind`), a Spec or an example array says; None for a shape without a dtype."""
     if isinstance(value, Spec):
         return value
-    if isinstance(value, tuple | list) and all(isinstance(n, int) for n in value):
-        return None if kind is None else Spec(tuple(value), kind)
+    if isinstance(value, tuple | list) and all(isinstance(n, int | np.integer | str) for n in value):
+        return None if kind is None else Spec(tuple(n if isinstance(n, str) else int(n) for n in value), kind)
     return as_tensor(value).spec
 
 
@@ -131,6 +147,7 @@ class CompiledProgram:
         """Outputs as tensors: one, or a dict by name."""
         given = {**feeds, **named} if feeds else named
         if self.buckets is not None:
+            self.buckets = self.buckets.now()
             found = self.buckets.run(*self.buckets.checked(given), self._run)
         elif (found := self._again(given)) is None:
             found = self._run(check_feeds(self.program, given)[0])
@@ -279,7 +296,10 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
             whose functions lie within 2.5 units in the last place), `device`; `remat` for a function; for a Program
             `outputs`, `freeze`, and `buckets={"T": [16, 128]}` with `mask`, see `Buckets`.
     Returns: a CompiledProgram or CompiledFunction, to be called like the target.
+    Raises: UsageError for anything else.
     """
     if isinstance(target, Program):
         return CompiledProgram(target, **options)
+    if not callable(target):
+        raise UsageError("what is compiled is a Program or a function of tensors", got=repr(target)[:80])
     return CompiledFunction(target, **options)

@@ -212,7 +212,9 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         given = inputs.get(name)
         if given is None:
             wrong.append(f"{name}: missing, expected {spec}")
-        elif given.dtype is not spec.dtype or given.symbolic or not spec.match(given.sizes, dims):
+            continue
+        known_sizes = not given.symbolic and min(given.sizes, default=0) >= 0
+        if not known_sizes or given.dtype is not spec.dtype or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
         raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)

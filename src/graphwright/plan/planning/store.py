@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from operator import attrgetter
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from graphwright.plan.planning.row import Lists
 from graphwright.plan.table import HOST, INPUT, TEMP, Instr, Slot
 from graphwright.program import Value
 
+walking = RLock()
+"""Held by who lets a ledger grow, and by who walks its arrays otherwise: none may grow while another looks at it."""
 _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
@@ -133,7 +136,8 @@ class Store:
     def _by_form(self, facts: list[bool], order: np.ndarray) -> np.ndarray:
         if not any(facts):
             return np.zeros(len(order), np.bool_)
-        return np.array(facts)[np.frombuffer(self.alike, np.int32)[order]]
+        with walking:  # a plan's tables are decoded by any thread
+            return np.array(facts)[np.frombuffer(self.alike, np.int32)[order]]
 
     # -- what plans come to need again -------------------------------------------------------------------------------
     def saved(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import VM
 from graphwright.plan.planning.folding import fold
 from graphwright.plan.planning.native import loops
+from graphwright.plan.planning.store import walking
 from graphwright.plan.running.arena import Arena
 from graphwright.plan.running.arenas import shared_arena
 from graphwright.plan.running.code import Code
@@ -301,10 +302,13 @@ class Binding:
         arranged = self.plan.arranged
         ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
         mark[buffers] = True
-        lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-        self._forget_calls(set(loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()))
-        holders = np.frombuffer(ledger.holders, np.int32)[: arranged.slots]
-        for slot in np.flatnonzero(mark[holders]).tolist():
+        with walking:  # a plan of the same ledger may be made by another thread
+            lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
+            instrs = loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()
+            slots = np.flatnonzero(mark[np.frombuffer(ledger.holders, np.int32)[: arranged.slots]]).tolist()
+            del lists
+        self._forget_calls(set(instrs))
+        for slot in slots:
             for kept in (self._views, self._readers, self._writers):
                 kept.pop(slot, None)
 
