@@ -53,7 +53,7 @@ def timed(batch=3, steps=5, outputs=2):
     b = gw.Builder("timed")
     x = b.input("x", (batch, steps, 3))
     b.slice(x, axis=2, start=2, size=1, name="elapsed")
-    w = b.param("out.weight", rng.normal(size=(outputs, 3)).astype("f4") * np.float32([1, 1, 0]))
+    w = b.param("out.weight", rng.normal(size=(outputs, 3)).astype("f4") * np.array([1, 1, 0], np.float32))
     b.output(b.linear(x, w, name="out"), "y")
     return b.build()
 

@@ -45,6 +45,12 @@ def scalar() -> Scalar:
 
 def blocks(program: Program) -> Blocks:
     """Layers of a program of yours: input [batch, ...], one output [batch, outputs], logits for classes."""
+    from graphwright.program import Program
+
+    if not isinstance(program, Program):
+        raise UsageError(
+            "layers evolve from a program", got=repr(program)[:80], expected="gw.Builder(...).build(), or a trace"
+        )
     return Blocks(program)
 
 

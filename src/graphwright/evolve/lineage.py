@@ -63,8 +63,18 @@ class Birth:
         if self.mother is None:
             return f"generation {self.key.generation}: founder"
         crossed = f", crossed with {self.father.index}" if self.father is not None else ""
-        at = f" at {self.site}" if self.site >= 0 else ""
-        return f"generation {self.key.generation}: {self.mutation.replace('_', ' ')}{at}{crossed}"
+        return f"generation {self.key.generation}: {_what(self.mutation, self.site)}{crossed}"
+
+
+def said(births: Births, place: int) -> str:
+    """By which edit somebody came to be, in words."""
+    if births.mother[place] < 0:
+        return "founder"
+    return _what(MUTATIONS[births.mutation[place]], int(births.site[place]))
+
+
+def _what(mutation: str, site: int) -> str:
+    return mutation.replace("_", " ") + (f" at {site}" if site >= 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
