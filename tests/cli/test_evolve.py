@@ -141,3 +141,26 @@ def test_a_damaged_state_names_the_one_before(tmp_path):
     facts = json.loads(call("--resume", out / "state.1", "--generations", 3, "--out", out, "--json"))
     assert facts["generations"] == 3
     assert json.loads(call("--resume", out, "--generations", 4, "--json"))["generations"] == 4
+
+
+def test_an_interrupted_run_says_what_is_kept(tmp_path):
+    own, out = tmp_path / "own.py", tmp_path / "run"
+    own.write_text(
+        "from graphwright import evolve as ev\n\ncalls = iter(range(1000))\n\n\ndef fitness(answers):\n"
+        "    if next(calls) == 3:\n        raise KeyboardInterrupt\n    return answers[:, 0, 0]\n\n\n"
+        "task = ev.Task([[0.0], [1.0]], [0, 1], fitness_batch=fitness, split='same')\n"
+    )
+    small = ("--task", own, "--population", 4, "--generations", 9, "--out", out)
+    said = call(*small, code=130)
+    assert "nothing is kept yet" in " ".join(said.split())
+    said = call(*small, "--overwrite", "--save-every", 1, code=130)
+    assert f"2 generations are kept in {out}" in " ".join(said.split()).replace("- ", "-")
+    assert ev.resume(out, ev.Task([[0.0], [1.0]], [0, 1], split="same")).generation == 1
+
+
+def test_a_run_that_goes_on_keeps_its_settings(tmp_path):
+    out = tmp_path / "run"
+    call("xor", "--generations", 1, "--population", 4, "--out", out)
+    for options in (["--layers"], ["--hybrid"], ["--delays"], ["--population", 8], ["--seed", 3]):
+        assert options[0] in call("--resume", out, *options, code=2)
+    call("--resume", out, "--generations", 2)

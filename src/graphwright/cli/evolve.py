@@ -78,6 +78,11 @@ def evolve(
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
     if resume is not None:
+        asked = {"--population": population is not None, "--hybrid": hybrid, "--layers": layers, "--delays": delays,
+                 "--seed": seed != 0}  # fmt: skip
+        if any(asked.values()):
+            raise UsageError("a run that goes on keeps its settings and seed", where=resume,
+                             got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
@@ -102,8 +107,7 @@ def evolve(
         with _table(quiet or as_json, run.task.metric, generations) as show:
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
-        kept = "nothing is kept; --out DIR would keep the run" if state is None else f"the run is kept in {state}"
-        raise KeyboardInterrupt(kept) from None
+        raise KeyboardInterrupt(_kept(state)) from None
     facts = result.to_json()
     if not isinstance(run.task.split, str):
         facts["metric"]["test"] = result.test()
@@ -136,6 +140,16 @@ def _clear(out: Path, overwrite: bool) -> None:
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
+
+
+def _kept(state: Path | None) -> str:
+    """What is left of a run that was interrupted."""
+    if state is None:
+        return "nothing is kept; --out DIR would keep the run"
+    if not (state / "run.json").is_file():
+        return "nothing is kept yet; --save-every N says how often it is"
+    count = len(json.loads((state / "run.json").read_text(encoding="utf-8"))["log"])
+    return f"{count} generations are kept in {state}"
 
 
 def _task(task: str | None, target: str | None) -> Any:
