@@ -87,13 +87,23 @@ def test_layers_evolve_are_kept_and_go_on(tmp_path):
     assert "by gradients" in call("iris", "--layers", "--hybrid", code=2)
 
 
+def test_layers_evolve_over_time_too(tmp_path):
+    out = tmp_path / "run"
+    facts = json.loads(call("parity", "--layers", "--evaluations", 2, "--population", 2, "--out", out, "--json"))
+    assert facts["evaluations"] == 2
+    assert gw.load(out / "champion").spec("x").shape[1:] == (8, 1)
+
+
 def test_seeds_are_told_as_distributions(tmp_path):
     args = ("xor", "--hybrid", "--generations", 2, "--seeds", 3, "--seed", 5)
     facts = json.loads(call(*args, "--json"))
     assert facts["seeds"] == [5, 6, 7]
     assert set(facts["success"]) == {"rate", "low", "high"}
     assert [r["generations"] for r in facts["runs"]] == [2, 2, 2]
-    assert call(*args).startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
+    text = call(*args)
+    assert text.startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
+    assert "backward passes: median 7,680, quartiles" in text
+    assert "e+0" not in call("two-moons", "--hybrid", "--generations", 2, "--seeds", 2)  # 576,000, not 5.76e+05
     assert "not kept" in call(*args, "--out", tmp_path / "run", code=2)
 
 

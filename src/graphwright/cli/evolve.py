@@ -192,6 +192,8 @@ def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, dela
         return ev.scalar(), _neurons(task, changes, hybrid, delays)
     if hybrid or delays:
         raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
+    if not isinstance(task, ev.Task):
+        raise UsageError("layers evolve on data", got=task.name, fix="without --layers")
     return ev.blocks(_linear(task)), ev.Layers(**changes)
 
 
@@ -207,7 +209,7 @@ def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> 
 
 
 def _linear(task: Any) -> Any:
-    """One linear layer of zeros from the inputs of a task to its outputs."""
+    """One linear layer of zeros from the inputs of a task to its outputs, at each step of a sequence."""
     import numpy as np
 
     from graphwright.program import Builder
@@ -215,7 +217,8 @@ def _linear(task: Any) -> Any:
     b = Builder(task.name)
     weight = b.param("out.weight", np.zeros((task.outputs, task.inputs), np.float32))
     bias = b.param("out.bias", np.zeros(task.outputs, np.float32))
-    b.output(b.linear(b.input("x", ("B", task.inputs)), weight, bias, name="out"), "y")
+    cases = (min(64, len(task.train.x)), task.steps) if task.sequence else ("B",)
+    b.output(b.linear(b.input("x", (*cases, task.inputs)), weight, bias, name="out"), "y")
     return b.build()
 
 
