@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import graphwright as gw
@@ -85,6 +86,14 @@ def test_layers_evolve_are_kept_and_go_on(tmp_path):
     assert "candidates" in text
     assert "0: start" in text
     assert "by gradients" in call("iris", "--layers", "--hybrid", code=2)
+
+
+@pytest.mark.parametrize("kind", ["--hybrid", "--layers"])
+def test_a_run_that_goes_on_says_that_the_test_cases_were_read_before(tmp_path, kind):
+    out = tmp_path / "run"
+    facts = json.loads(call("two-moons", kind, "--generations", 1, "--population", 2, "--out", out, "--json"))
+    assert facts["test_reads"] == 1
+    assert "the test cases were read 2 times" in call("--resume", out, "--generations", 2)
 
 
 def test_layers_evolve_over_time_too(tmp_path):

@@ -108,9 +108,12 @@ def evolve(
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_kept(state)) from None
+    tested = None if isinstance(run.task.split, str) else result.test()
+    if tested is not None and state is not None:
+        run.save(state)  # that the test cases were read is kept too
     facts = result.to_json()
-    if not isinstance(run.task.split, str):
-        facts["metric"]["test"] = result.test()
+    if tested is not None:
+        facts["metric"]["test"] = tested
     if out is not None:
         facts["out"] = _write(result, out)
     if as_json:
