@@ -424,3 +424,34 @@ def test_two_numbers_for_one_structure_are_a_conflict(tmp_path):
     run.save(tmp_path / "run")
     with pytest.raises(RegistryConflict, match=r"key \(.*\) as number 4"):
         ev.resume(tmp_path / "run")
+
+
+def test_calls_that_cannot_be_are_refused_before_anything_runs(tmp_path):
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=4))
+    calls: list[dict[str, Any]] = [{"save_every": 0}, {"save_every": 1.5}, {"keep": 0}, {"keep": "all"}]
+    for options in calls:
+        with pytest.raises(UsageError, match="from 1 on"):
+            run.run(2, save=tmp_path / "run", **options)
+    assert not run.log
+    tasks: list[Any] = ["xor", None]
+    for task in tasks:
+        with pytest.raises(TaskError, match=r"evolve\.tasks"):
+            ev.Evolution(task)
+        with pytest.raises(TaskError):
+            ev.Evolution(task, ev.blocks(gw.Program("p")))
+
+
+def test_inputs_of_another_width_are_not_stretched():
+    best = run_of(generations=1, population=4).individual(ev.Key(0, 0))
+    for shape in ((3, 1), (3, 5), (3, 2, 1), ()):
+        with pytest.raises(TaskError, match="2 inputs"):
+            best.predict(np.zeros(shape))
+
+
+def test_nobody_has_a_key_beyond_the_run():
+    lineage = run_of(generations=2, population=4).lineage
+    for key in (ev.Key(9, 0), ev.Key(1, 4), ev.Key(-1, 0), ev.Key(1, -2), ev.Key(0, 0, 1)):
+        with pytest.raises(KeyError, match="nobody"):
+            lineage.birth(key)
+        with pytest.raises(KeyError, match="nobody"):
+            lineage.genome(key)

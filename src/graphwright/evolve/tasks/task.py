@@ -225,9 +225,16 @@ class Task:
         return self.heads[name]
 
     def seen(self, x: Any) -> np.ndarray:
-        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32."""
+        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32.
+
+        Raises: TaskError for another number of inputs.
+        """
+        values = np.asarray(x, np.float32)
+        if values.ndim < 2 or values.shape[-1] != self.inputs:
+            raise TaskError("inputs that do not fit", where=self.name, expected=f"cases of {self.inputs} inputs",
+                            got=values.shape)  # fmt: skip
         with np.errstate(over="ignore"):
-            return (np.asarray(x, np.float32) - self.scale[0]) / self.scale[1]
+            return (values - self.scale[0]) / self.scale[1]
 
     def _finite(self, x: np.ndarray) -> np.ndarray:
         """Raises: TaskError for inputs that scaling made infinite."""
