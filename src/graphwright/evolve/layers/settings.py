@@ -80,9 +80,7 @@ class Layers:
         rates = self.rates if isinstance(self.rates, Mapping) else {"rates": self.rates}
         odd = {n: v for n, v in rates.items() if not isinstance(v, Real) or not 0 <= float(v) < float("inf")}
         if odd or rates is not self.rates:
-            raise UsageError(
-                "numbers from 0 on, by the names of mutations", where="Layers, rates", got=odd or self.rates
-            )
+            raise UsageError("a rate is a number from 0 on, by name", where="Layers, rates", got=odd or self.rates)
 
     def to_json(self) -> dict[str, Any]:
         """All settings, by name."""
