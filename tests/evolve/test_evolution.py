@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -455,3 +456,21 @@ def test_nobody_has_a_key_beyond_the_run():
             lineage.birth(key)
         with pytest.raises(KeyError, match="nobody"):
             lineage.genome(key)
+
+
+def test_what_is_no_key_and_no_genome_is_refused(tmp_path):
+    run: Any = run_of(generations=2, population=4)
+    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit("a"):
+        pass
+    b = gw.Builder("net")
+    b.output(b.tanh(b.input("data", ("B", 2))), "y")
+    for program in (gw.Program("empty"), b.build()):
+        with pytest.raises(TaskError, match="no genome"):
+            ev.PopulationPlan([program])
+    run.save(tmp_path / "run")
+    place = tmp_path / "run" / "run.json"
+    content = json.loads(place.read_text())
+    for name, value in (("best", [5, 99, 0]), ("pinned", [[0, 44, 0]])):
+        place.write_text(json.dumps(content | {name: value}))
+        with pytest.raises(ResumeMismatch, match="nobody has the key"):
+            ev.resume(tmp_path / "run")

@@ -169,7 +169,7 @@ class NeuronEvolution(Evolution):
             raise UsageError("nobody lives yet that was scored", where=self.task.name, fix="run(max_generations=1)")
         place = who.index if isinstance(who, Key) else who
         last = f"0 to {len(self.fitness) - 1}, or a key of generation {self.generation}"
-        if 0 <= place < len(self.fitness):
+        if isinstance(place, int | np.integer) and 0 <= place < len(self.fitness):
             key = self.lineage.latest(self.generation, place)
             if who in (place, key):
                 return key
