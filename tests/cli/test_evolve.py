@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import graphwright as gw
@@ -87,13 +88,31 @@ def test_layers_evolve_are_kept_and_go_on(tmp_path):
     assert "by gradients" in call("iris", "--layers", "--hybrid", code=2)
 
 
+@pytest.mark.parametrize("kind", ["--hybrid", "--layers"])
+def test_a_run_that_goes_on_says_that_the_test_cases_were_read_before(tmp_path, kind):
+    out = tmp_path / "run"
+    facts = json.loads(call("two-moons", kind, "--generations", 1, "--population", 2, "--out", out, "--json"))
+    assert facts["test_reads"] == 1
+    assert "the test cases were read 2 times" in call("--resume", out, "--generations", 2)
+
+
+def test_layers_evolve_over_time_too(tmp_path):
+    out = tmp_path / "run"
+    facts = json.loads(call("parity", "--layers", "--evaluations", 2, "--population", 2, "--out", out, "--json"))
+    assert facts["evaluations"] == 2
+    assert gw.load(out / "champion").spec("x").shape[1:] == (8, 1)
+
+
 def test_seeds_are_told_as_distributions(tmp_path):
     args = ("xor", "--hybrid", "--generations", 2, "--seeds", 3, "--seed", 5)
     facts = json.loads(call(*args, "--json"))
     assert facts["seeds"] == [5, 6, 7]
     assert set(facts["success"]) == {"rate", "low", "high"}
     assert [r["generations"] for r in facts["runs"]] == [2, 2, 2]
-    assert call(*args).startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
+    text = call(*args)
+    assert text.startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
+    assert "backward passes: median 7,680, quartiles" in text
+    assert "e+0" not in call("two-moons", "--hybrid", "--generations", 2, "--seeds", 2)  # 576,000, not 5.76e+05
     assert "not kept" in call(*args, "--out", tmp_path / "run", code=2)
 
 
@@ -141,3 +160,26 @@ def test_a_damaged_state_names_the_one_before(tmp_path):
     facts = json.loads(call("--resume", out / "state.1", "--generations", 3, "--out", out, "--json"))
     assert facts["generations"] == 3
     assert json.loads(call("--resume", out, "--generations", 4, "--json"))["generations"] == 4
+
+
+def test_an_interrupted_run_says_what_is_kept(tmp_path):
+    own, out = tmp_path / "own.py", tmp_path / "run"
+    own.write_text(
+        "from graphwright import evolve as ev\n\ncalls = iter(range(1000))\n\n\ndef fitness(answers):\n"
+        "    if next(calls) == 3:\n        raise KeyboardInterrupt\n    return answers[:, 0, 0]\n\n\n"
+        "task = ev.Task([[0.0], [1.0]], [0, 1], fitness_batch=fitness, split='same')\n"
+    )
+    small = ("--task", own, "--population", 4, "--generations", 9, "--out", out)
+    said = call(*small, code=130)
+    assert "nothing is kept yet" in " ".join(said.split())
+    said = call(*small, "--overwrite", "--save-every", 1, code=130)
+    assert f"2 generations are kept in {out}" in " ".join(said.split()).replace("- ", "-")
+    assert ev.resume(out, ev.Task([[0.0], [1.0]], [0, 1], split="same")).generation == 1
+
+
+def test_a_run_that_goes_on_keeps_its_settings(tmp_path):
+    out = tmp_path / "run"
+    call("xor", "--generations", 1, "--population", 4, "--out", out)
+    for options in (["--layers"], ["--hybrid"], ["--delays"], ["--population", 8], ["--seed", 3]):
+        assert options[0] in call("--resume", out, *options, code=2)
+    call("--resume", out, "--generations", 2)

@@ -48,30 +48,99 @@ def test_a_cell_is_torch_s_and_begins_by_changing_nothing(kind):
     assert not cells(p)
 
 
-def test_a_cfc_cell_is_its_formula_at_one_unit_of_time_a_step():
-    """Hasani et al. 2022, equation 10: h' = f₁(1 - t) + f₂ t, t = σ(time_a + time_b), on a backbone of [x, h]."""
-    p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
-    y = p.run(x=x)["y"].to_numpy()
-    with p.edit("in") as e:
-        m.insert_cell(e, "out", np.random.default_rng(1), "cfc", 4)
-        e.set_weight("b1.to.weight", np.eye(2, 4, dtype="f4"))
+def timed(batch=3, steps=5, outputs=2):
+    """Inputs of two readings and the time before each; a node `elapsed` says which is the time."""
+    b = gw.Builder("timed")
+    x = b.input("x", (batch, steps, 3))
+    b.slice(x, axis=2, start=2, size=1, name="elapsed")
+    w = b.param("out.weight", rng.normal(size=(outputs, 3)).astype("f4") * np.array([1, 1, 0], np.float32))
+    b.output(b.linear(x, w, name="out"), "y")
+    return b.build()
+
+
+def by_formula(p, x, times):
+    """Hasani et al. 2022, equation 10: h' = f₁(1 - t) + f₂ t, t = σ(time_a·Δt + time_b), on a backbone of [x, h]."""
     w = {k.removeprefix("b1.cfc."): v.data.to_numpy("float64") for k, v in p.weights.items()}
 
     def linear(name: str, v: np.ndarray) -> np.ndarray:
         return v @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
-    h, found = np.zeros((3, 4)), []
-    for t in range(5):
+    h, found = np.zeros((len(x), 4)), []
+    for t in range(x.shape[1]):
         b = np.tanh(linear("backbone.0", np.concatenate([x[:, t], h], 1)))
-        gate = 1 / (1 + np.exp(-linear("time_a", b) - linear("time_b", b)))
+        gate = 0.5 + 0.5 * np.tanh(0.5 * (linear("time_a", b) * times[:, t] + linear("time_b", b)))  # σ
         h = np.tanh(linear("ff1", b)) * (1 - gate) + np.tanh(linear("ff2", b)) * gate
         found.append(h[:, :2])
-    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy() - y, np.stack(found, 1), atol=1e-6)
+    return np.stack(found, 1)
+
+
+def test_a_cfc_cell_is_its_formula_at_one_unit_of_time_a_step():
+    p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
+    y = p.run(x=x)["y"].to_numpy()
+    with p.edit("in") as e:
+        m.insert_cell(e, "out", np.random.default_rng(1), "cfc", 4)
+        e.set_weight("b1.to.weight", np.eye(2, 4, dtype="f4"))
+    np.testing.assert_allclose(p.run(x=x)["y"].to_numpy() - y, by_formula(p, x, np.ones((3, 5, 1))), atol=1e-6)
     with p.edit("another kind") as e:
         m.cell_type(e, "b1.to", rng, "gru")
     assert kind_of(p, "b1.to") == "gru"
     p.undo()
     assert kind_of(p, "b1.to") == "cfc"
+
+
+@pytest.mark.parametrize("first", ["cfc", "gru"])
+def test_a_cfc_cell_reads_the_elapsed_time_where_a_program_has_it(first):
+    p = timed()
+    before = p.hash()
+    x = rng.normal(size=(3, 5, 3)).astype("f4")
+    x[..., 2] = [[0, 0.1, 1, 7, 1e6]] * 3
+    y = p.run(x=x)["y"].to_numpy()
+    with p.edit("in") as e:
+        m.insert_cell(e, "out", np.random.default_rng(1), first, 4)
+    np.testing.assert_array_equal(p.run(x=x)["y"].to_numpy(), y)
+    if first == "gru":
+        with p.edit("another kind") as e:
+            m.cell_type(e, "b1.to", np.random.default_rng(2), "cfc")
+    with p.edit("open it") as e:
+        e.set_weight("b1.to.weight", np.eye(2, 4, dtype="f4"))
+        e.set_weight("b1.cfc.backbone.0.weight", lambda w: w * [[1, 1, 0, 1, 1, 1, 1]])  # time by the gate alone
+    found = p.run(x=x)["y"].to_numpy() - y
+    np.testing.assert_allclose(found, by_formula(p, x, x[..., 2:]), atol=2e-6)
+    assert np.abs(found - by_formula(p, x, np.ones((3, 5, 1)))).max() > 1e-2
+    with p.edit("another kind") as e:
+        m.cell_type(e, "b1.to", rng, "lstm")
+    assert not p.consumers(p.node("elapsed"))
+    p.undo(4 if first == "gru" else 3)
+    assert p.hash() == before
+
+
+def test_elapsed_times_of_another_shape_are_refused():
+    b = gw.Builder("odd")
+    x = b.input("x", (3, 5, 3))
+    b.slice(x, axis=2, start=1, size=2, name="elapsed")
+    b.output(b.linear(x, b.param("out.weight", np.zeros((1, 3), np.float32)), name="out"), "y")
+    p = b.build()
+    before = p.hash()
+    with pytest.raises(UsageError, match="elapsed times that do not fit"), p.edit("in") as e:
+        m.insert_cell(e, "out", rng, "cfc", 4)
+    assert p.hash() == before
+
+
+def test_a_run_grows_cells_that_read_the_time():
+    task = ev.tasks.irregular_sine(20, 5)
+    b = gw.Builder("readings")
+    x = b.input("x", (6, 5, 2))
+    b.slice(x, axis=2, start=1, size=1, name="elapsed")
+    b.output(b.linear(x, b.param("out.weight", np.zeros((1, 2), np.float32)), name="out"), "y")
+    settings = ev.Layers(population=2, steps=5, crossover=0.0, rates={"insert_cell": 9.0, "cell_type": 9.0})
+    run: Any = ev.Evolution(task, ev.blocks(b.build()), settings, seed=2)
+    run.run(max_evaluations=4, target=2.0)
+    timed = [m for m in run.members if any(".cfc." in k for k in m.program.weights)]
+    assert timed
+    for member in timed:
+        p = member.program
+        assert any(".cfc." in p.path(n) for n in p.consumers(p.node("elapsed")))
+        assert run.replay(member.number).structure_hash() == p.structure_hash()
 
 
 def test_a_program_with_a_cell_leaves_as_others_do(tmp_path):

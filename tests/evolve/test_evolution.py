@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -173,6 +174,40 @@ def test_failing_genomes_are_recorded_and_the_run_goes_on():
     assert np.isfinite(run.lineage.birth(run.best).fitness)
 
 
+def test_a_failure_says_who_by_which_edit_and_in_which_line():
+    def deeper(k):
+        raise ValueError("boom")
+
+    calls = iter(range(1000))
+
+    def fitness(program):
+        k = next(calls)
+        if k % 7 == 4:
+            deeper(k)
+        return {9: None, 10: "many", 12: np.zeros(2)}.get(k, 1.0 / (1 + k))
+
+    task = ev.Task(X, [0, 1, 1, 0], fitness=fitness, split="same")
+    with pytest.warns(ev.NoisyFitness):
+        run = run_of(task=task, population=8, generations=2, split_link=1.0)
+    line = deeper.__code__.co_firstlineno
+    assert run.failures[0].startswith("generation 0, genome 4 (founder): ValueError: boom, at test_evolution.py:")
+    assert run.failures[0].endswith(f"test_evolution.py:{line + 1}")
+    said = "; ".join(run.failures)
+    assert "(split link at " in said
+    for got in ("None", "'many'", "array([0., 0.])"):
+        assert f"a fitness is a number, got {got}" in said
+
+
+def test_a_fitness_may_be_an_array_of_one_number():
+    def fitness(program):
+        return program.run(x=X[:1], keep="outputs")["y"]
+
+    task = ev.Task(X, [0, 1, 1, 0], fitness=fitness, split="same")
+    run = run_of(task=task, population=4, generations=1)
+    assert run.counters.failed == 0
+    assert run.fitness[0] == fitness(run.population().program(0)).item()
+
+
 def test_who_fails_changes_nobody_s_random_numbers():
     """The worst get no fitness where they got the least: whoever is left has the same children, to the bit."""
 
@@ -336,8 +371,10 @@ def test_settings_go_through_json():
     assert ev.NEAT.paper2002().stagnation == 15
     with pytest.raises(ValueError, match="no such activation"):
         ev.NEAT(activation="cube")
-    with pytest.raises(ValueError, match="not a probability"):
-        ev.NEAT(split_link=1.5)
+    shares: list[Any] = [1.5, "x", None, math.nan]
+    for share in shares:
+        with pytest.raises(ValueError, match="split_link: not a probability"):
+            ev.NEAT(split_link=share)
     with pytest.raises(ValueError, match="have an activation"):
         ev.NEAT(activation=())
 
@@ -345,7 +382,8 @@ def test_settings_go_through_json():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("population", 1), ("population", 20.5), ("tournament", 0), ("champions", -1), ("c1", -1.0), ("c3", math.nan),
-     ("power", math.inf), ("max_links", "many")],
+     ("power", math.inf), ("max_links", "many"), ("target_species", -1), ("start", "other"), ("inherit", "some"),
+     ("train", 3)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
     with pytest.raises(ValueError, match=f"NEAT, {name}: a setting out of range"):
@@ -387,3 +425,52 @@ def test_two_numbers_for_one_structure_are_a_conflict(tmp_path):
     run.save(tmp_path / "run")
     with pytest.raises(RegistryConflict, match=r"key \(.*\) as number 4"):
         ev.resume(tmp_path / "run")
+
+
+def test_calls_that_cannot_be_are_refused_before_anything_runs(tmp_path):
+    run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=4))
+    calls: list[dict[str, Any]] = [{"save_every": 0}, {"save_every": 1.5}, {"keep": 0}, {"keep": "all"}]
+    for options in calls:
+        with pytest.raises(UsageError, match="from 1 on"):
+            run.run(2, save=tmp_path / "run", **options)
+    assert not run.log
+    tasks: list[Any] = ["xor", None]
+    for task in tasks:
+        with pytest.raises(TaskError, match=r"evolve\.tasks"):
+            ev.Evolution(task)
+        with pytest.raises(TaskError):
+            ev.Evolution(task, ev.blocks(gw.Program("p")))
+
+
+def test_inputs_of_another_width_are_not_stretched():
+    best = run_of(generations=1, population=4).individual(ev.Key(0, 0))
+    for shape in ((3, 1), (3, 5), (3, 2, 1), ()):
+        with pytest.raises(TaskError, match="2 inputs"):
+            best.predict(np.zeros(shape))
+
+
+def test_nobody_has_a_key_beyond_the_run():
+    lineage = run_of(generations=2, population=4).lineage
+    for key in (ev.Key(9, 0), ev.Key(1, 4), ev.Key(-1, 0), ev.Key(1, -2), ev.Key(0, 0, 1)):
+        with pytest.raises(KeyError, match="nobody"):
+            lineage.birth(key)
+        with pytest.raises(KeyError, match="nobody"):
+            lineage.genome(key)
+
+
+def test_what_is_no_key_and_no_genome_is_refused(tmp_path):
+    run: Any = run_of(generations=2, population=4)
+    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit("a"):
+        pass
+    b = gw.Builder("net")
+    b.output(b.tanh(b.input("data", ("B", 2))), "y")
+    for program in (gw.Program("empty"), b.build()):
+        with pytest.raises(TaskError, match="no genome"):
+            ev.PopulationPlan([program])
+    run.save(tmp_path / "run")
+    place = tmp_path / "run" / "run.json"
+    content = json.loads(place.read_text())
+    for name, value in (("best", [5, 99, 0]), ("pinned", [[0, 44, 0]])):
+        place.write_text(json.dumps(content | {name: value}))
+        with pytest.raises(ResumeMismatch, match="nobody has the key"):
+            ev.resume(tmp_path / "run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -381,3 +381,30 @@ def test_images_evolve_too():
     run.run(max_evaluations=25)
     assert run._best().metric > 0.8
     assert {b.mutation for b in run.births} & {"kernel", "stride", "widen"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("population", 1.5), ("steps", "a"), ("clip", -1), ("clip", np.nan), ("lr", np.nan), ("lr", 0), ("crossover", "x"),
+     ("explore", 2), ("stagnation", -1), ("max_params", "x"), ("pareto", 3), ("rates", 3), ("rates", {"widen": -1}),
+     ("inherit", "none"), ("optimizer", "adamw")],
+)  # fmt: skip
+def test_settings_of_layers_out_of_range_are_named(name, value):
+    with pytest.raises(UsageError, match=f"Layers, {name}"):
+        ev.Layers(**{name: value})
+
+
+def test_what_layers_cannot_start_from_is_refused():
+    def refused(limits: Any, message: str, expected: Any) -> None:
+        with pytest.raises(LimitTooSmall, match=message) as caught:
+            evolution(**limits)
+        assert caught.value.expected == expected
+
+    refused({"max_params": 2}, "parameters", 2)
+    refused({"max_flops": 1}, "operations", 1)
+    refused({"max_width": 0}, "wider", 0)
+    own = ev.Task([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0], fitness=lambda p: 1.0, split="same")
+    with pytest.raises(TaskError, match="metric, not by a fitness"):
+        ev.Evolution(own, ev.blocks(start(2, 1)))
+    with pytest.raises(UsageError, match="a program"):
+        ev.blocks(cast(Any, 3))

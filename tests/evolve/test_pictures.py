@@ -69,3 +69,14 @@ def test_genes_of_those_without_descendants_are_dropped():
         assert run.lineage.path(ev.Key(run.generation, g))[0].mother is None
     assert run.lineage.replay(ev.Key(run.generation, 0)).valid
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
+
+
+def test_one_generation_is_seen_too():
+    run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=8), seed=1)
+    run.run(1, target=2.0)
+    for line in ElementTree.fromstring(ev.pictures.fitness(run.log)).iter(f"{SVG}polyline"):
+        points = [tuple(map(float, p.split(","))) for p in line.get("points", "").split()]
+        assert len({x for x, _ in points}) > 1
+    for area in ElementTree.fromstring(ev.pictures.species(run.log)).iter(f"{SVG}polygon"):
+        points = [tuple(map(float, p.split(","))) for p in area.get("points", "").split()]
+        assert len({x for x, _ in points}) > 1

@@ -403,3 +403,49 @@ def test_steps_that_do_not_count():
     assert (ev.Task(x, y, "mse", split="same", skip=2).train.counts == [0, 0, 1]).all()
     with pytest.raises(TaskError, match="skip below 2"):
         ev.Task(x, y, "mse", split="same", lengths=[2] * 6, skip=2)
+
+
+def test_what_does_not_vary_where_one_trains_is_not_blown_up_elsewhere():
+    x = np.full((50, 3), 0.1, np.float32)
+    x[:, 1] = np.arange(50)
+    y = np.arange(50) % 2
+    plain = ev.Task(x, y)
+    rare = next(i for i in range(50) if i in plain._test.x[:, 0, 1])
+    x[rare, 0] = 1.1  # seen for the first time in the test cases
+    task = ev.Task(x, y, scaled=True)
+    assert np.abs(task._test.x).max() < 10
+    np.testing.assert_array_equal(task.scale[:, 2], np.array([0.1, 1], np.float32))
+    assert np.unique(task.train.x[..., 2]).size == 1
+
+
+def test_large_and_small_numbers_are_standardised_alike():
+    x = np.random.default_rng(0).normal(size=(60, 1))
+    x = (x * np.array([[1e30, 1, 1e-30]])).astype(np.float32)
+    task = ev.Task(x, np.arange(60) % 2, scaled=True)
+    np.testing.assert_allclose(task.train.x[..., 0], task.train.x[..., 1], atol=1e-5)
+    np.testing.assert_allclose(task.train.x[..., 2], task.train.x[..., 1], atol=1e-5)
+
+
+def test_a_number_that_scaling_makes_infinite_is_named():
+    x = (np.random.default_rng(0).normal(size=(60, 2)) * 0.01).astype(np.float32)
+    x[x[:, 0] == ev.Task(x, np.arange(60) % 2)._test.x[0, 0, 0], 1] = 3e38
+    with pytest.raises(TaskError, match=r"x1: .* beyond float32"):
+        ev.Task(x, np.arange(60) % 2, scaled=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"names": ("a",)}, {"fitness": 3}, {"fitness_batch": 3}, {"fitness": len, "fitness_batch": len},
+     {"scaled": [True] * 3}, {"seed": -1, "split": (0.5, 0.25, 0.25)}, {"split": None}, {"split": 3}, {"target": "x"}],
+    ids=str,
+)  # fmt: skip
+def test_options_that_do_not_fit_are_task_errors(options):
+    with pytest.raises(TaskError):
+        ev.Task(np.eye(2)[[0, 1, 0, 1]], [0, 1, 1, 0], **{"split": "same", **options})
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(TaskError, match="real"):
+        ev.Task(np.eye(2) * 1j, [0, 1], split="same")
+    with pytest.raises(TaskError, match="real"):
+        ev.Task(np.eye(2), np.array([0, 1j]), split="same")

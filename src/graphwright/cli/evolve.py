@@ -78,6 +78,11 @@ def evolve(
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
     if resume is not None:
+        asked = {"--population": population is not None, "--hybrid": hybrid, "--layers": layers, "--delays": delays,
+                 "--seed": seed != 0}  # fmt: skip
+        if any(asked.values()):
+            raise UsageError("a run that goes on keeps its settings and seed", where=resume,
+                             got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
@@ -102,11 +107,13 @@ def evolve(
         with _table(quiet or as_json, run.task.metric, generations) as show:
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
-        kept = "nothing is kept; --out DIR would keep the run" if state is None else f"the run is kept in {state}"
-        raise KeyboardInterrupt(kept) from None
+        raise KeyboardInterrupt(_kept(state)) from None
+    tested = None if isinstance(run.task.split, str) else result.test()
+    if tested is not None and state is not None:
+        run.save(state)  # that the test cases were read is kept too
     facts = result.to_json()
-    if not isinstance(run.task.split, str):
-        facts["metric"]["test"] = result.test()
+    if tested is not None:
+        facts["metric"]["test"] = tested
     if out is not None:
         facts["out"] = _write(result, out)
     if as_json:
@@ -136,6 +143,16 @@ def _clear(out: Path, overwrite: bool) -> None:
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
+
+
+def _kept(state: Path | None) -> str:
+    """What is left of a run that was interrupted."""
+    if state is None:
+        return "nothing is kept; --out DIR would keep the run"
+    if not (state / "run.json").is_file():
+        return "nothing is kept yet; --save-every N says how often it is"
+    count = len(json.loads((state / "run.json").read_text(encoding="utf-8"))["log"])
+    return f"{count} generations are kept in {state}"
 
 
 def _task(task: str | None, target: str | None) -> Any:
@@ -178,6 +195,8 @@ def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, dela
         return ev.scalar(), _neurons(task, changes, hybrid, delays)
     if hybrid or delays:
         raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
+    if not isinstance(task, ev.Task):
+        raise UsageError("layers evolve on data", got=task.name, fix="without --layers")
     return ev.blocks(_linear(task)), ev.Layers(**changes)
 
 
@@ -193,7 +212,7 @@ def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> 
 
 
 def _linear(task: Any) -> Any:
-    """One linear layer of zeros from the inputs of a task to its outputs."""
+    """One linear layer of zeros from the inputs of a task to its outputs, at each step of a sequence."""
     import numpy as np
 
     from graphwright.program import Builder
@@ -201,7 +220,8 @@ def _linear(task: Any) -> Any:
     b = Builder(task.name)
     weight = b.param("out.weight", np.zeros((task.outputs, task.inputs), np.float32))
     bias = b.param("out.bias", np.zeros(task.outputs, np.float32))
-    b.output(b.linear(b.input("x", ("B", task.inputs)), weight, bias, name="out"), "y")
+    cases = (min(64, len(task.train.x)), task.steps) if task.sequence else ("B",)
+    b.output(b.linear(b.input("x", (*cases, task.inputs)), weight, bias, name="out"), "y")
     return b.build()
 
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import mutations, pareto, pictures, program, tasks
+from graphwright.evolve import islands, mutations, pareto, pictures, program, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
     LimitTooSmall,
@@ -64,6 +64,7 @@ __all__ = [
     "TaskError",
     "Train",
     "blocks",
+    "islands",
     "load_best",
     "mutation",
     "mutations",

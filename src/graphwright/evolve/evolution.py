@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from graphwright.errors import UsageError
+from graphwright.evolve.errors import TaskError
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.status import Status
 from graphwright.progress import Progress, Report
@@ -45,6 +46,12 @@ def scalar() -> Scalar:
 
 def blocks(program: Program) -> Blocks:
     """Layers of a program of yours: input [batch, ...], one output [batch, outputs], logits for classes."""
+    from graphwright.program import Program
+
+    if not isinstance(program, Program):
+        raise UsageError(
+            "layers evolve from a program", got=repr(program)[:80], expected="gw.Builder(...).build(), or a trace"
+        )
     return Blocks(program)
 
 
@@ -98,6 +105,8 @@ class Evolution:
         from graphwright.evolve.layers.engine import LayerEvolution
         from graphwright.evolve.neurons import NeuronEvolution
 
+        if not hasattr(task, "score"):
+            raise TaskError("not a task", got=repr(task)[:80], expected="evolve.tasks.xor(), or a Task of one's own")
         if start is not None and not isinstance(start, Scalar | Blocks):
             raise UsageError("a start that nothing evolves from", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
@@ -143,6 +152,9 @@ class Evolution:
                 raise UsageError("a limit or a target is a number", got=repr(value)[:80])
         if any(limit is not None and limit < 0 for limit in limits):
             raise UsageError("a limit is below 0", got=min(limit for limit in limits if limit is not None))
+        for name, value in (("save_every", save_every), ("keep", keep)):
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{name} is a whole number from 1 on", got=repr(value))
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         saved = -1

@@ -63,8 +63,18 @@ class Birth:
         if self.mother is None:
             return f"generation {self.key.generation}: founder"
         crossed = f", crossed with {self.father.index}" if self.father is not None else ""
-        at = f" at {self.site}" if self.site >= 0 else ""
-        return f"generation {self.key.generation}: {self.mutation.replace('_', ' ')}{at}{crossed}"
+        return f"generation {self.key.generation}: {_what(self.mutation, self.site)}{crossed}"
+
+
+def said(births: Births, place: int) -> str:
+    """By which edit somebody came to be, in words."""
+    if births.mother[place] < 0:
+        return "founder"
+    return _what(MUTATIONS[births.mutation[place]], int(births.site[place]))
+
+
+def _what(mutation: str, site: int) -> str:
+    return mutation.replace("_", " ") + (f" at {site}" if site >= 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +162,9 @@ class Lineage:
             wanted = np.unique(mothers[mothers >= 0])
 
     def birth(self, key: Key) -> Birth:
-        """How an individual came to be."""
+        """How an individual came to be. Raises: KeyError for a key that nobody has."""
         g, i = key.generation, key.index
-        past = self.past[g]
+        past = self._of(key)
         if key.edit:
             e = past.edited(i)[key.edit - 1]
             return Birth(key, Key(g, i, key.edit - 1), None, "edit", -1, int(past.species[i]), e.fitness, e.metric,
@@ -194,9 +204,18 @@ class Lineage:
         nodes, links = genes.node_off[at + 1] - genes.node_off[at], slice(genes.link_off[at], genes.link_off[at + 1])
         return int(nodes) - self.outputs, int(genes.link_open[links].sum())
 
+    def _of(self, key: Key) -> _Past:
+        """The generation of an individual. Raises: KeyError for a key that nobody has."""
+        g, i = key.generation, key.index
+        if 0 <= g < len(self.past) and 0 <= i < len(self.past[g].fitness):
+            past = self.past[g]
+            if not key.edit or 0 < key.edit <= len(past.edited(i)):
+                return past
+        raise KeyError(f"nobody has the key {key}: {len(self.past)} generations were scored")
+
     def _kept(self, key: Key) -> tuple[Any, int]:
         """The genes that are kept of a generation, and the place of an individual there."""
-        past = self.past[key.generation]
+        past = self._of(key)
         at = int(np.searchsorted(past.kept, key.index))
         if at == len(past.kept) or past.kept[at] != key.index:
             raise KeyError(f"no genes of {key} are kept: it has no living descendants and was no champion")

@@ -18,7 +18,7 @@ from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitn
 from graphwright.evolve.evolution import Evolution, Scalar
 from graphwright.evolve.genomes import Genome, columns_of, minimal, replaced, take
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
-from graphwright.evolve.lineage import Edited, Key, Lineage
+from graphwright.evolve.lineage import Edited, Key, Lineage, said
 from graphwright.evolve.reproduce import Nursery, founding
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
@@ -169,7 +169,7 @@ class NeuronEvolution(Evolution):
             raise UsageError("nobody lives yet that was scored", where=self.task.name, fix="run(max_generations=1)")
         place = who.index if isinstance(who, Key) else who
         last = f"0 to {len(self.fitness) - 1}, or a key of generation {self.generation}"
-        if 0 <= place < len(self.fitness):
+        if isinstance(place, int | np.integer) and 0 <= place < len(self.fitness):
             key = self.lineage.latest(self.generation, place)
             if who in (place, key):
                 return key
@@ -356,7 +356,8 @@ class NeuronEvolution(Evolution):
         """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
         failed = np.flatnonzero(~np.isfinite(fitness))
         texts = [
-            f"generation {self.generation}, genome {g}: {scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
+            f"generation {self.generation}, genome {g} ({said(self.births, g)}): "
+            f"{scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
             for g in failed.tolist()
         ]
         self.counters.failed += len(failed)

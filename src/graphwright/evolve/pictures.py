@@ -79,6 +79,7 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
 
 def fitness(log: Sequence[Generation]) -> str:
     """Best and median fitness by generation, as SVG."""
+    log = _wide(log)
     best, median = [line.best for line in log], [line.median for line in log]
     finite = [v for v in (*best, *median) if abs(v) < float("inf")] or [0.0]
     low, high = min(finite), max(finite)
@@ -95,6 +96,7 @@ def fitness(log: Sequence[Generation]) -> str:
 
 def species(log: Sequence[Generation]) -> str:
     """Sizes of species by generation, stacked in order of age, as SVG."""
+    log = _wide(log)
     numbers = sorted({n for line in log for n in line.species})
     total = max(sum(line.species.values()) for line in log)
     parts = _axes(log, 0, total)
@@ -186,6 +188,11 @@ def _kind(genome: Genome, number: int, names: Sequence[str]) -> tuple[str, str]:
     if number <= genome.inputs + genome.outputs:
         return "output", f"y{number - genome.inputs - 1}"
     return "hidden", str(number)
+
+
+def _wide(log: Sequence[Generation]) -> Sequence[Generation]:
+    """One generation twice, as a point has no width."""
+    return [*log, *log] if len(log) == 1 else log
 
 
 def _x(i: int, count: int) -> float:

@@ -78,6 +78,8 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 def read(p: Program) -> Genome:
     """The genome that a program of this form is. Raises: TaskError naming the node that has no place in one."""
+    if "x" not in p.input_names() or not p.outputs():
+        raise _no_genome(p)
     inputs = int(p.spec("x").shape[1])
     outputs, nodes, links = int(p.specs(p.outputs()[0].node)[0].shape[1]), [], []
     for node in p.nodes():
@@ -100,8 +102,12 @@ def read(p: Program) -> Genome:
                 raise TaskError("a link has one weight", where=f"{path}.weight", got=weight.shape)
             links.append(Link(number, int(src[1:]), dst, delay, is_open, float(weight.reshape(()))))
     if not nodes:
-        raise TaskError("the program is no genome", where=p.name, fix="evolve.blocks(program) for a network of layers")
+        raise _no_genome(p)
     return Genome(inputs, outputs, tuple(sorted(nodes)), tuple(sorted(links)))
+
+
+def _no_genome(p: Program) -> TaskError:
+    return TaskError("the program is no genome", where=p.name, fix="evolve.blocks(program) for a network of layers")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[s
         run._trained = lineage.living()
     run.best = None if content["best"] is None else Key(*content["best"])
     run.solution = None if content["solution"] is None else Key(*content["solution"])
+    for key in {run.best, run.solution, *lineage.pinned} - {None}:
+        lineage.genome(key)
     run.log = [_line(line) for line in content["log"]]
 
 

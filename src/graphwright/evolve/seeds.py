@@ -103,9 +103,14 @@ class Seeds:
                  f"95 % interval {100 * low:.0f} to {100 * high:.0f} %{same_cases(dict(first))}"]  # fmt: skip
         for name, values in self._figures():
             if any(values):
-                q1, middle, q3 = self.quartiles(name)
-                lines.append(f"  {name.replace('_', ' ')}: median {middle:,.4g}, quartiles {q1:,.4g} to {q3:,.4g}")
+                q1, middle, q3 = map(_told, self.quartiles(name))
+                lines.append(f"  {name.replace('_', ' ')}: median {middle}, quartiles {q1} to {q3}")
         return "\n".join(lines)
+
+
+def _told(value: float) -> str:
+    """Four digits; large numbers whole."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def over_seeds(

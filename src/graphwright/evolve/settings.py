@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from graphwright.errors import UsageError
 UNLIMITED = 1 << 20
 
 
-def check(settings: Any, least: Mapping[str, int], whole: bool = False) -> None:
+def check(settings: Any, least: Mapping[str, float], whole: bool = False) -> None:
     """Settings are finite numbers, or whole ones, from a least value on. Raises: UsageError."""
     for name, low in least.items():
         value = getattr(settings, name)
@@ -21,6 +21,23 @@ def check(settings: Any, least: Mapping[str, int], whole: bool = False) -> None:
         if not low <= number < float("inf") or (whole and not number.is_integer()):
             raise UsageError("a setting out of range", where=f"{type(settings).__name__}, {name}", got=repr(value),
                              expected=f"a {'whole ' if whole else ''}number from {low} on")  # fmt: skip
+
+
+def shares(settings: Any, names: Iterable[str]) -> None:
+    """Settings are numbers from 0 to 1. Raises: UsageError."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
+            raise UsageError("not a probability", where=f"{type(settings).__name__}, {name}", expected="0 to 1",
+                             got=repr(value))  # fmt: skip
+
+
+def one_of(settings: Any, **choices: Sequence[str]) -> None:
+    """Settings are one of several words. Raises: UsageError."""
+    for name, among in choices.items():
+        if getattr(settings, name) not in among:
+            raise UsageError("a setting out of range", where=f"{type(settings).__name__}, {name}",
+                             expected=", ".join(among), got=repr(getattr(settings, name)))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +139,15 @@ class NEAT:
                 raise UsageError(
                     "no such activation", where=type(self).__name__, expected=", ".join(ACTIVATIONS), got=name
                 )
-        for name in _SHARES:
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError("not a probability", where=name, expected="0 to 1", got=getattr(self, name))
+        shares(self, _SHARES)
         if not self.hidden:
             raise UsageError("hidden nodes have an activation", where="activation", got=self.activation)
-        check(self, _COUNTS, whole=True)
+        check(self, _COUNTS if self.target_species is None else {**_COUNTS, "target_species": 1}, whole=True)
         check(self, _SIZES)
+        one_of(self, start=("minimal", "random"), inherit=("lamarck", "baldwin", "none"))
+        if not isinstance(self.train, Train | None):
+            raise UsageError("a setting out of range", where=f"{type(self).__name__}, train", got=repr(self.train),
+                             expected="Train(...) or None")  # fmt: skip
 
     @property
     def hidden(self) -> tuple[str, ...]:

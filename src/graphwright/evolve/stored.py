@@ -63,6 +63,7 @@ def write_run(place: Path, run: Any, content: Mapping[str, Any]) -> None:
         "generation": run.generation,
         "gained": run.gained,
         "counters": counters,
+        "test_reads": run.task.test_reads,
         "failures": run.failures,
         "log": [asdict(line) for line in run.log],
     }
@@ -75,6 +76,7 @@ def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
     """Give a run what runs of all kinds have, but for the log."""
     run.generation, run.gained = content["generation"], content["gained"]
     run.counters, run.failures = Counters(**content["counters"]), content["failures"]
+    run.task.test_reads = max(run.task.test_reads, content.get("test_reads", 0))
     clock = folder / "clock.json"
     if clock.is_file():
         for name, value in read_json(clock).items():

@@ -69,9 +69,15 @@ class LayerEvolution(Evolution):
         self._begin(task, seed, threads)
         self.settings = s = settings or Layers()
         self.start = start.program
-        if parameters(self.start) > s.max_params or self._flops(self.start) > s.max_flops:
-            raise LimitTooSmall("the start is larger than the limits", expected=f"{s.max_params} parameters",
-                                got=parameters(self.start))  # fmt: skip
+        try:
+            self._fits(self.start)
+            self._affordable(self.start)
+        except TaskError as error:
+            raise LimitTooSmall(f"the start is larger than the limits: {error.what}", where=self.start.name,
+                                expected=error.expected, got=error.got) from None  # fmt: skip
+        if task.fitness is not None or task.fitness_batch is not None:
+            raise TaskError("layers are chosen by the task's metric, not by a fitness", where=task.name,
+                            fix="evolve.scalar(), or a task without fitness")  # fmt: skip
         unknown = set(s.rates) - {*MUTATIONS, *GENES}
         if unknown:
             raise UsageError("rates of mutations that are not there", got=", ".join(sorted(unknown)),
@@ -184,9 +190,11 @@ class LayerEvolution(Evolution):
         with program.edit(f"{kind.name} at {site}", author="evolution", tool="graphwright.evolve") as e:
             kind.apply(e, site, rng, **({"block": block} if kind.adds else {}))
             self._fits(program)
-        if self._flops(program) > self.settings.max_flops:
+        try:
+            self._affordable(program)
+        except TaskError:
             program.undo()
-            raise TaskError("more operations than max_flops", expected=self.settings.max_flops)
+            raise
 
     def _fits(self, program: Program) -> None:
         """Raises: TaskError beyond the limits of weights."""
@@ -196,6 +204,12 @@ class LayerEvolution(Evolution):
         widest = max((int(program.spec(n).shape[0]) for n in program.params() if program.spec(n).shape), default=0)
         if widest > s.max_width:
             raise TaskError("wider than max_width", expected=s.max_width, got=widest)
+
+    def _affordable(self, program: Program) -> None:
+        """Raises: TaskError beyond the limit of operations, which are known when an edit is over."""
+        if self._flops(program) > self.settings.max_flops:
+            raise TaskError("more operations than max_flops", expected=self.settings.max_flops,
+                            got=self._flops(program))  # fmt: skip
 
     def _number(self, kind: str, site: str, there: set[str]) -> str:
         """The name of a part: equal for equal mutations at an equal place, whoever makes them and whenever.
@@ -275,8 +289,7 @@ class LayerEvolution(Evolution):
             if train.fits(self.task, program) != (self.task.inputs, self.task.outputs):
                 raise TaskError("program and task do not fit", where=program.name, got=train.fits(self.task, program),
                                 expected=(self.task.inputs, self.task.outputs))  # fmt: skip
-            if self._flops(program) > self.settings.max_flops:
-                raise TaskError("more operations than max_flops", expected=self.settings.max_flops)
+            self._affordable(program)
             metric, loss = train.measure(self.task, program, self.task.valid)
             if not np.isfinite(loss):
                 raise TaskError("the edited network has no finite loss", where=program.name, got=loss)

@@ -9,6 +9,7 @@ from typing import Any
 
 from graphwright.errors import UsageError
 from graphwright.evolve.layers.recipe import OPTIMIZERS
+from graphwright.evolve.settings import check, one_of, shares
 
 OBJECTIVES = ("metric", "loss", "params", "flops")
 
@@ -68,19 +69,18 @@ class Layers:
     max_width: int = 4096
 
     def __post_init__(self) -> None:
-        shares = {n: getattr(self, n) for n in ("crossover", "explore")}
-        wrong = {n: v for n, v in shares.items() if not 0 <= v <= 1}
-        if wrong:
-            raise UsageError("not a share", where=", ".join(wrong), expected="0 to 1", got=wrong)
-        odd = {n: v for n, v in self.rates.items() if not isinstance(v, Real) or not 0 <= float(v) < float("inf")}
-        if odd:
-            raise UsageError("a rate is a number from 0 on", where=", ".join(odd), got=odd)
-        if self.optimizer not in OPTIMIZERS or self.inherit not in ("lamarck", "baldwin"):
-            raise UsageError("no such setting", expected=f"optimizer {OPTIMIZERS}, inherit lamarck or baldwin",
-                             got=f"{self.optimizer}, {self.inherit}")  # fmt: skip
-        if self.population < 1 or self.steps < 0 or self.batch < 1 or self.lr <= 0:
-            raise UsageError("out of range", expected="population >= 1, steps >= 0, batch >= 1, lr > 0",
-                             got=f"{self.population}, {self.steps}, {self.batch}, {self.lr}")  # fmt: skip
+        shares(self, ("crossover", "explore"))
+        check(self, {"population": 1, "steps": 0, "batch": 1, "stagnation": 0, "max_params": 0, "max_flops": 0,
+                     "max_width": 0}, whole=True)  # fmt: skip
+        check(self, {"lr": 1e-12, "clip": 0})
+        one_of(self, optimizer=OPTIMIZERS, inherit=("lamarck", "baldwin"))
+        if not isinstance(self.pareto, Pareto | None):
+            raise UsageError("a setting out of range", where="Layers, pareto", expected="Pareto(...) or None",
+                             got=repr(self.pareto))  # fmt: skip
+        rates = self.rates if isinstance(self.rates, Mapping) else {"rates": self.rates}
+        odd = {n: v for n, v in rates.items() if not isinstance(v, Real) or not 0 <= float(v) < float("inf")}
+        if odd or rates is not self.rates:
+            raise UsageError("a rate is a number from 0 on, by name", where="Layers, rates", got=odd or self.rates)
 
     def to_json(self) -> dict[str, Any]:
         """All settings, by name."""

@@ -1,6 +1,7 @@
 """Recurrent cells in programs of sequences [batch, steps, units] of a fixed size: in, and one kind for another.
 
 A cell is a part `b<number>`: its steps are nodes like any others (`b1.gru...`), and a matrix `b1.to` leads out of it.
+A program with a node named `elapsed` [batch, steps, 1] tells a CfC how much time went by before each step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
 from graphwright.program.kinds import STORED
+from graphwright.program.structure import Value
 from graphwright.program.trace import record
 
 if TYPE_CHECKING:
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def _cfc(inputs: int, units: int) -> Any:
-    """A CfC layer that reads one step per unit of time."""
+    """A CfC layer that reads elapsed times [B, T, 1]; by default a step is one unit of time."""
     cell = nn.CfCCell(inputs, units, backbone_units=units)
 
-    def net(x: Any) -> tuple[Any, Any]:
+    def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:
         state, unit, found = cell.start(x), ones(x.shape[0], 1, dtype=x.dtype), []
         for t in range(x.shape[1]):
-            h, state = cell(x[:, t], state, unit)
+            h, state = cell(x[:, t], state, unit if elapsed is None else elapsed[:, t])
             found.append(h)
         return stack(found, axis=1), state
 
@@ -70,7 +72,7 @@ def insert_cell(
     seat = e.add("linear", x, held, name=f"{base}.seat")
     after = e.add("linear", seat, e.param(f"{base}.to.weight", np.zeros((out, size), kind)), name=f"{base}.to")
     e.connect(after, total)
-    _put(e, [held, seat], base, cell or str(rng.choice(CELLS)), p.spec(x), size, rng)
+    _put(e, [held, seat], base, cell or str(rng.choice(CELLS)), x, size, rng)
 
 
 @mutation("cell_type", sites=cells, weight=0.10)
@@ -86,9 +88,10 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
     dropped = [p.key(n) for n in inside if p.op(n) == "param"]
-    (x,) = {v for n in inside for v in p.operands(n) if v.node not in inside}
+    reads = {v for n in inside for v in p.operands(n) if v.node not in inside}
+    (x,) = reads - {_elapsed(p)} or reads
     size = int(p.spec(p.operands(node)[0]).shape[2])
-    _put(e, inside, base, cell or str(rng.choice(others)), p.spec(x), size, rng)
+    _put(e, inside, base, cell or str(rng.choice(others)), x, size, rng)
     return dropped
 
 
@@ -99,13 +102,19 @@ def _inside(p: Program, node: NodeId) -> list[NodeId]:
 
 
 def _put(
-    e: Transaction, nodes: list[NodeId], base: str, cell: str, spec: Spec, units: int, rng: np.random.Generator
+    e: Transaction, nodes: list[NodeId], base: str, cell: str, x: Value, units: int, rng: np.random.Generator
 ) -> None:
-    """A cell unrolled over time where nodes are; its nodes are named `<base>.<cell>...`."""
+    """A cell that reads `x`, unrolled over time where nodes are; its nodes are named `<base>.<cell>...`."""
     if cell not in CELLS:
         raise UsageError("no such cell", expected=", ".join(CELLS), got=cell)
+    spec, reads = e.spec(x), {"x": x}
     net = _NETS[cell](int(spec.shape[2]), units)
-    sub = record(lambda x: net(x)[0], (spec,), ("x",))[0]
+    if cell == "cfc" and (time := _elapsed(e.program)) is not None:
+        wanted = Spec((*spec.shape[:2], 1), spec.dtype)
+        if e.spec(time) != wanted:
+            raise UsageError("elapsed times that do not fit", where="elapsed", expected=wanted, got=e.spec(time))
+        reads["elapsed"] = time
+    sub = record(lambda *values: net(*values)[0], tuple(map(e.spec, reads.values())), tuple(reads))[0]
     bound = units**-0.5
     with sub.edit("names and weights") as s:
         for n, name in _names(sub).items():
@@ -113,17 +122,22 @@ def _put(
                 s.set_weight(n, rng.uniform(-bound, bound, sub.spec(n).sizes).astype(spec.dtype.numpy))
             path = f"{base}.{cell}.{name}"
             s.rename(n, path, key=path if sub.op(n) in STORED else None)
-    e.replace(nodes, sub)
+    e.replace(nodes, sub, match=reads)
+
+
+def _elapsed(p: Program) -> Value | None:
+    """The times before each step, if a program has them."""
+    return next((Value(n) for n in p.nodes() if p.path(n) == "elapsed"), None)
 
 
 def _names(sub: Program) -> dict[NodeId, str]:
     """Names in an unrolled cell: `step.<t>.<op>` for what a step computes, equal in all steps, so that they fold."""
-    x, ends, order = sub.node(sub.input_names()[0]), {v.node for v in sub.outputs()}, list(sub.order())
+    reads, ends, order = set(sub.inputs()), {v.node for v in sub.outputs()}, list(sub.order())
     steps: dict[NodeId, int] = {}
     for n in order:
-        if x in sub.producers(n):
+        if reads & {*sub.producers(n)}:
             steps[n] = int(sub.attrs(n)["start"]) if sub.op(n) == "slice" else 0
-        elif n != x and n not in ends and sub.op(n) not in STORED:
+        elif n not in reads and n not in ends and sub.op(n) not in STORED:
             steps[n] = max((steps[p] for p in sub.producers(n) if p in steps), default=0)
     for n in reversed(order):  # what only a later step reads is its own, though it is computed from the state before
         after = [steps.get(c, -1) for c in sub.consumers(n)]
@@ -132,7 +146,7 @@ def _names(sub: Program) -> dict[NodeId, str]:
     names: dict[NodeId, str] = {}
     counts: dict[str, int] = {}
     for n in order:
-        if n != x:
+        if n not in reads:
             name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n).removeprefix("cells.0.")
             counts[name] = counts.get(name, 0) + 1
             names[n] = name if counts[name] == 1 else f"{name}_{counts[name]}"

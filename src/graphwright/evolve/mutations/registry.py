@@ -71,7 +71,7 @@ def parts(p: Program) -> set[str]:
 
 
 CELLS = ("rnn", "gru", "lstm", "cfc")
-"""Kinds of recurrent cells; a step is one unit of time to `cfc`. The nodes of one are named `b<number>.<kind>....`."""
+"""Kinds of recurrent cells; `cfc` reads the time from `elapsed`, if that is there. Nodes are `b<number>.<kind>....`."""
 
 
 def in_cell(p: Program, node: NodeId) -> bool:

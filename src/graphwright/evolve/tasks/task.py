@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal
 
 import numpy as np
@@ -149,6 +152,7 @@ class Task:
         name: str = "task",
         seed: int = 0,
     ) -> None:
+        _options(name, fitness, fitness_batch, target, seed)
         several = isinstance(targets, Mapping)
         given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
         if not given or not all(isinstance(h, Head) for h in given.values()):
@@ -169,7 +173,10 @@ class Task:
         self.name, self.split, self.target, self.meaning = name, split, target, meaning
         self.loss: str = "heads" if several else loss
         self.inputs, self.outputs = x.shape[2], width
-        self.names = names or tuple(f"x{i}" for i in range(self.inputs))
+        self.names = tuple(names) or tuple(f"x{i}" for i in range(self.inputs))
+        if len(self.names) != self.inputs or np.ndim(scaled) > 1 or np.size(scaled) not in (1, self.inputs):
+            raise TaskError("a name for each input, and `scaled` for all or each", where=name, expected=self.inputs,
+                            got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
         if type(runs) is not int or runs < 1:
             raise TaskError("a fitness is the mean of 1, 2, ... calls", where=name, got=repr(runs))
         self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
@@ -193,13 +200,10 @@ class Task:
         if fitness is None and fitness_batch is None:
             for head in heads:
                 _varies(head, whole, {"validation": self.valid, "test": self._test})
-        mean, spread = (measure(self.train.x, axis=(0, 1)) for measure in (np.mean, np.std))
-        one = ~np.broadcast_to(np.asarray(scaled, bool), mean.shape)
-        self.scale = np.where(one, [[0.0], [1.0]], [mean, np.maximum(spread, 1e-12)]).astype(np.float32)
-        if not one.all():
+        self.scale = _scale(self.train.x, np.broadcast_to(np.asarray(scaled, bool), self.inputs))
+        if np.any(scaled):
             self.train, self.valid, self._test = (
-                replace(part, x=(part.x - self.scale[0]) / self.scale[1])
-                for part in (self.train, self.valid, self._test)
+                replace(part, x=self._finite(self.seen(part.x))) for part in (self.train, self.valid, self._test)
             )
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
@@ -221,9 +225,24 @@ class Task:
         return self.heads[name]
 
     def seen(self, x: Any) -> np.ndarray:
-        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32."""
+        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32.
+
+        Raises: TaskError for another number of inputs.
+        """
         values = np.asarray(x, np.float32)
-        return (values - self.scale[0]) / self.scale[1]
+        if values.ndim < 2 or values.shape[-1] != self.inputs:
+            raise TaskError("inputs that do not fit", where=self.name, expected=f"cases of {self.inputs} inputs",
+                            got=values.shape)  # fmt: skip
+        with np.errstate(over="ignore"):
+            return (values - self.scale[0]) / self.scale[1]
+
+    def _finite(self, x: np.ndarray) -> np.ndarray:
+        """Raises: TaskError for inputs that scaling made infinite."""
+        odd = ~np.isfinite(x).all((0, 1))
+        if odd.any():
+            raise TaskError("a value so far from those to train on that it is beyond float32 once scaled",
+                            where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="take the case out")  # fmt: skip
+        return x
 
     def told(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
         """What a network's answers [..., outputs] say, of one head or of all: probabilities where they are logits."""
@@ -279,14 +298,14 @@ class Task:
         if self.fitness is not None:
             for g in range(len(population)):
                 try:
-                    fitness[g] = self._mean(self.fitness, population.program(g))
+                    fitness[g] = _number(self._mean(self.fitness, population.program(g)))
                 except Exception as error:  # a candidate that crashes is a result, not the end of the run
-                    failures[g] = f"{type(error).__name__}: {error}"
+                    failures[g] = _said(error)
         elif self.fitness_batch is not None:
             try:
                 fitness = np.array(self._mean(self.fitness_batch, self.told(final, population.logits)), np.float64)
             except Exception as error:
-                failures = dict.fromkeys(range(len(population)), f"{type(error).__name__}: {error}")
+                failures = dict.fromkeys(range(len(population)), _said(error))
             if fitness.shape != (len(population),):
                 raise TaskError("fitness_batch gives one number per genome", where=self.name,
                                 expected=(len(population),), got=fitness.shape)  # fmt: skip
@@ -326,15 +345,55 @@ class Task:
         return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
 
 
+def _options(name: str, fitness: Any, fitness_batch: Any, target: Any, seed: Any) -> None:
+    """Raises: TaskError for options that no data can be used with."""
+    for value in (fitness, fitness_batch):
+        if value is not None and not callable(value):
+            raise TaskError("a fitness is a function", where=name, got=repr(value)[:80])
+    if fitness is not None and fitness_batch is not None:
+        raise TaskError("one fitness, of a program or of a generation's answers", where=name, got="both")
+    if target is not None and not isinstance(target, Real):
+        raise TaskError("a target is a number", where=name, got=repr(target)[:80])
+    if not isinstance(seed, Integral) or seed < 0:
+        raise TaskError("a seed is a whole number from 0 on", where=name, got=repr(seed)[:80])
+
+
+def _number(value: Any) -> float:
+    """What a fitness of the user's gave, as a number. Raises: TypeError."""
+    try:
+        return float(value if isinstance(value, Real) else value.item())
+    except (AttributeError, TypeError, ValueError):
+        raise TypeError(f"a fitness is a number, got {value!r:.80}") from None
+
+
+def _said(error: Exception) -> str:
+    """What was raised, and in which line: of the function that was called, and the last one."""
+    frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__) if f.filename != __file__]
+    places = dict.fromkeys([*frames[:1], *frames[-1:]])
+    return f"{type(error).__name__}: {error}" + (f", at {', '.join(places)}" if places else "")
+
+
+def _scale(x: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """What is taken off and divided by, float32 [2, inputs]: mean and standard deviation, 1 where nothing varies."""
+    columns = x.reshape(-1, x.shape[-1])
+    with np.errstate(over="ignore"):
+        mean, spread = x.mean((0, 1)), x.std((0, 1))
+    apart = ~np.isfinite(spread) | (spread < 1e-12)  # squares beyond float32
+    mean, spread = np.where(apart, columns.mean(0, float), mean), np.where(apart, columns.std(0, dtype=float), spread)
+    still = (columns == columns[0]).all(0)
+    mean, spread = np.where(still, columns[0], mean), np.where(still, 1.0, spread)
+    return np.where(which, [mean, spread], [[0.0], [1.0]]).astype(np.float32)
+
+
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs [N, T, inputs], targets [N, T, outputs], and a class per case. Raises: TaskError."""
     try:
         with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
-            x, y = np.asarray(inputs, np.float32), np.asarray(targets)
+            x, y = np.asarray(inputs).astype(np.float32, casting="same_kind"), np.asarray(targets)
     except (TypeError, ValueError) as error:
-        raise TaskError("inputs and targets are arrays", where=name, got=str(error)) from None
-    if y.dtype == object or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
-        raise TaskError("targets are numbers", where=name, got=y.dtype)
+        raise TaskError("inputs and targets are arrays of real numbers", where=name, got=str(error)) from None
+    if y.dtype == object or np.iscomplexobj(y) or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
+        raise TaskError("targets are real numbers", where=name, got=y.dtype)
     if x.ndim not in (2, 3) or len(x) == 0 or x.shape[-1] == 0:
         raise TaskError("inputs are [N, inputs] or [N, T, inputs], and not empty", where=name, got=x.shape)
     if len(y) != len(x):
@@ -378,7 +437,7 @@ def _varies(head: Measured, whole: Part, parts: Mapping[str, Part]) -> None:
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
     """Rows of train, valid and test: of each class the shares asked for."""
-    if isinstance(shares, str) or len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+    if not isinstance(shares, tuple | list) or len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
         raise TaskError("a split is three positive shares that sum to 1", where=name, got=shares,
                         fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
     rng = np.random.default_rng(seed)
