@@ -95,7 +95,8 @@ class Rows:
 
     def __init__(self, ledger: Ledger, *numbers: np.ndarray) -> None:
         self.ledger, self.slots, self.holders = ledger, ledger.slots, ledger.holders
-        self.order, self.home, self.first, self.last, self.own = map(memoryview, numbers)
+        views: list[Any] = [column.data for column in numbers]
+        self.order, self.home, self.first, self.last, self.own = views
 
     def instr(self, i: int) -> Instr:
         """The instruction of a time."""
@@ -134,16 +135,16 @@ def fuse(
     edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0])))).reshape(-1, 2)
     spans = edges[edges[:, 1] - edges[:, 0] > 1]
     reads, outs, codes = ledger.reads.arrays(), ledger.outs.arrays(), np.frombuffer(ledger.codes, np.int8)
-    *facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
-    stretches = list(map([*before.stretches, None].__getitem__, known.tolist()))
+    at, facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
+    stretches = list(map([*before.stretches, Stretch(())].__getitem__, known.tolist()))
     fresh = np.flatnonzero(known < 0).tolist()
     if fresh:
         rows = Rows(ledger, order, home, first, last, own)
         for s in fresh:
             stretches[s] = _found_in(rows, *spans[s].tolist())
     starts, made = spans[:, 0].copy(), _listed([stretches[s].rows() for s in fresh])
-    *settled, tiles = run.settle_groups(starts, known, *before.rows, *made, last, own)
-    ledger.fusion = Fusion(starts, stretches, tiles, tuple(facts), tuple(settled))
+    begins, settled, tiles = run.settle_groups(starts, known, *before.rows, *made, last, own)
+    ledger.fusion = Fusion(starts, stretches, tiles, (at, facts), (begins, settled))
     return ledger.fusion
 
 

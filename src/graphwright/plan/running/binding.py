@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
 
 
+_UNBOUND: list[Any] = []
+
+
 def _first(instructions: int, calls: int = 1) -> Iterable[int]:
     """Calls of each of some instructions, of which the first has them all."""
     return (calls, *repeat(0, instructions - 1))
@@ -355,8 +358,8 @@ class Binding:
                 self._sizes.append(_first(segment.stop - segment.start))
             else:
                 part, bound = order[segment.start : segment.stop], self._bound_calls
-                lists = list(map(bound.get, part))
-                for i in [i for i, calls in enumerate(lists) if calls is None] if None in lists else ():
+                lists = list(map(bound.get, part, repeat(_UNBOUND)))
+                for i in [i for i, calls in enumerate(lists) if calls is _UNBOUND] if _UNBOUND in lists else ():
                     lists[i] = bound[part[i]] = self._calls_of(segment.start + i, segment.start + i + 1)
                 if segment.start <= plan.commit_start < segment.stop:
                     lists[plan.commit_start - segment.start] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from itertools import repeat
 
 from graphwright.array import CPU, NDArray, backend
 from graphwright.array.vm.encode import View, encode
@@ -13,7 +14,7 @@ from graphwright.plan.planning.arranged import Arranged
 from graphwright.plan.planning.fusion import Stretch
 from graphwright.plan.table import Instr
 
-_NOTHING = cut(())
+_NOTHING, _UNKNOWN = cut(()), cut(())
 
 ViewOf = Callable[[int], NDArray]
 
@@ -34,7 +35,7 @@ class Code:
         """
         arranged = plan.arranged
         numbers = arranged.order[start:stop].tolist()
-        code = list(map(self._rows.get, numbers))
+        code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for begin, stretch in arranged.fusion.between(start, stop):
             end = begin + len(stretch.instrs)
             if begin < stop and start < end:
@@ -71,7 +72,7 @@ class Code:
     def _of_part(self, arranged: Arranged, stretch: Stretch, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of some instructions of a stretch; those of a group of which not all are there, by themselves."""
         numbers = stretch.instrs[start:stop]
-        code = list(map(self._rows.get, numbers))
+        code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for group in stretch.groups:
             first, last = group[0], group[-1] + 1
             if start <= first and last <= stop:
@@ -79,10 +80,10 @@ class Code:
                 code[first - start : last - start] = [rows, *[_NOTHING] * (last - first - 1)]
         return self._filled(arranged, numbers, code, at)
 
-    def _filled(self, arranged: Arranged, numbers: Sequence[int], code: Sequence[Cut | None], at: ViewOf) -> list[Cut]:
+    def _filled(self, arranged: Arranged, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
         """Rows of instructions, with those made that are not there."""
         made = list(code)
-        for i in [i for i, rows in enumerate(code) if rows is None] if None in code else ():
+        for i in [i for i, rows in enumerate(code) if rows is _UNKNOWN] if _UNKNOWN in code else ():
             made[i] = self._rows[numbers[i]] = _rows(arranged.ledger.instrs[numbers[i]], at)
         return made
 
