@@ -2,8 +2,8 @@
 
 Forward nodes are mirrored under their names. Beside each differentiated one stands a `Call`: what its vjp was given and
 what it wrote. After an edit the calls of nodes that changed, of what they read, and of whose operands want a gradient
-now, are looked at from the last to the first; where only the incoming gradient is another value, its readers are led to
-the new one and nothing is written anew.
+now, are looked at from the last to the first; where only an incoming gradient is another value, its readers are led to
+the new one and nothing is written anew. So are sums: what they give stays, and nothing before them is looked at.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Call(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Gradients that arrive at a value, in order, their sum, and the nodes that add them up."""
+    """Gradients that arrive at a value, in order, their sum, and the nodes that add them up, named after `path`."""
 
+    path: str
     parts: tuple[Value, ...]
     total: Value
     made: tuple[NodeId, ...]
@@ -149,18 +150,25 @@ class Backward(Mirror):
         known = self._sums.get(at)
         if known is not None and known.parts == parts:
             return known.total
-        if known is not None:
-            self._throw(known.made)
-            del self._sums[at]
         if not parts:
+            if known is not None:
+                self._throw(known.made)
+                del self._sums[at]
             return None
+        path, kind = self.source.path(at.node), self._summed_in(at)
+        if known is not None:
+            alike = known.path == path and self._same_form(known.parts, parts)
+            if alike and self._spec_of(known.total).dtype is kind:
+                swap = self._lead(known.made, known.parts, parts)
+                led = self._sums[at] = Sum(path, parts, swap.get(known.total, known.total), known.made)
+                return led.total
+            self._throw(known.made)
         self._recorder.made = []
-        kind = self._summed_in(at)
-        with scoped("grad", self.source.path(at.node)):
+        with scoped("grad", path):
             total = self._tensor(parts[0]).to(kind)
             for part in parts[1:]:
                 total = total + self._tensor(part).to(kind)
-        made = Sum(parts, self._recorder.value_of(total), tuple(self._recorder.made))
+        made = Sum(path, parts, self._recorder.value_of(total), tuple(self._recorder.made))
         self._sums[at] = made
         return made.total
 
@@ -175,7 +183,8 @@ class Backward(Mirror):
             if old.grads == grads:
                 return old
             if self._same_form(old.grads, grads):
-                return self._led(old, grads)
+                swap = self._lead(old.made, old.grads, grads)
+                return Call(grads, needs, tuple(None if g is None else swap.get(g, g) for g in old.results), old.made)
         if old is not None:
             self._throw(old.made)
         p, twin = self.program, self._twins[node]
@@ -201,22 +210,28 @@ class Backward(Mirror):
 
     def _same_form(self, before: Sequence[Value | None], after: Sequence[Value | None]) -> bool:
         """True if gradients can take each other's place one for one."""
+        if len(before) != len(after):
+            return False
         p, pairs = self.program, list(zip(before, after, strict=True))
         if any((a is None) != (b is None) for a, b in pairs):
             return False
         kept = [(a, b) for a, b in pairs if a is not None and b is not None]
         if len({a for a, _ in kept}) != len(kept) or any(a.node not in p.graph for a, _ in kept):
             return False
-        return all(p.specs(a.node)[a.port] == p.specs(b.node)[b.port] for a, b in kept)
+        return all(self._spec_of(a) == self._spec_of(b) for a, b in kept)
 
-    def _led(self, old: Call, grads: tuple[Value | None, ...]) -> Call:
-        """The same call, reading other gradients."""
+    def _spec_of(self, value: Value) -> Spec:
+        return self.program.specs(value.node)[value.port]
+
+    def _lead(
+        self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
+    ) -> dict[Value, Value]:
+        """Let nodes that read gradients read others in their place; returns which stands for which."""
         p = self.program
-        swap = {a: b for a, b in zip(old.grads, grads, strict=True) if a is not None and b is not None and a != b}
-        for node in old.made:
+        swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None and a != b}
+        for node in made:
             for edge in p.in_edges(node):
                 other = swap.get(p.edge_value(edge))
                 if other is not None:
                     p.move_edge(edge, other)
-        results = tuple(None if g is None else swap.get(g, g) for g in old.results)
-        return Call(grads, old.needs, results, old.made)
+        return swap
