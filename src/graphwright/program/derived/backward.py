@@ -54,7 +54,7 @@ class Backward(Mirror):
         self.wanted = dict.fromkeys(wanted)
         self._leads: dict[NodeId, bool] = {}
         self._calls: dict[NodeId, Call] = {}
-        self._sums: dict[Value, Sum] = {}
+        self._sums: dict[NodeId, dict[int, Sum]] = {}  # by node and port
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         """Gradients that arrive at a value from outside, before those of its readers."""
@@ -70,8 +70,8 @@ class Backward(Mirror):
         self._leads.pop(node, None)
         made = self._calls.pop(node, None)
         self._throw(made.made if made is not None else ())
-        for value in [v for v in self._sums if v.node == node]:
-            self._throw(self._sums.pop(value).made)
+        for known in self._sums.pop(node, {}).values():
+            self._throw(known.made)
 
     def _noticed(self, node: NodeId, op: str) -> bool:
         leads = self._leading(node, op)
@@ -146,21 +146,27 @@ class Backward(Mirror):
         parts += [g for *_, g in sorted(set(found))]
         return self._total(here, tuple(parts))
 
+    def _sum(self, at: Value) -> Sum | None:
+        """What arrives at a value, if anything does."""
+        sums = self._sums.get(at.node)
+        return None if sums is None else sums.get(at.port)
+
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
-        known = self._sums.get(at)
+        known = self._sum(at)
         if known is not None and known.parts == parts:
             return known.total
         if not parts:
             if known is not None:
                 self._throw(known.made)
-                del self._sums[at]
+                del self._sums[at.node][at.port]
             return None
         path, kind = self.source.path(at.node), self._summed_in(at)
         if known is not None:
             alike = known.path == path and self._same_form(known.parts, parts)
             if alike and self._spec_of(known.total).dtype is kind:
                 swap = self._lead(known.made, known.parts, parts)
-                led = self._sums[at] = Sum(path, parts, swap.get(known.total, known.total), known.made)
+                led = Sum(path, parts, swap.get(known.total, known.total), known.made)
+                self._sums[at.node][at.port] = led
                 return led.total
             self._throw(known.made)
         self._recorder.made = []
@@ -169,7 +175,7 @@ class Backward(Mirror):
             for part in parts[1:]:
                 total = total + self._tensor(part).to(kind)
         made = Sum(path, parts, self._recorder.value_of(total), tuple(self._recorder.made))
-        self._sums[at] = made
+        self._sums.setdefault(at.node, {})[at.port] = made
         return made.total
 
     def _call(self, node: NodeId, grads: tuple[Value | None, ...], old: Call | None, anew: bool) -> Call | None:

@@ -87,7 +87,7 @@ class Gradient(Backward):
         source, p, outputs = self.source, self.program, {}
         reached: set[NodeId] | None = None
         for value in self.wanted:
-            known = self._sums.get(value)
+            known = self._sum(value)
             if known is not None:
                 if value in self._zeros:
                     self._throw([self._zeros.pop(value).node])
