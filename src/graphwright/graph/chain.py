@@ -38,7 +38,7 @@ class Link:
     @property
     def line(self) -> str:
         """The line of a journal file, without its newline."""
-        return f'{{"entry":{canonical_json(self.entry)},"hash":"{self.hash}","prev":"{self.prev}"}}'
+        return _line(canonical_json(self.entry), self.hash, self.prev)
 
 
 @dataclass(slots=True)
@@ -61,9 +61,10 @@ class Chain:
 
     def append(self, entry: Any) -> Link:
         """Add an entry. Raises UsageError if it is no plain JSON value, or too large for a line."""
-        link = Link(entry, self.head, entry_hash(self.head, entry))
-        if len(link.line) >= MAX_LINE:
-            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=len(link.line))
+        prev, text = self.head, canonical_json(entry)
+        link = Link(entry, prev, _hash(prev, text))
+        if (size := len(_line(text, link.hash, prev))) >= MAX_LINE:
+            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=size)
         self.links.append(link)
         return link
 
@@ -93,7 +94,15 @@ def canonical_json(value: Any) -> str:
 
 def entry_hash(prev: str, entry: Any) -> str:
     """Hash of an entry that follows `prev`."""
-    return hashlib.sha256((prev + canonical_json(entry)).encode()).hexdigest()
+    return _hash(prev, canonical_json(entry))
+
+
+def _hash(prev: str, text: str) -> str:
+    return hashlib.sha256((prev + text).encode()).hexdigest()
+
+
+def _line(text: str, own: str, prev: str) -> str:
+    return f'{{"entry":{text},"hash":"{own}","prev":"{prev}"}}'
 
 
 def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
