@@ -121,9 +121,8 @@ def test_what_an_edit_asks_of_weights_follows_what_it_touches(monkeypatch):
         assert asked == []
         assert spent[0] == spent[1] <= 4
         p.weights["w1"].own().copy_from(p.weights.array("w0"))  # in the memory that is there
-        with p.edit("train and remove"):
+        with p.edit("train and remove") as e:
             p.weights["w2"].own().to_numpy()[...] = 5  # in memory of its own
-            e = p.history.open
             e.remove(["h3", "t3"])
             e.remove("w3")
         assert asked == [("reference", "w1"), ("reference", "w2")]

@@ -23,6 +23,7 @@ GENESIS = "0" * 64
 """What stands before the first entry."""
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
+_TEXT = frozenset({str})
 _LEAVES = frozenset({str, int, bool, type(None)})
 _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
@@ -231,7 +232,7 @@ def _check(value: Any) -> None:
                 raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
-                if not all(isinstance(key, str) for key in fields):
+                if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
                     raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):

@@ -237,7 +237,10 @@ class OnlineOrder(Generic[N]):
         return self._space(0, len(self), -half, half)
 
     def _place_of(self, node: N) -> int:
-        return bisect_left(self._sorted, self.key(node), key=self.key)
+        at = bisect_left(self._sorted, self._labels[node], key=self._labels.__getitem__)
+        while self._sorted[at] != node:  # another one of the same label
+            at += 1
+        return at
 
     def _tied(self, at: int) -> bool:
         label = self._labels[self._sorted[at]]

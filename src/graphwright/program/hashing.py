@@ -140,6 +140,5 @@ class StructureHash:
         state = sha256(self.structure().encode())
         p = self._program
         keys = p.weight_keys()
-        names = p.weights.references(keys) if mapped_by_reference else p.weights.digests(keys)
-        state.update("".join([f"\n{key} {name}" for key, name in zip(keys, names, strict=True)]).encode())
+        state.update((p.weights.references(keys) if mapped_by_reference else p.weights.digests(keys)).encode())
         return state.hexdigest()

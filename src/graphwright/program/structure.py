@@ -135,7 +135,8 @@ class Structure:
 
     def beginning(self, text: str) -> list[NodeId]:
         """Nodes whose paths begin with a text, in no order."""
-        return [node for name, node in tuple(self._names.items()) if name.startswith(text)]
+        names = [name for name in tuple(self._names) if name.startswith(text)]
+        return [self._names[name] for name in names]
 
     def of_kind(self, kind: str) -> tuple[NodeId, ...]:
         """Nodes of one op or kind, in order of creation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -103,6 +103,7 @@ class Weights(Mapping[str, Variable]):
         self._digests: dict[str, tuple[NDArray, int, str]] = {}
         self._references: dict[str, tuple[NDArray, int, str]] = {}
         self._promised = 0  # promises when the references were noted
+        self._listed: tuple[tuple[str, ...], str] = ((), "")
         self.promises = Promises()
 
     def __getitem__(self, key: str) -> Variable:
@@ -163,21 +164,24 @@ class Weights(Mapping[str, Variable]):
         """
         return self.known_reference(key) or self.digest(key)
 
-    def references(self, keys: Sequence[str]) -> list[str]:
-        """`reference` of each key; for a value that is as it was the last time this costs a comparison."""
-        noted, changed = self._references, list[str]()
+    def references(self, keys: tuple[str, ...]) -> str:
+        """A line per key with its `reference`; for a value that is as it was the last time this costs a comparison."""
+        noted, variables = self._references, self._variables
         if self._promised != self.promises.made:
             self._promised = self.promises.made
             noted.clear()
-        for key in keys:
-            array, known = self._variables[key].data, noted.get(key)
-            if known is None or known[0] is not array or known[1] != array.version:
-                changed.append(key)
+        changed = [
+            key
+            for key in keys
+            if (known := noted.get(key)) is None or variables[key].data is not known[0] or known[0].version != known[1]
+        ]
         self.note_digests(key for key in changed if self.known_reference(key) is None)
         for key in changed:
             array = self.array(key)
             noted[key] = (array, array.version, self.reference(key))
-        return [noted[key][2] for key in keys]
+        if changed or self._listed[0] is not keys:
+            self._listed = keys, "".join([f"\n{key} {noted[key][2]}" for key in keys])
+        return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
         """`reference` where it takes no reading of the value's bytes."""
@@ -232,10 +236,10 @@ class Weights(Mapping[str, Variable]):
         self._digests[key] = (array, array.storage.version, array_digest(array))
         return self._digests[key][2]
 
-    def digests(self, keys: Sequence[str]) -> list[str]:
-        """`digest` of each key."""
+    def digests(self, keys: tuple[str, ...]) -> str:
+        """A line per key with its `digest`."""
         self.note_digests(keys)
-        return [self.digest(key) for key in keys]
+        return "".join([f"\n{key} {self.digest(key)}" for key in keys])
 
     def note_digests(self, keys: Iterable[str]) -> None:
         """Compute the digests that are not known yet, large ones side by side: hashing lets other threads run."""

@@ -5,6 +5,7 @@ Invariant: leaving by an exception, anyone's, restores the program bit for bit; 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -197,4 +198,4 @@ def _caller() -> str | None:
         frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
     ):
         frame = frame.f_back
-    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
