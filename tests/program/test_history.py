@@ -115,10 +115,12 @@ def test_what_an_edit_asks_of_weights_follows_what_it_touches(monkeypatch):
             walks.clear()
             with p.edit("remove") as e:
                 for i in range(few):
-                    e.remove([n for n in p.select(f"{{h{i},t{i}}}")])
+                    e.remove([f"h{i}", f"t{i}", f"w{i}"])
             spent.append(len(walks))
+            assert asked == []
             p.undo()
-        assert asked == []
+            assert asked == [("reference", f"w{i}") for i in range(few)]
+            asked.clear()
         assert spent[0] == spent[1] <= 4
         p.weights["w1"].own().copy_from(p.weights.array("w0"))  # in the memory that is there
         with p.edit("train and remove") as e:
