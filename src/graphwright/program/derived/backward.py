@@ -152,23 +152,20 @@ class Backward(Mirror):
         return None if sums is None else sums.get(at.port)
 
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
-        known = self._sum(at)
-        if known is not None and known.parts == parts:
-            return known.total
-        if not parts:
-            if known is not None:
-                self._throw(known.made)
-                del self._sums[at.node][at.port]
-            return None
-        path, kind = self.source.path(at.node), self._summed_in(at)
-        if known is not None:
-            alike = known.path == path and self._same_form(known.parts, parts)
-            if alike and self._spec_of(known.total).dtype is kind:
+        known, path, kind = self._sum(at), self.source.path(at.node), self._summed_in(at)
+        if known is not None and known.path == path and self._spec_of(known.total).dtype is kind:
+            if known.parts == parts:
+                return known.total
+            if self._same_form(known.parts, parts):
                 swap = self._lead(known.made, known.parts, parts)
                 led = Sum(path, parts, swap.get(known.total, known.total), known.made)
                 self._sums[at.node][at.port] = led
                 return led.total
+        if known is not None:
             self._throw(known.made)
+            del self._sums[at.node][at.port]
+        if not parts:
+            return None
         self._recorder.made = []
         with scoped("grad", path):
             total = self._tensor(parts[0]).to(kind)
