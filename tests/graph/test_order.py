@@ -167,6 +167,16 @@ def test_labels_stay_in_int64_and_nodes_can_be_forgotten():
     assert rest[3] not in order
     order.restore(record)
     assert list(order) == [*rest, first]
+    before = order.labels()
+    for few in (rest[4:6], rest[::2]):  # one by one, and in one go
+        record = order.remove(*few)
+        assert list(order) == [n for n in (*rest, first) if n not in few]
+        order.restore(record)
+        assert order.labels() == before
+        assert list(order) == [*rest, first]
+    with pytest.raises(KeyError):
+        order.remove(rest[0], graph.add_node())
+    assert order.labels() == before
     with pytest.raises(UsageError, match="has a label already"):
         order.insert(first)
 

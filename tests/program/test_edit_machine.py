@@ -27,6 +27,7 @@ from program_samples import (
 from graphwright.array import float32
 from graphwright.errors import CycleError, GraphwrightError
 from graphwright.program import Builder, Program, Transaction, Value, load
+from graphwright.program.kinds import STORED
 
 PICK = st.integers(0, 10**6)
 FULL = (ROWS, COLS)
@@ -342,6 +343,11 @@ class EditMachine(RuleBasedStateMachine):
         p, fresh = self.p, rebuilt(self.p)
         assert p.valid
         assert p.hash() == fresh.hash()
+        assert p.weight_keys() == fresh.weight_keys()
+        assert {k: p.readers(k) for k in p.weight_keys()} == walked(p)
+        anew = p.fork()
+        anew.weights._references.clear()
+        assert p.state_hash() == anew.state_hash()
         assert p.validate().ok
         key = labels(p)
         assert all(key[a] < key[b] for e in p.graph.edges() for a, b in [p.graph.endpoints(e)])
@@ -349,6 +355,14 @@ class EditMachine(RuleBasedStateMachine):
         assert outputs(p) == wanted
         assert planned(p) == wanted
         p.journal.verify()
+
+
+def walked(p) -> dict:
+    """The nodes that stand for each weight, found by looking at all."""
+    found: dict = {}
+    for node in sorted((n for n in p.nodes() if p.op(n) in STORED), key=lambda n: (p.op(n), p.seq(n))):
+        found.setdefault(p.key(node), []).append(node)
+    return {key: tuple(nodes) for key, nodes in found.items()}
 
 
 EditMachine.TestCase.settings = settings(

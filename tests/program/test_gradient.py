@@ -140,6 +140,44 @@ def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
         assert known.program.order_labels.visited - visited <= 40
 
 
+def test_a_sum_goes_by_the_name_of_its_value_after_a_renaming() -> None:
+    """Also where the gradients that it adds up are those of its reader, as in front of a junction."""
+    b = Builder()
+    h = b.linear(b.input("x", ("B", 4), "float64"), b.param("w", np.ones((4, 4))), name="h")
+    act = b.tanh(h, name="act")
+    b.output(b.mean(b.junction(act, act, name="twice"), axes=None, name="mean"), "loss")
+    p = b.build()
+    g = p.grad("loss", ["w"], {"B": 3})
+    with p.edit("rename") as e:
+        e.rename("act", "other")
+    assert p.grad("loss", ["w"], {"B": 3}) is g
+    assert form(g) == form(p.fork().grad("loss", ["w"], {"B": 3}))
+
+
+@pytest.mark.parametrize("depth", [10, 40])
+def test_an_edit_in_the_middle_ends_where_the_values_do(depth: int) -> None:
+    """What arrives at a value is led to another sender, so nothing in front of it is written anew, or looked at."""
+    p = net(depth)
+    wrt = [f"w{i}" for i in range(depth)]
+    g = p.grad("loss", wrt, {"B": 3})
+    (known,) = p.derived["gradients"].values()
+    for at in (4, depth - 2):
+        known_before, before = set(g.nodes()), known.looked_at
+        with p.edit("remove a block") as e:
+            for edge in p.out_edges(f"out{at}"):
+                e.rewire(edge, f"out{at - 1}")
+            e.remove([f"{name}{at}" for name in ("linear", "act", "mul", "out")])
+        assert p.grad("loss", wrt, {"B": 3}) is g
+        assert known.looked_at - before <= 16
+        assert len(set(g.nodes()) - known_before) <= 12
+        before = known.looked_at
+        with p.edit("skip") as e:
+            e.connect(f"out{at - 2}", f"out{at + 1}")
+        p.grad("loss", wrt, {"B": 3})
+        assert known.looked_at - before <= 12
+        assert form(g) == form(p.fork().grad("loss", wrt, {"B": 3}))
+
+
 def test_a_gradient_that_somebody_edited_is_left_to_them() -> None:
     p = net()
     g = p.grad("loss", ["w0"], {"B": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ import graphwright.program.editing.atomic as atomic_module
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
 from graphwright.program import Builder, NotUndoable, load
+from graphwright.program.weights import Weights
 
 
 def test_steps_on_leaving_come_in_order(monkeypatch):
@@ -86,6 +88,61 @@ def test_a_step_of_training_inside_an_edit_pays_for_no_check(monkeypatch):
         monkeypatch.undo()
         spent.append(len(calls))
     assert spent[0] == spent[1] > 0
+
+
+def rows(count: int):
+    """`count` times a product with a weight of its own and an activation, all in one sum."""
+    b = Builder()
+    x = b.input("x", ("B", 2))
+    products = [b.linear(x, b.param(f"w{i}", np.eye(2, dtype="f4")), name=f"h{i}") for i in range(count)]
+    made = [b.tanh(product, name=f"t{i}") for i, product in enumerate(products)]
+    b.output(b.junction(*made, name="j"), "y")
+    return b.build()
+
+
+def test_what_an_edit_asks_of_weights_follows_what_it_touches(monkeypatch):
+    """Values are compared, which costs little; what stands for one is worked out where it is another."""
+    for count in (4, 100):
+        p, asked, walks = rows(count), [], []
+        p.state_hash()
+        for owner, name, to in ((Weights, "reference", asked), (Weights, "items", walks), (Weights, "values", walks)):
+            real = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda *a, real=real, name=name, to=to: (to.append((name, *a[1:])), real(*a))[1]
+            )
+        spent = []
+        for few in (1, 3):
+            walks.clear()
+            with p.edit("remove") as e:
+                for i in range(few):
+                    e.remove([f"h{i}", f"t{i}", f"w{i}"])
+            spent.append(len(walks))
+            assert asked == []
+            p.undo()
+            assert asked == [("reference", f"w{i}") for i in range(few)]
+            asked.clear()
+        assert spent[0] == spent[1] <= 4
+        p.weights["w1"].own().copy_from(p.weights.array("w0"))  # in the memory that is there
+        with p.edit("train and remove") as e:
+            p.weights["w2"].own().to_numpy()[...] = 5  # in memory of its own
+            e.remove(["h3", "t3"])
+            e.remove("w3")
+        assert asked == [("reference", "w1"), ("reference", "w2")]
+        p.journal.verify()
+        monkeypatch.undo()
+        assert p.journal[-1].after == p.state_hash() == p.fork().hash()
+
+
+def test_the_handler_of_interrupts_is_installed_once_an_edit(monkeypatch):
+    spent = []
+    for count in (1, 20):
+        p, calls, real = rows(count), [], signal.signal
+        monkeypatch.setattr(signal, "signal", lambda *a, calls=calls, real=real: (calls.append(a), real(*a))[1])
+        with p.edit("remove") as e:
+            e.remove([n for n in p.nodes() if p.op(n) == "tanh"])
+        monkeypatch.undo()
+        spent.append(len(calls))
+    assert spent[0] == spent[1] == 2
 
 
 def test_threads_wait_for_each_other():

@@ -74,6 +74,7 @@ def test_an_interrupted_edit_leaves_nothing_or_all():
         p = tiny()
         if not interrupted(lambda p=p: change(p), at):
             break
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if counters(p) == counts:
             assert fingerprint(p) == before
         else:

@@ -13,7 +13,7 @@ from program_samples import fingerprint, outputs, random_program, tiny
 
 from graphwright.errors import UsageError
 from graphwright.program import Builder, CountMismatch, EmptySelection, ForeignNode, StaleSelection
-from graphwright.program.paths import BadPattern, compile_pattern, matches
+from graphwright.program.paths import BadPattern, compile_pattern, matches, stem
 
 PATHS = [
     "embed",
@@ -138,6 +138,21 @@ def slow(pattern: str, path: str) -> bool:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_agree_with_the_slow_matcher(pattern):
     assert [p for p in PATHS if matches(pattern, p)] == [p for p in PATHS if slow(pattern, p)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_a_pattern_selects_begins_with_its_stem(pattern):
+    assert all(path.startswith(stem(pattern)) for path in PATHS if slow(pattern, path))
+
+
+def test_a_pattern_looks_at_paths_with_its_stem_alone():
+    p = random_program(3)
+    name = p.select("m1").names()[0]
+    seen = []
+    assert p.select("m1", where=lambda n: bool(seen.append(p.path(n))) or True).names() == p.select("m1").names()
+    assert stem("layers.{1,2}.mlp") == stem("layers") == stem("layers.**") == "layers"
+    assert {p.path(n) for n in p.beginning("m1")} >= {name}
+    assert len(p.beginning("m1")) < len(p.beginning("")) == len(p)
 
 
 def test_whole_segments():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphwright.array import DType, NDArray, changes, float32
@@ -98,6 +98,13 @@ class Parameter(Variable):
     def grad_dtype(self) -> DType:
         """As above: in 8 bits of significand, a sum of 300 ones is 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
+
+
+def share(variables: Iterable[Variable], shared: bool) -> None:
+    """Set `shared` of many variables, counted as one change."""
+    for variable in variables:
+        object.__setattr__(variable, "shared", shared)
+    changes.rise()
 
 
 def held(value: Any) -> NDArray:

@@ -23,6 +23,7 @@ GENESIS = "0" * 64
 """What stands before the first entry."""
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
+_TEXT = frozenset({str})
 _LEAVES = frozenset({str, int, bool, type(None)})
 _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
@@ -38,7 +39,7 @@ class Link:
     @property
     def line(self) -> str:
         """The line of a journal file, without its newline."""
-        return f'{{"entry":{canonical_json(self.entry)},"hash":"{self.hash}","prev":"{self.prev}"}}'
+        return _line(canonical_json(self.entry), self.hash, self.prev)
 
 
 @dataclass(slots=True)
@@ -61,9 +62,10 @@ class Chain:
 
     def append(self, entry: Any) -> Link:
         """Add an entry. Raises UsageError if it is no plain JSON value, or too large for a line."""
-        link = Link(entry, self.head, entry_hash(self.head, entry))
-        if len(link.line) >= MAX_LINE:
-            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=len(link.line))
+        prev, text = self.head, canonical_json(entry)
+        link = Link(entry, prev, _hash(prev, text))
+        if (size := len(_line(text, link.hash, prev))) >= MAX_LINE:
+            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=size)
         self.links.append(link)
         return link
 
@@ -93,7 +95,15 @@ def canonical_json(value: Any) -> str:
 
 def entry_hash(prev: str, entry: Any) -> str:
     """Hash of an entry that follows `prev`."""
-    return hashlib.sha256((prev + canonical_json(entry)).encode()).hexdigest()
+    return _hash(prev, canonical_json(entry))
+
+
+def _hash(prev: str, text: str) -> str:
+    return hashlib.sha256((prev + text).encode()).hexdigest()
+
+
+def _line(text: str, own: str, prev: str) -> str:
+    return f'{{"entry":{text},"hash":"{own}","prev":"{prev}"}}'
 
 
 def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
@@ -222,7 +232,7 @@ def _check(value: Any) -> None:
                 raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
-                if not all(isinstance(key, str) for key in fields):
+                if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
                     raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):

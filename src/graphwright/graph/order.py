@@ -20,6 +20,8 @@ from ..errors import CycleError, UsageError
 GAP = 1 << 20
 LIMIT = 1 << 62
 """Labels beyond this are spaced anew, so that they always fit int64."""
+_ONCE = 16
+"""Where more than one node in so many comes or goes, making the list anew is cheaper than moving one by one."""
 
 N = TypeVar("N", bound=Hashable)
 
@@ -133,16 +135,20 @@ class OnlineOrder(Generic[N]):
             record = [(n, kept.get(n, label), created) for n, label, created in self._space_all()]
         return Relabelled(tuple(entry for entry in record if self._labels[entry[0]] != entry[1]))
 
-    def remove(self, node: N) -> Relabelled[N]:
-        """Forget a node. Raises KeyError."""
-        record = Relabelled(((node, self._labels[node], self._created[node]),))
-        self._drop(node)
+    def remove(self, *nodes: N) -> Relabelled[N]:
+        """Forget nodes. O(removed · log n). Raises KeyError, nothing forgotten then."""
+        record = Relabelled(tuple((n, self._labels[n], self._created[n]) for n in nodes))
+        many = len(nodes) * _ONCE > len(self)
+        for node in nodes:
+            self._drop(node, listed=not many)
+        if many:
+            self._sorted = [n for n in self._sorted if n in self._labels]
         return record
 
     def restore(self, record: Relabelled[N]) -> Relabelled[N]:
         """Undo a change, later ones first; returns the record that redoes it. O(changed · log n)."""
         inverse = [(n, self._labels.get(n), self._created.get(n, created)) for n, _, created in record.before]
-        many = len(inverse) * 16 > len(self)  # sorting once is then cheaper than moving one by one
+        many = len(inverse) * _ONCE > len(self)
         for node, label, created in record.before:
             if node in self._labels:
                 self._drop(node, listed=not many)
@@ -231,7 +237,10 @@ class OnlineOrder(Generic[N]):
         return self._space(0, len(self), -half, half)
 
     def _place_of(self, node: N) -> int:
-        return bisect_left(self._sorted, self.key(node), key=self.key)
+        at = bisect_left(self._sorted, self._labels[node], key=self._labels.__getitem__)
+        while self._sorted[at] != node:  # another one of the same label
+            at += 1
+        return at
 
     def _tied(self, at: int) -> bool:
         label = self._labels[self._sorted[at]]

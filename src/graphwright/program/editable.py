@@ -58,6 +58,12 @@ class Editable(Structure):
         if name in self._names:
             raise NameTaken("a node of this name exists", where=name, fix="name= another, or e.rename the old one")
 
+    def release_name(self, node: NodeId) -> None:
+        """Let others take the name of a node that is about to go."""
+        name = self.path(node)
+        if self._names.get(name) == node:
+            del self._names[name]
+
     # -- the order ---------------------------------------------------------------------------------------------------
     @property
     def order_frozen(self) -> bool:
@@ -167,6 +173,7 @@ class Editable(Structure):
         self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
         self._names[name] = node
         self._kinds.setdefault(op, {})[node] = None
+        self._list_key(node)
         if revived is not None:
             self._unsorted.add(op)
         self._touch(node)
@@ -174,13 +181,23 @@ class Editable(Structure):
 
     def delete_node(self, node: NodeId) -> None:
         """Take an unconnected node out; its handle can be revived."""
-        name, op = self.path(node), self.op(node)
-        self._structure.forget(node)
-        self._followers.note(node)
-        del self._names[name]
-        del self._kinds[op][node]
+        self._leave(node)
         self._reorder(lambda: self.order_labels.remove(node))
         self.graveyard.bury(node, self.graph.remove_node(node))
+
+    def discard(self, nodes: Sequence[NodeId]) -> None:
+        """Take nodes out with all their edges, for good: nothing revives them. Nodes that stay read none of them."""
+        self._reorder(lambda: self.order_labels.remove(*nodes))
+        for node in nodes:
+            self._leave(node)
+            self.loose.difference_update(edge.edge for edge in self.graph.remove_node(node).edges)
+
+    def _leave(self, node: NodeId) -> None:
+        self._structure.forget(node)
+        self._followers.note(node)
+        self.release_name(node)
+        del self._kinds[self.op(node)][node]
+        self._unlist_key(node)
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
         """Put an edge in; the port is the target's next one by default. Raises: CycleError, nothing changed."""
@@ -222,7 +239,10 @@ class Editable(Structure):
                 self._touch(self.graph.target(edge))
         if "attrs" in columns:
             columns["attrs"] = MappingProxyType(dict(columns["attrs"]))
+            self._unlist_key(node)
         self.graph.set_node(node, **columns)
+        if "attrs" in columns:
+            self._list_key(node)
         self._touch(node)
 
     def add_op(

@@ -106,6 +106,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin._names, twin._outputs = dict(p._names), dict(p._outputs)
         twin._kinds = {kind: dict(nodes) for kind, nodes in p._kinds.items()}
         twin._unsorted = set(p._unsorted)
+        twin._keyed, twin._keys = {key: set(nodes) for key, nodes in p._keyed.items()}, p._keys
         twin.checkpoints = p.checkpoints
         twin.constraints = p.constraints.copy()
         twin._structure = p._structure.copy(twin)

@@ -13,7 +13,6 @@ import numpy as np
 from graphwright.array import DType, Spec
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program.kinds import CONST, PARAM, STATE
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -140,9 +139,6 @@ class StructureHash:
         """
         state = sha256(self.structure().encode())
         p = self._program
-        keys = sorted({p.key(n) for kind in (PARAM, CONST, STATE) for n in p.of_kind(kind)})
-        names = [p.weights.known_reference(key) if mapped_by_reference else None for key in keys]
-        p.weights.note_digests(key for key, name in zip(keys, names, strict=True) if name is None)
-        for key, name in zip(keys, names, strict=True):
-            state.update(f"\n{key} {name or p.weights.digest(key)}".encode())
+        keys = p.weight_keys()
+        state.update((p.weights.references(keys) if mapped_by_reference else p.weights.digests(keys)).encode())
         return state.hexdigest()

@@ -69,6 +69,11 @@ def _segment(segment: str, pattern: str) -> str:
     return "".join(out)
 
 
+def stem(pattern: str) -> str:
+    """A text that every path begins with that a pattern selects."""
+    return re.split(r"[*\[{]", pattern, maxsplit=1)[0].rstrip(".")
+
+
 def matches(pattern: str, path: str) -> bool:
     """Whether a pattern selects a path."""
     found = compile_pattern(pattern).match(path)

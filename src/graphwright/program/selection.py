@@ -12,7 +12,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.errors import ForeignNode
 from graphwright.program.kinds import KINDS
-from graphwright.program.paths import BadPattern, matches
+from graphwright.program.paths import BadPattern, matches, stem
 
 if TYPE_CHECKING:
     from graphwright.program.axes.units import Units
@@ -70,7 +70,7 @@ class Selection:
         """
         query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
         tests = _tests(p, query)
-        found = [n for n in p.nodes() if all(test(n) for _, test in tests)]
+        found = [n for n in p.beginning(stem(pattern or "")) if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
 
     # -- looking -----------------------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ class Structure:
         self._outputs: dict[str, Value] = {}
         self._kinds: dict[str, dict[NodeId, None]] = {}
         self._unsorted: set[str] = set()  # kinds whose nodes are not in order of creation, as one came back
+        self._keyed: dict[str, set[NodeId]] = {}  # nodes that stand for a weight
+        self._keys: tuple[str, ...] | None = ()
 
     def node(self, ref: NodeId | Value | str) -> NodeId:
         """The handle of a node given by handle, value or name.
@@ -131,6 +133,11 @@ class Structure:
         """All nodes, oldest slot first."""
         return tuple(self.graph.nodes())
 
+    def beginning(self, text: str) -> list[NodeId]:
+        """Nodes whose paths begin with a text, in no order."""
+        names = [name for name in tuple(self._names) if name.startswith(text)]
+        return [self._names[name] for name in names]
+
     def of_kind(self, kind: str) -> tuple[NodeId, ...]:
         """Nodes of one op or kind, in order of creation."""
         if kind in self._unsorted:
@@ -189,7 +196,26 @@ class Structure:
 
     def readers(self, key: str) -> tuple[NodeId, ...]:
         """Nodes that stand for a weight."""
-        return tuple(n for kind in sorted(STORED) for n in self.of_kind(kind) if self.key(n) == key)
+        return tuple(sorted(self._keyed.get(key, ()), key=lambda n: (self.op(n), self.seq(n))))
+
+    def weight_keys(self) -> tuple[str, ...]:
+        """Checkpoint keys that nodes stand for, in alphabetical order."""
+        if self._keys is None:
+            self._keys = tuple(sorted(self._keyed))
+        return self._keys
+
+    def _list_key(self, node: NodeId) -> None:
+        if self.op(node) in STORED:
+            self._keyed.setdefault(self.key(node), set()).add(node)
+            self._keys = None
+
+    def _unlist_key(self, node: NodeId) -> None:
+        if self.op(node) in STORED:
+            nodes = self._keyed[self.key(node)]
+            nodes.discard(node)
+            if not nodes:
+                del self._keyed[self.key(node)]
+            self._keys = None
 
     def in_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Edges into a node, by port."""

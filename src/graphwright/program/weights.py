@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -36,6 +36,22 @@ class Promise(NamedTuple):
     digest: str | None
     reference: str | None
     version: int | None = None
+
+
+class Promises(WeakKeyDictionary[NDArray, Promise]):
+    """What is promised of each array.
+
+    Attributes:
+        made: how many promises there were: while it stands still, what followed from them holds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def __setitem__(self, array: NDArray, promise: Promise) -> None:
+        super().__setitem__(array, promise)
+        self.made += 1
 
 
 def array_digest(array: NDArray) -> str:
@@ -85,7 +101,10 @@ class Weights(Mapping[str, Variable]):
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}
         self._digests: dict[str, tuple[NDArray, int, str]] = {}
-        self.promises: WeakKeyDictionary[NDArray, Promise] = WeakKeyDictionary()
+        self._references: dict[str, tuple[NDArray, int, str]] = {}
+        self._promised = 0  # promises when the references were noted
+        self._listed: tuple[tuple[str, ...], str] = ((), "")
+        self.promises = Promises()
 
     def __getitem__(self, key: str) -> Variable:
         try:
@@ -107,14 +126,22 @@ class Weights(Mapping[str, Variable]):
     def __len__(self) -> int:
         return len(self._variables)
 
+    def values(self) -> ValuesView[Variable]:
+        """The variables, without a look-up for each."""
+        return self._variables.values()
+
+    def items(self) -> ItemsView[str, Variable]:
+        """Keys and variables, without a look-up for each."""
+        return self._variables.items()
+
     def add(self, key: str, variable: Variable) -> None:
         """Enter a variable; its array may map a file and is not read."""
         self._variables[key] = variable
 
     def drop(self, key: str) -> None:
         """Forget a variable that no node reads any more."""
-        self._variables.pop(key, None)
-        self._digests.pop(key, None)
+        for known in (self._variables, self._digests, self._references):
+            known.pop(key, None)
 
     def array(self, key: str) -> NDArray:
         """The value under a key."""
@@ -123,7 +150,8 @@ class Weights(Mapping[str, Variable]):
     def rekey(self, old: str, new: str) -> None:
         """Let a variable be stored under another key."""
         self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
-        self._digests.pop(old, None)
+        for known in (self._digests, self._references):
+            known.pop(old, None)
 
     def sort(self, ranks: Mapping[str, int]) -> None:
         """List the keys in this order."""
@@ -135,6 +163,25 @@ class Weights(Mapping[str, Variable]):
         Reads no file.
         """
         return self.known_reference(key) or self.digest(key)
+
+    def references(self, keys: tuple[str, ...]) -> str:
+        """A line per key with its `reference`; for a value that is as it was the last time this costs a comparison."""
+        noted, variables = self._references, self._variables
+        if self._promised != self.promises.made:
+            self._promised = self.promises.made
+            noted.clear()
+        changed = [
+            key
+            for key in keys
+            if (known := noted.get(key)) is None or variables[key].data is not known[0] or known[0].version != known[1]
+        ]
+        self.note_digests(key for key in changed if self.known_reference(key) is None)
+        for key in changed:
+            array = self.array(key)
+            noted[key] = (array, array.version, self.reference(key))
+        if changed or self._listed[0] is not keys:
+            self._listed = keys, "".join([f"\n{key} {noted[key][2]}" for key in keys])
+        return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
         """`reference` where it takes no reading of the value's bytes."""
@@ -189,6 +236,11 @@ class Weights(Mapping[str, Variable]):
         self._digests[key] = (array, array.storage.version, array_digest(array))
         return self._digests[key][2]
 
+    def digests(self, keys: tuple[str, ...]) -> str:
+        """A line per key with its `digest`."""
+        self.note_digests(keys)
+        return "".join([f"\n{key} {self.digest(key)}" for key in keys])
+
     def note_digests(self, keys: Iterable[str]) -> None:
         """Compute the digests that are not known yet, large ones side by side: hashing lets other threads run."""
         wanted = [k for k in keys if self._known(k) is None and self.array(k).nbytes >= LARGE]
@@ -209,7 +261,8 @@ class Weights(Mapping[str, Variable]):
         twin, twins = Weights(), twins or VariableTwins()
         for key, variable in self._variables.items():
             twin.add(key, twins(variable))
-        twin._digests, twin.promises = dict(self._digests), self.promises
+        twin._digests, twin._references = dict(self._digests), dict(self._references)
+        twin.promises, twin._promised = self.promises, self._promised
         return twin
 
 

@@ -2,8 +2,8 @@
 
 Forward nodes are mirrored under their names. Beside each differentiated one stands a `Call`: what its vjp was given and
 what it wrote. After an edit the calls of nodes that changed, of what they read, and of whose operands want a gradient
-now, are looked at from the last to the first; where only the incoming gradient is another value, its readers are led to
-the new one and nothing is written anew.
+now, are looked at from the last to the first; where only an incoming gradient is another value, its readers are led to
+the new one and nothing is written anew. So are sums: what they give stays, and nothing before them is looked at.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Call(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Gradients that arrive at a value, in order, their sum, and the nodes that add them up."""
+    """Gradients that arrive at a value, in order, their sum, and the nodes that add them up, named after `path`."""
 
+    path: str
     parts: tuple[Value, ...]
     total: Value
     made: tuple[NodeId, ...]
@@ -53,7 +54,7 @@ class Backward(Mirror):
         self.wanted = dict.fromkeys(wanted)
         self._leads: dict[NodeId, bool] = {}
         self._calls: dict[NodeId, Call] = {}
-        self._sums: dict[Value, Sum] = {}
+        self._sums: dict[NodeId, dict[int, Sum]] = {}  # by node and port
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         """Gradients that arrive at a value from outside, before those of its readers."""
@@ -69,8 +70,8 @@ class Backward(Mirror):
         self._leads.pop(node, None)
         made = self._calls.pop(node, None)
         self._throw(made.made if made is not None else ())
-        for value in [v for v in self._sums if v.node == node]:
-            self._throw(self._sums.pop(value).made)
+        for known in self._sums.pop(node, {}).values():
+            self._throw(known.made)
 
     def _noticed(self, node: NodeId, op: str) -> bool:
         leads = self._leading(node, op)
@@ -145,23 +146,33 @@ class Backward(Mirror):
         parts += [g for *_, g in sorted(set(found))]
         return self._total(here, tuple(parts))
 
+    def _sum(self, at: Value) -> Sum | None:
+        """What arrives at a value, if anything does."""
+        sums = self._sums.get(at.node)
+        return None if sums is None else sums.get(at.port)
+
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
-        known = self._sums.get(at)
-        if known is not None and known.parts == parts:
-            return known.total
+        known, path, kind = self._sum(at), self.source.path(at.node), self._summed_in(at)
+        if known is not None and known.path == path and self._spec_of(known.total).dtype is kind:
+            if known.parts == parts:
+                return known.total
+            if self._same_form(known.parts, parts):
+                swap = self._lead(known.made, known.parts, parts)
+                led = Sum(path, parts, swap.get(known.total, known.total), known.made)
+                self._sums[at.node][at.port] = led
+                return led.total
         if known is not None:
             self._throw(known.made)
-            del self._sums[at]
+            del self._sums[at.node][at.port]
         if not parts:
             return None
         self._recorder.made = []
-        kind = self._summed_in(at)
-        with scoped("grad", self.source.path(at.node)):
+        with scoped("grad", path):
             total = self._tensor(parts[0]).to(kind)
             for part in parts[1:]:
                 total = total + self._tensor(part).to(kind)
-        made = Sum(parts, self._recorder.value_of(total), tuple(self._recorder.made))
-        self._sums[at] = made
+        made = Sum(path, parts, self._recorder.value_of(total), tuple(self._recorder.made))
+        self._sums.setdefault(at.node, {})[at.port] = made
         return made.total
 
     def _call(self, node: NodeId, grads: tuple[Value | None, ...], old: Call | None, anew: bool) -> Call | None:
@@ -175,7 +186,8 @@ class Backward(Mirror):
             if old.grads == grads:
                 return old
             if self._same_form(old.grads, grads):
-                return self._led(old, grads)
+                swap = self._lead(old.made, old.grads, grads)
+                return Call(grads, needs, tuple(None if g is None else swap.get(g, g) for g in old.results), old.made)
         if old is not None:
             self._throw(old.made)
         p, twin = self.program, self._twins[node]
@@ -201,22 +213,28 @@ class Backward(Mirror):
 
     def _same_form(self, before: Sequence[Value | None], after: Sequence[Value | None]) -> bool:
         """True if gradients can take each other's place one for one."""
+        if len(before) != len(after):
+            return False
         p, pairs = self.program, list(zip(before, after, strict=True))
         if any((a is None) != (b is None) for a, b in pairs):
             return False
         kept = [(a, b) for a, b in pairs if a is not None and b is not None]
         if len({a for a, _ in kept}) != len(kept) or any(a.node not in p.graph for a, _ in kept):
             return False
-        return all(p.specs(a.node)[a.port] == p.specs(b.node)[b.port] for a, b in kept)
+        return all(self._spec_of(a) == self._spec_of(b) for a, b in kept)
 
-    def _led(self, old: Call, grads: tuple[Value | None, ...]) -> Call:
-        """The same call, reading other gradients."""
+    def _spec_of(self, value: Value) -> Spec:
+        return self.program.specs(value.node)[value.port]
+
+    def _lead(
+        self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
+    ) -> dict[Value, Value]:
+        """Let nodes that read gradients read others in their place; returns which stands for which."""
         p = self.program
-        swap = {a: b for a, b in zip(old.grads, grads, strict=True) if a is not None and b is not None and a != b}
-        for node in old.made:
+        swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None and a != b}
+        for node in made:
             for edge in p.in_edges(node):
                 other = swap.get(p.edge_value(edge))
                 if other is not None:
                     p.move_edge(edge, other)
-        results = tuple(None if g is None else swap.get(g, g) for g in old.results)
-        return Call(grads, old.needs, results, old.made)
+        return swap

@@ -87,20 +87,20 @@ class Gradient(Backward):
         source, p, outputs = self.source, self.program, {}
         reached: set[NodeId] | None = None
         for value in self.wanted:
-            known = self._sums.get(value)
-            name = f"grad.{source.path(value)}"
+            known = self._sum(value)
             if known is not None:
-                outputs[name] = known.total
+                if value in self._zeros:
+                    self._throw([self._zeros.pop(value).node])
+                outputs[f"grad.{source.path(value)}"] = known.total
                 continue
-            reached = source.reachable(self.roots) if reached is None else reached
-            readers = (n for n in source.graph.successors(value.node) if n in reached)
-            if value in self.roots or any(value in self._reads[n] for n in readers):
+            readers = [n for n in source.graph.successors(value.node) if value in self._reads.get(n, ())]
+            if readers and reached is None:
+                reached = source.reachable(self.roots)
+            if value in self.roots or (reached is not None and not reached.isdisjoint(readers)):
                 raise NoTape(
                     "an input does not reach the outputs", where=source.path(value), got=source.specs(value.node)
                 )
-            self._zeros[value] = outputs[name] = self._zero(value)
-        for value in [v for v in self._zeros if self._zeros[v] not in outputs.values()]:
-            self._throw([self._zeros.pop(value).node])
+            self._zeros[value] = outputs[f"grad.{source.path(value)}"] = self._zero(value)
         if list(outputs.items()) != list(zip(p.output_names(), p.outputs(), strict=True)):
             p.set_outputs(outputs)
 

@@ -46,7 +46,7 @@ class Mirror:
         self._readers: dict[NodeId, int] = {}  # edges by which mirrored nodes and who derives need a node
         self._casts: dict[NodeId, dict[int, NodeId]] = {}  # per mirrored node, place -> cast of that operand
         self._ends: set[Value] = set()  # values that lost or got a reader
-        self._trash: list[NodeId] = []
+        self._trash: dict[NodeId, None] = {}
         self._changed = source.follow()
         self._inputs = source.inputs()
         for node in self._inputs:
@@ -252,8 +252,8 @@ class Mirror:
     def _throw(self, nodes: Sequence[NodeId]) -> None:
         """Nodes that nothing will read; their names are free at once."""
         for node in nodes:
-            self._trash.append(node)
-            self._rename(node, f"~{len(self._trash)}.{node.index}.{node.generation}")
+            self._trash[node] = None
+            self.program.release_name(node)
 
     def _free(self, name: str) -> None:
         """Take a name away from whatever backward node has it."""
@@ -270,15 +270,13 @@ class Mirror:
 
     def _sweep(self) -> None:
         """Take thrown nodes out."""
-        p, graph = self.program, self.program.graph
-        gone = [n for n in self._trash if n in graph]
-        for node in gone:
-            for edge in graph.in_edges(node):
-                p.delete_edge(edge)
-        for node in gone:
-            if p.op(node) in STORED and not any(p.key(n) == p.key(node) for n in p.of_kind(p.op(node)) if n != node):
-                p.weights.drop(p.key(node))
-            p.delete_node(node)
+        p = self.program
+        gone = [n for n in self._trash if n in p.graph]
+        keys = {p.key(n) for n in gone if p.op(n) in STORED}
+        p.discard(gone)
+        for key in keys:
+            if not p.readers(key):
+                p.weights.drop(key)
         self._trash.clear()
         p.graveyard = Graveyard()  # nothing is undone here
 

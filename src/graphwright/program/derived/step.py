@@ -148,10 +148,10 @@ class Step(Backward):
         self._differentiate(touched)
         grads: list[tuple[Parameter, Value]] = []
         for value in self.wanted:
-            if value in self._sums:
+            if (arrived := self._sum(value)) is not None:
                 variable = self.source.weights[self.source.key(value.node)]
                 assert isinstance(variable, Parameter)
-                grads.append((variable, self._sums[value].total))
+                grads.append((variable, arrived.total))
         grads += self._beside.items()
         after = [(id(v), v.lineage, v.spec, self.stands_for(v), g) for v, g in grads]
         if recorder is not None or after != self._after:

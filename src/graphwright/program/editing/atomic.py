@@ -5,6 +5,7 @@ Invariant: leaving by an exception, anyone's, restores the program bit for bit; 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId, Relabelled
-from graphwright.program.editing.edits import AddNode, Edit, RemoveNode, written
-from graphwright.program.editing.interrupts import held_back
+from graphwright.program.editing.edits import AddNode, Edit, replaced, written
+from graphwright.program.editing.interrupts import held_back, keep_listening, listen_no_longer
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.infer import check_ports, infer
 from graphwright.program.program import Program
@@ -42,7 +43,7 @@ class Atomic:
             raise UsageError("no such author", expected=", ".join(AUTHORS), got=author, fix="name a program by tool=")
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
-        self.owner, self._left = 0, False
+        self.owner, self._left, self._listens = 0, False, False
         self.cone: set[NodeId] = set()
         self.line = _caller()
         self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
@@ -57,8 +58,8 @@ class Atomic:
         """Make one primitive edit. Raises what its check raises, with nothing changed."""
         p = self.program
         edit.check(p)
-        if written(edit) or isinstance(edit, RemoveNode):
-            p.history.collect_trained(self)  # the inverse takes the value from before: it must be the journal's
+        if keys := replaced(edit, p):
+            p.history.collect_trained(self, keys)  # the inverse takes the value from before: it must be the journal's
         record, inverse = edit.to_json(p), edit.invert(p)
         with held_back():
             edit.apply(p)
@@ -87,6 +88,7 @@ class Atomic:
         if outer is None or outer.owner != thread:
             p.history.begin(self)
             self.owner, self.valid_before, self.loose_before = thread, p.valid, frozenset(p.loose)
+            self._listens = keep_listening()
             return self
         assert isinstance(outer, type(self))
         # nested: a savepoint of the outer transaction, what was trained so far before it
@@ -123,6 +125,8 @@ class Atomic:
                 current._roll_back(mark, labels, loose)
                 current.touched = touched
             return None
+        if self._listens:
+            listen_no_longer()
         if failed:
             self._give_up()
             return None
@@ -194,4 +198,4 @@ def _caller() -> str | None:
         frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
     ):
         frame = frame.f_back
-    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -167,8 +167,7 @@ class RemoveNode:
 
     def _shared(self, p: Program) -> bool:
         """True if another node reads the same variable."""
-        key = p.key(self.node)
-        return any(p.key(other) == key for kind in STORED for other in p.of_kind(kind) if other != self.node)
+        return len(p.readers(p.key(self.node))) > 1
 
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and not self._shared(p):
@@ -478,6 +477,13 @@ def written(edit: Edit) -> tuple[str, ...]:
     if isinstance(edit, ResizeAxis):
         return tuple(w.key for w in edit.weights)
     return (edit.key,) if isinstance(edit, SetWeight) else ()
+
+
+def replaced(edit: Edit, p: Program) -> tuple[str, ...]:
+    """Keys of the weights whose values the inverse of an edit keeps; asked for before `apply`."""
+    if isinstance(edit, RemoveNode):
+        return (p.key(edit.node),) if p.op(edit.node) in STORED else ()
+    return written(edit)
 
 
 def made_by(edit: Edit) -> NodeId | EdgeId | None:

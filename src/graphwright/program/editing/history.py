@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
 from graphwright.autograd import Variable
+from graphwright.autograd.variable import share
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.editing.edits import SetWeight, made_by, payloads
@@ -68,8 +69,7 @@ class History:
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._held = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
         self._expected = {number: array for number, (_, array, _) in self._held.items()}
-        for variable, _, _ in self._held.values():
-            variable.shared = True
+        share([v for v, _, shared in self._held.values() if not shared], True)
 
     def note(self, variable: Variable) -> None:
         """Told of each value that the edit itself sets, so that it is not taken for training."""
@@ -90,14 +90,20 @@ class History:
         _, held, shared = self._held.get(id(variable), (variable, None, True))
         return held is array and not shared
 
-    def collect_trained(self, transaction: Atomic) -> None:
-        """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo."""
-        with held_back():
-            for key, variable in list(self.program.weights.items()):
-                expected = self._expected.get(id(variable))
-                if expected is not None and (trained := variable.data) is not expected:
-                    variable.data = expected
-                    transaction.do(SetWeight(key, trained))
+    def collect_trained(self, transaction: Atomic, keys: Iterable[str] | None = None) -> None:
+        """Enter weights that were trained inside the edit as `SetWeight`s, the arrays from before as their undo.
+
+        Args:
+            keys: of the weights to look at; by default all.
+        """
+        weights, expected = self.program.weights, self._expected
+        pairs = weights.items() if keys is None else [(key, weights[key]) for key in keys]
+        trained = [(key, v) for key, v in pairs if v.data is not expected.get(id(v), v.data)]
+        for key, variable in trained:
+            with held_back():
+                array, variable.data = variable.data, expected[id(variable)]
+                if array is not variable.data:  # a tied one is entered once
+                    transaction.do(SetWeight(key, array))
 
     def drop_trained(self) -> None:
         """Take back what was trained since the last value that the edit itself set."""
@@ -146,13 +152,16 @@ class History:
         """Close the edit; after a roll-back put values and flags of the weights back."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
+        free: list[Variable] = []
         for number, (variable, array, shared) in self._held.items():
-            if failed:
+            if failed and variable.data is not array:
                 variable.data = array
             if variable.data is array:  # one that the edit set stays shared: the journal holds it too
-                variable.shared = shared
+                if not shared:
+                    free.append(variable)
             elif variable.data is self._private.get(number):
-                variable.shared = False
+                free.append(variable)
+        share(free, False)
         self._held, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +84,11 @@ class Entry:
         return {name: _plain(getattr(self, name)) for name in _FIELDS}
 
     @staticmethod
-    def from_json(data: dict[str, Any], undo: Undo | None = None) -> Entry:
+    def from_json(data: dict[str, Any], undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
         """Inverse of `to_json`."""
         values = {name: data[name] for name in _FIELDS}
-        return Entry(**{**values, "edits": tuple(values["edits"]), "warnings": tuple(values["warnings"])}, undo=undo)
+        values["edits"], values["warnings"] = tuple(values["edits"]), tuple(values["warnings"])
+        return Entry(**values, undo=undo, cone=cone)
 
     def __str__(self) -> str:
         kind = f" (undoes {self.undoes})" if self.undoes is not None else ""
@@ -156,7 +157,7 @@ class Journal(Sequence[Entry]):
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
-        entry = replace(Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo), cone=cone)
+        entry = Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo, cone)
         self._entries.append(entry)
         return entry
 

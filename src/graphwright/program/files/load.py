@@ -196,6 +196,7 @@ def _check_nodes(p: Program) -> None:
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
         if p.op(node) in STORED:
             p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
+            p._list_key(node)
         if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "write"):
             raise ProgramFileError("a source has one result, a write none", where=p.path(node))
     for v in p.outputs():
