@@ -35,7 +35,30 @@ def built() -> bool:
 
 def build() -> None:
     """Compile the loops, if that was not done for these sources: a few seconds, once per install."""
-    run = _compiled()
+    _compiled()
+    stamp = _stamp()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+    built.cache_clear()
+
+
+@cache
+def _compiled() -> Any:
+    """The loops, loaded, those too that only a plan after an edit runs: what waits for that is a person."""
+    from graphwright.native import njit
+
+    space: dict[str, Any] = dict(vars(passes))
+    for name, function in vars(passes).items():
+        if isinstance(function, FunctionType):  # what they call by name has to be the compiled form too
+            twin = FunctionType(function.__code__, space, name, function.__defaults__)
+            space[name] = njit(cache=True, error_model="numpy")(twin)
+    run = SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
+    _run_on_nothing(run)
+    return run
+
+
+def _run_on_nothing(run: Any) -> None:
+    """Call each once, with arrays of the types that planning gives."""
     u4, i4, i8, flags, codes = (np.zeros(1, kind) for kind in (np.uint32, np.int32, np.int64, np.bool_, np.int8))
     none, lists = np.zeros(0, np.int32), (u4, np.zeros(0, np.uint32))
     run.needed(none, *lists, *lists, flags)
@@ -46,25 +69,9 @@ def build() -> None:
     run.place(i8, i4, i4, 0)
     run.keep_places(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
-    none_at, none_2, none_3 = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
-    run.facts(none, none_2, *lists, *lists, codes, u4, i4, i4, flags, none_at, none)
-    run.settle_groups(none_at[1:], none, none_at, none_3, none_at, none_3, i4, flags)
-    stamp = _stamp()
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
-    built.cache_clear()
-
-
-@cache
-def _compiled() -> Any:
-    from graphwright.native import njit
-
-    space: dict[str, Any] = dict(vars(passes))
-    for name, function in vars(passes).items():
-        if isinstance(function, FunctionType):  # what they call by name has to be the compiled form too
-            twin = FunctionType(function.__code__, space, name, function.__defaults__)
-            space[name] = njit(cache=True, error_model="numpy")(twin)
-    return SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
+    no_stretch, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
+    run.facts(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_stretch, none)
+    run.settle_groups(no_stretch[1:], none, no_stretch, rows, no_stretch, rows, i4, flags)
 
 
 @cache

@@ -63,7 +63,8 @@ def make_plan(
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
         DeviceUnavailable.
     """
-    backend(device)  # loads kernels at the first plan of a process: no part of planning
+    backend(device)  # loads kernels at the first plan of a process, as the next line loads loops: no part of planning
+    loops(len(p))
     started = perf_counter()
     if rewrites not in MODES or layout not in LAYOUTS:
         raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
