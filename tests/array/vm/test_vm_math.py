@@ -76,9 +76,7 @@ EXACT: dict[Code, Function] = {
     **{code: function for code, (function, _) in BOUNDS.items()},
     Code.NEG: np.negative,
     Code.ABS: np.abs,
-    Code.SIGN: np.sign,
     Code.FLOOR: np.floor,
-    Code.RELU: lambda x: np.maximum(x, 0),
     Code.COPY: lambda x: x,
 }
 
@@ -88,8 +86,6 @@ def test_special_values_are_ieee_754s(code: Code) -> None:
     with np.errstate(all="ignore"):
         truth = EXACT[code](SPECIAL.astype(np.float64)).astype(np.float32)
     found = run(code, SPECIAL)
-    if code in (Code.RELU, Code.SIGN):  # which zero max(-0, 0) is, IEEE leaves open
-        found, truth = found + 0, truth + 0
     np.testing.assert_allclose(found, truth, rtol=3e-7, atol=1e-44)
     assert (np.signbit(found) == np.signbit(truth))[~np.isnan(truth)].all()
 

@@ -64,6 +64,17 @@ def _moments(name: str, attrs: dict[str, Any]) -> int:
     )
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][0] != "muon_step"])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_gradients_that_are_no_numbers_do_what_they_do_on_aten(form: str) -> None:
+    name, given = FORMS[form]
+    attrs, grad = OPS[name].complete(given), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, -3e38], "f4")
+    state = [np.ones(8, "f4"), *[np.zeros(8, "f4")] * _moments(name, attrs), np.float32(0)]
+    ins = [from_numpy(np.asarray(x)) for x in (0.01, np.float32(0), grad, *state)]
+    for mine, other in zip(vm(name, ins, attrs) or (), compute(OPS[name], ins, attrs), strict=True):
+        np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=5e-6, atol=1e-6)
+
+
 def test_matrices_beyond_the_scratch_have_no_form() -> None:
     attrs = OPS["muon_step"].complete({})
 

@@ -165,9 +165,9 @@ def rsqrt(x: Any) -> Any:
 
 @native
 def sign(x: Any) -> Any:
-    """-1, 0 or 1."""
+    """-1, 0 or 1; +0 of either zero and of NaN, as ATen has it."""
     zero, one = splat(F(0.0)), splat(F(1.0))
-    return select(lt(zero, x), one, select(lt(x, zero), neg(one), x))
+    return select(lt(zero, x), one, select(lt(x, zero), neg(one), zero))
 
 
 @native

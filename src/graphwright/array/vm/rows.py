@@ -221,9 +221,10 @@ def cross_entropy_backward(row: Any) -> Any:
 
 @native
 def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = x[r, :] / √(mean x² + eps) · w; cells 9 w, 10 its bytes per row (0), 11 eps."""
+    """out[r, :] = x[r, :] / √(mean x² + eps) · w; cells 9 w, 10 its bytes from turn to turn, 11 eps."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    x, sx, w, eps = place(row, 6, turn, scratch), cell(row, 7), cell(row, 9), F(number(row, 11))
+    x, sx, eps = place(row, 6, turn, scratch), cell(row, 7), F(number(row, 11))
+    w = place(row, 9, turn, scratch)
     for _ in range(rows):
         whole, i = 0.0, 0
         while i < cols:

@@ -219,16 +219,12 @@ class _Run:
                 return "alias_hazard"
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
-        if instr.op in BY_ROW and any(buffer in self.written for buffer, _ in looks[1:]):
-            return "alias_hazard"  # a weight is read where it lies, never from a tile
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
         by_row = instr.op in BY_ROW
         again = by_row and not self.by_row  # so far a turn could be less or more than a row
-        if fresh or again:
-            rows_whole = by_row or self.by_row
-            tiles = layout_of_tiles(out.shape, [*self._views(fresh), *self._views({out})], rows_whole)
-            if tiles is None or (rows_whole and tiles.cols != out.shape[-1]):  # a row whose elements lie apart
-                return "layout"
+        views = [*self._views(fresh), *self._views({out})]
+        if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
+            return "layout"
         return ""
 
     def _views(self, fresh: set[Layout]) -> list[View]:

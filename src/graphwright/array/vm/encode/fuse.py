@@ -66,11 +66,11 @@ def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View], by_row: bool 
     """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll.
 
     Args:
-        by_row: a turn does a whole row.
+        by_row: a turn does a whole row, whose elements are adjacent or one in every operand.
     """
     strides = [spread(view, shape) for view in views]
     if by_row:
-        if not 0 < shape[-1] <= LONGEST:
+        if not 0 < shape[-1] <= LONGEST or any(s[-1] not in (0, 1) for s in strides):
             return None
         axes = [*merged(shape[:-1], [s[:-1] for s in strides]), (shape[-1], tuple(s[-1] for s in strides))]
     else:
