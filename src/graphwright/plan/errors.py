@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, Unpack
 
-from graphwright.errors import ComputeError, GraphwrightError
+from graphwright.errors import ComputeError, Facts, GraphwrightError
 from graphwright.plan.table import ARENA
 
 if TYPE_CHECKING:
@@ -36,26 +36,35 @@ class DeviceFailed(ComputeError):
 
 
 class OutOfMemory(ComputeError):
-    """There is no room for a plan's arena; plans that have theirs go on.
+    """There is no room for a plan's arena, or for a value of a program; plans that have their arena go on.
 
     Attributes:
-        needed: bytes of the arena.
+        needed: bytes of the arena; of the largest value alone, where nothing was planned.
         lower_bound: the least that any layout of the plan takes.
         largest: (bytes, path of the node) of the largest buffers.
     """
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(
+        self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...], **facts: Unpack[Facts]
+    ) -> None:
+        facts.setdefault("got", "; ".join(f"{path} {size:,}" for size, path in largest))
+        facts.setdefault("fix", "a smaller batch, remat=bytes, or rows in parts")
+        super().__init__(what, **facts)
+        self.needed, self.lower_bound, self.largest = needed, lower_bound, largest
+
+    @classmethod
+    def of_arena(cls, plan: Plan, device: Device) -> Self:
+        """There is no room for this plan's arena."""
         first: dict[int, str] = {}
         for slot in plan.shown():
             assert slot.value is not None
             first.setdefault(slot.buffer, plan.path(slot.value.node))
         largest = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
-        self.needed, self.lower_bound = plan.arena_bytes, plan.lower_bound
-        self.largest = tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest)
-        super().__init__(
+        return cls(
             f"no room for the plan's arena on {device}",
+            needed=plan.arena_bytes,
+            lower_bound=plan.lower_bound,
+            largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest),
             where=plan.program.name,
-            expected=f"{self.needed:,} bytes, of which {self.lower_bound:,} are live at once",
-            got="; ".join(f"{path} {size:,}" for size, path in self.largest),
-            fix="a smaller batch, remat=bytes, or rows in parts",
+            expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once",
         )

@@ -17,10 +17,12 @@ from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.decoded import Options
+from graphwright.plan.errors import OutOfMemory
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import on_vm
+from graphwright.plan.planning.forms import LARGEST, TooLarge
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
 from graphwright.plan.planning.ledger import Ledger
@@ -61,7 +63,7 @@ def make_plan(
         freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
-        DeviceUnavailable.
+        OutOfMemory for a value that no machine could hold; DeviceUnavailable.
     """
     backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
@@ -89,7 +91,10 @@ def make_plan(
         else:
             ledger = before.arranged.ledger
         looked_at = ledger.settled
-        ledger.sync()
+        try:
+            ledger.sync()
+        except TooLarge:
+            raise _too_large(p, dims) from None
         given, seen = (
             {name: ledger.rows[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
         )
@@ -201,6 +206,23 @@ def _ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tupl
         return known
     room = 0 if device != CPU else total // 4 if known else total // 8
     return (*known, -(-(total + room) // ALIGN) * ALIGN)
+
+
+def _too_large(p: Program, dims: Mapping[str, int]) -> OutOfMemory:
+    """The error for values of more bytes than are planned."""
+    bound = ((spec.bind(dims), p.path(n)) for n in p.order() for spec in p.specs(n))
+    sizes = [(spec.nbytes, path) for spec, path in bound if not spec.symbolic]
+    largest = tuple(sorted(sizes, key=lambda row: -row[0])[:5])
+    most = max((size for size, _ in largest), default=0)  # scratch of a kernel may be what is too large
+    return OutOfMemory(
+        "a value of more bytes than any machine has",
+        needed=most,
+        lower_bound=most,
+        largest=largest,
+        where=p.name,
+        expected=f"at most {LARGEST:,} bytes a value",
+        fix="smaller sizes of the inputs, or rows in parts",
+    )
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:

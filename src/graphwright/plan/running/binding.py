@@ -259,7 +259,7 @@ class Binding:
         try:
             return self._kernels.allocate(size) if self._shared is None else self._shared.chunk(self, i, size)
         except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
-            raise OutOfMemory(self.plan, self.device) from error
+            raise OutOfMemory.of_arena(self.plan, self.device) from error
 
     def _check_arrays(self) -> None:
         """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
