@@ -1,15 +1,30 @@
-"""What can go wrong when a plan runs."""
+"""What can go wrong when a plan is made, asked or run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from graphwright.errors import ComputeError, Facts, GraphwrightError
+import numpy as np
+
+from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
 from graphwright.plan.table import ARENA
 
 if TYPE_CHECKING:
     from graphwright.array import Device
     from graphwright.plan.plan import Plan
+
+
+def place_of(plan: Any, column: str, i: Any, count: int) -> int:
+    """An index into one of a plan's columns, of so many rows. Raises: UsageError for one that names no row."""
+    if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
+        return int(i)
+    raise UsageError(
+        f"no such place in plan.{column}",
+        where=plan.program.name,
+        expected=f"0..{count - 1}" if count else "nothing: it is empty",
+        got=repr(i),
+        fix=f"plan.{column} lists them",
+    )
 
 
 class StepTorn(ComputeError):

@@ -111,7 +111,10 @@ class Plan(Decoded):
         return self._lazy.setdefault("overrides", [])
 
     def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`."""
+        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`.
+
+        Raises: UsageError for no such segment, or what cannot be called.
+        """
         from graphwright.plan.running.override import override
 
         return override(self, fn, segment)

@@ -86,7 +86,11 @@ def compile_program(
     for option, names in (("outputs", outputs), ("watch", watch), ("patch", patch)):
         if isinstance(names, str):
             raise UsageError(
-                f"{option} takes several names", where=p.name, got=repr(names), fix=f"{option}=[{names!r}]"
+                f"{option} takes several names",
+                where=p.name,
+                expected="a list or tuple of names",
+                got=repr(names),
+                fix=f"{option}=[{names!r}]",
             )
     given = {**(inputs or {}), **named}
     source = p
@@ -301,5 +305,11 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
     if isinstance(target, Program):
         return CompiledProgram(target, **options)
     if not callable(target):
-        raise UsageError("what is compiled is a Program or a function of tensors", got=repr(target)[:80])
+        raise UsageError(
+            "what is compiled is a Program or a function of tensors",
+            where="gw.compile",
+            expected="a Program, or something that can be called",
+            got=repr(target)[:80],
+            fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function",
+        )
     return CompiledFunction(target, **options)

@@ -14,7 +14,6 @@ from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.row import Row
 from graphwright.plan.table import Instr, Slot
 
-
 LARGEST = 1 << 50
 """Bytes of one value, from which on nothing is planned: no machine has them, and sums of thousands fit 63 bits."""
 

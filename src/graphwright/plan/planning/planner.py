@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from graphwright.plan.errors import OutOfMemory
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.collector import uncollected
-from graphwright.plan.planning.executor import on_vm
+from graphwright.plan.planning.executor import EXECUTORS, VM, on_vm
 from graphwright.plan.planning.forms import LARGEST, TooLarge
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
@@ -67,8 +68,7 @@ def make_plan(
     """
     backend(device)  # loads kernels at the first plan of a process: no part of planning
     started = perf_counter()
-    if rewrites not in MODES or layout not in LAYOUTS:
-        raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
+    _check_modes(p, device, rewrites=(rewrites, MODES), layout=(layout, LAYOUTS), executor=(executor, EXECUTORS))
     refuse_broken(p)
     options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
     options |= {"executor": executor, "device": device}
@@ -79,7 +79,13 @@ def make_plan(
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
-        raise UsageError("the program has no output and writes nothing", where=p.name)
+        raise UsageError(
+            "no output is asked for, and the program writes nothing",
+            where=p.name,
+            expected=", ".join(p.output_names()) or "an output",
+            got="no outputs",
+            fix="outputs=None plans all" if p.output_names() else "e.set_outputs(y=node), or b.output(node, 'y')",
+        )
     why = _full(before, rewrites)
     with uncollected():
         if before is None or why:
@@ -121,6 +127,23 @@ def make_plan(
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
     )
+
+
+def _check_modes(p: Program, device: Device, **options: tuple[Any, Sequence[str]]) -> None:
+    """Raises: UsageError for an option that is none of those it may be, or that the device does not have."""
+    for option, (given, known) in options.items():
+        if given not in known:
+            raise UsageError(
+                f"no such {option}",
+                where=p.name,
+                expected=", ".join(known),
+                got=repr(given),
+                fix=f"program.compile(..., {option}={get_close_matches(str(given), known, 1, 0)[0]!r})",
+            )
+    if options["executor"][0] == VM and device != CPU:
+        raise UsageError(
+            "the VM runs on the CPU only", where=p.name, expected=CPU, got=device, fix='executor="auto", or no device'
+        )
 
 
 def _full(before: Plan | None, rewrites: str) -> str:
