@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
 from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
+from graphwright.ops.call import kernel_error
 from graphwright.plan.table import ARENA
+from graphwright.program.interpret import origin
 
 if TYPE_CHECKING:
-    from graphwright.array import Device
+    from graphwright.array import Device, NDArray
+    from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
+    from graphwright.program import Program
 
 
 def place_of(plan: Any, column: str, i: Any, count: int) -> int:
@@ -47,7 +52,16 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device, which the host learns when it waits for it: in front of the commit."""
+    """An instruction failed on the device, which the host learns when it waits: in front of the commit, or at a read."""
+
+    @classmethod
+    def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
+        """This failure of a node's kernel."""
+        known = kernel_error(op, ins, error, path)
+        made = cls(f"an instruction failed on the device: {known.what}", where=known.where, got=known.got)
+        if node in program.graph:
+            made.add_note(origin(program, node))
+        return made
 
 
 class OutOfMemory(ComputeError):
