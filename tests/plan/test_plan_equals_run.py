@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_programs import programs
@@ -291,5 +290,3 @@ def test_planning_leaves_the_collector_as_it_was() -> None:
 
 def test_a_spec_of_float32_has_its_bytes() -> None:
     assert Spec((2, 3), float32).nbytes == 24
-    with pytest.raises(Exception, match="mode"):
-        plan_of(*_figure(), rewrites="quick")

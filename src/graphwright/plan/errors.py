@@ -52,7 +52,7 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device, which the host learns when it waits: in front of the commit, or at a read."""
+    """An instruction failed on the device, as the host learns when it waits: before the commit, or at a read."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
