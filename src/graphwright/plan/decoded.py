@@ -50,6 +50,7 @@ class Options:
             device with graphs "capture" (which "auto" is there).
         device: where it runs.
         remat: most bytes of the arena: values are computed again instead of kept until it fits.
+        poison: its workspaces fill dead memory with NaN, see `Workspace`.
     """
 
     freeze: bool = False
@@ -59,6 +60,7 @@ class Options:
     executor: str = "aten"
     device: Device = CPU
     remat: int | None = None
+    poison: bool = False
 
 
 @dataclass(frozen=True, eq=False)

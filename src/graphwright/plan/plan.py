@@ -75,9 +75,10 @@ class Plan(Decoded):
         from graphwright.plan.running.capture import CaptureWorkspace
         from graphwright.plan.running.workspace import Workspace
 
+        poison = self.options.poison
         if self._captures:
-            return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
-        return Workspace(self, variables, shared=shared)
+            return CaptureWorkspace(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
+        return Workspace(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> Bound:
         """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
@@ -209,6 +210,7 @@ class Plan(Decoded):
             executor=o.executor,
             device=o.device,
             remat=o.remat,
+            poison=o.poison,
         )
 
     @property

@@ -54,6 +54,7 @@ def make_plan(
     executor: str = "aten",
     device: Device = CPU,
     remat: int | None = None,
+    poison: bool = False,
     before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
@@ -61,7 +62,7 @@ def make_plan(
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
+        freeze, rewrites, layout, watch, executor, device, remat, poison: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
         OutOfMemory for a value that no machine could hold; DeviceUnavailable.
@@ -71,7 +72,7 @@ def make_plan(
     _check_modes(p, device, rewrites=(rewrites, MODES), layout=(layout, LAYOUTS), executor=(executor, EXECUTORS))
     refuse_broken(p)
     options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
-    options |= {"executor": executor, "device": device}
+    options |= {"executor": executor, "device": device, "poison": poison}
     if remat is not None:
         plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
         return replace(plan, ms=(perf_counter() - started) * 1e3)
@@ -122,7 +123,7 @@ def make_plan(
         commit_start=commit.start,
         early=commit.early,
         guards=dict(ledger.guards),
-        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device, poison=poison),
         arranged=arranged,
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
