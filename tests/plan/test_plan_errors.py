@@ -33,13 +33,16 @@ def planned(use: Callable[[Plan], object], **options: object) -> Callable[[Progr
 
 
 WRONG: dict[str, Callable[[Program], object]] = {
+    "inputs": lambda p: p.compile(z=(2, 4)),
+    "feeds": planned(lambda plan: plan(x=np.ones((3, 4), np.float32))),
+    "a value of a slot": planned(lambda plan: Workspace(plan).set(0, np.ones(3))),
     "executor": compiled(executor="vn"),
     "rewrites": compiled(rewrites="exakt"),
     "layout": compiled(layout=3),
     "the VM on a device": compiled(executor="vm", device="sim"),
     "no outputs": compiled(outputs=[]),
     "names": compiled(outputs="y"),
-    "target": lambda p: gw.compile(3),
+    "target": lambda p: gw.compile(3),  # pyright: ignore[reportArgumentType]  # what is tested
     "bucket": lambda p: gw.compile(p, buckets={"T": [4]}),
     "last use": planned(lambda plan: plan.last_use("x")),  # pyright: ignore[reportArgumentType]  # what is tested
     "free after": planned(lambda plan: plan.free_after(99)),

@@ -263,5 +263,11 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         if not known_sizes or given.dtype is not spec.dtype or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
-        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)
+        raise FeedError(
+            "inputs do not fit:\n  " + "\n  ".join(wrong),
+            where=p.name,
+            expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
+            got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
+            fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example",
+        )
     return dims

@@ -15,14 +15,13 @@ from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.backend import queued_failure
 from graphwright.array.vm.encode import copy_row
 from graphwright.autograd import Variable, changes
-from graphwright.errors import ComputeError, UsageError
+from graphwright.errors import ComputeError
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import Plan, StalePlan
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import VM
 from graphwright.plan.planning.folding import fold
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.planning.store import walking
 from graphwright.plan.running.arena import Arena
 from graphwright.plan.running.arenas import shared_arena
@@ -78,7 +77,7 @@ class Binding:
         self._kernels = backend(self.device)
         self._own = {} if variables is None else variables
         self._take(plan)
-        self._refuse_relied_on()
+        plan.check_variables(self._own)
         self.handle = ref(self)
         self.pinned = False
         self.runs = WriteCount()
@@ -124,23 +123,6 @@ class Binding:
         self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
         ledger = arranged.ledger
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
-
-    def _refuse_relied_on(self) -> None:
-        """Raises: UsageError for another variable in the place of a constant whose value is part of the plan."""
-        plan, own = self.plan, self._own
-        planned, ledger = plan.arranged.variables, plan.arranged.ledger
-        other = [k for k in plan.guards if k in own and k in planned and own[k] is not planned[k]]
-        used = {use.node for use in plan.rewrites if use.rule in BY_VALUE} if other else set()
-        read = {s for row in plan.arranged.rows.values() if row.path in used for s in row.reads} if used else set()
-        relied = {ledger.buffers[ledger.slots[s].buffer][2] for s in read}
-        if wrong := [k for k in other if k in relied]:
-            raise UsageError(
-                "a rewrite relied on the value of a constant, and another variable is given for it",
-                where=f"{plan.program.name}: {', '.join(wrong)}",
-                expected="the program's own variable",
-                got=", ".join(f"another {own[k].spec}" for k in wrong),
-                fix='program.compile(..., rewrites="none"), or variables without it',
-            )
 
     def adopt(self, plan: Plan) -> bool:
         """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.

@@ -250,7 +250,11 @@ class Workspace(Binding):
         view, given = self._view(slot), as_array(array)
         if given.spec != view.spec:
             raise FeedError(
-                "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
+                "a slot takes a value of its spec",
+                where=f"slot {slot}",
+                expected=view.spec,
+                got=given.spec,
+                fix="plan.slots[slot].spec says which",
             )
         backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
 
@@ -349,7 +353,14 @@ class Workspace(Binding):
                 wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
             ready.append(data)
         if wrong:
-            raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
+            specs = self.plan.inputs
+            raise FeedError(
+                "inputs do not fit:\n  " + "\n  ".join(wrong),
+                where=self.plan.program.name,
+                expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
+                got=", ".join(feeds) or "no input",
+                fix="feeds of these specs, or program.compile(...) for others: a new shape is a new plan",
+            )
         # a leased value lies in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
