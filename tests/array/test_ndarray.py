@@ -27,8 +27,10 @@ from graphwright.array import (
     from_numpy,
     int64,
 )
+from graphwright.array.device import DeviceMismatch
+from graphwright.array.storage import StorageClosed
 from graphwright.autograd import Parameter
-from graphwright.errors import ShapeError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
 
@@ -134,6 +136,42 @@ def test_owned_memory_is_aligned() -> None:
     for shape in ((1,), (3, 5), (1000,)):
         assert empty(shape, float32).to_numpy().ctypes.data % 64 == 0
     assert backend(CPU).allocate(100).memory.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize(
+    "host", [np.arange(12.0).reshape(3, 4).T[::-1], np.zeros((0, 3)), np.float32(2), np.ones(3, "?")]
+)
+def test_numpy_takes_an_array_as_what_it_is(host: np.ndarray) -> None:
+    for array in (from_numpy(host), from_numpy(host).copy()):
+        seen = np.asarray(array)
+        assert seen.dtype == host.dtype
+        assert np.array_equal(seen, host)
+        assert not host.size or np.shares_memory(seen, array.to_numpy())
+        assert not np.shares_memory(np.array(array, copy=True), array.to_numpy())
+        assert np.array_equal(np.array(array, copy=False), host)
+        wide = np.asarray(array, dtype=np.complex128)
+        assert wide.dtype == np.complex128
+        assert np.array_equal(wide, host)
+        if host.size:
+            with pytest.raises(UsageError, match="only a copy"):
+                np.array(array, dtype=np.complex128, copy=False)
+    assert np.array_equal(host + from_numpy(np.ones((), host.dtype)), host + np.ones((), host.dtype))
+    assert np.stack([from_numpy(host)] * 2).dtype == host.dtype
+
+
+def test_what_numpy_cannot_look_at_is_a_typed_error(sim) -> None:
+    narrow = from_numpy(np.array([0x3F80, 0xC000], np.uint16), bits=bfloat16)
+    with pytest.raises(DTypeError, match="bfloat16"):
+        np.asarray(narrow)
+    assert np.asarray(narrow, dtype="float32").tolist() == [1, -2]
+    there = from_numpy(np.ones(3)).to(sim.device)
+    with pytest.raises(DeviceMismatch, match=r"to_numpy\(\)"):
+        np.asarray(there)
+    assert there.to_numpy().tolist() == [1, 1, 1]
+    array = empty((3,), float32)
+    array.storage.close()
+    with pytest.raises(StorageClosed):
+        np.asarray(array)
 
 
 def test_item_and_repr() -> None:

@@ -207,3 +207,34 @@ def test_other_errors_of_the_block_are_passed_on(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_directory(tmp_path / "out"):
         (tmp_path / "nowhere").read_text()
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_in_the_way_of_a_folder_is_said_with_a_way_out_that_works(tmp_path):
+    (tmp_path / "afile").write_text("x")
+
+    def said(place, write):
+        with pytest.raises(UnwritableTarget) as caught:
+            write(place)
+        return caught.value
+
+    def make(place):
+        with atomic_directory(place):
+            pass
+
+    for write in (make, directory.check_free, lambda place: atomic_write(place, b"x")):
+        for place in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
+            error = said(place, write)
+            assert "a file stands" in error.what
+            assert "mkdir" not in str(error)
+            assert error.expected == f"{tmp_path / 'afile'}, a folder"
+        assert said(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
+
+
+@pytest.mark.linux
+def test_a_folder_in_which_the_system_makes_nothing_is_named():
+    for write in (lambda: atomic_write("/proc/x", b"x"), lambda: atomic_directory("/proc/x").__enter__()):
+        with pytest.raises(UnwritableTarget) as caught:
+            write()
+        assert "in /proc" in str(caught.value)
+        assert caught.value.got
+        assert caught.value.errno

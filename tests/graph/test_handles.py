@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphwright
-from graphwright.graph import EdgeArray, EdgeId, NodeArray, NodeId
+from graphwright.graph import EdgeArray, EdgeId, Graph, NodeArray, NodeId, StaleHandle
 from seeds import deep
 
 from .model import Session, new_graph, random_edit
@@ -107,3 +107,11 @@ def test_every_handle_ever_issued_gives_its_own_payload_or_stale_handle(max_gene
             session.check_handles()
     assert len(session.issued) > 200
     session.check_handles()
+
+
+def test_a_handle_of_another_graph_may_be_what_was_never_issued_here():
+    here, there = Graph(), Graph()
+    here.add_node()
+    far = [there.add_node() for _ in range(3)][-1]
+    with pytest.raises(StaleHandle, match="was never issued by this graph, or is of another program"):
+        here.remove_node(far)

@@ -150,6 +150,19 @@ def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None
     assert fits(x=feed(4))["y"].tobytes() == truth
 
 
+@pytest.mark.parametrize("rows", [2**58, 2**61, 2**63])
+def test_a_value_too_large_to_be_planned_is_out_of_memory_and_not_an_overflow(rows: int) -> None:
+    p = net()
+    fits = p.compile(x=(4, 8))
+    with pytest.raises(OutOfMemory, match="any machine") as caught:
+        p.compile(x=(rows, 8))
+    error = caught.value
+    assert error.needed == error.lower_bound == error.largest[0][0] == rows * 8 * 4
+    assert {path for _, path in error.largest} <= {p.path(n) for n in p.nodes()}
+    assert all((error.where, error.expected, error.got, error.fix))
+    assert fits(x=feed(4))["y"].tobytes() == p.run(x=feed(4))["y"].tobytes()
+
+
 def test_the_arena_goes_with_the_last_plan() -> None:
     p = net()
     rows = 5000 + shared_arena(backend(CPU)).nbytes // 32  # more than plans of other tests hold

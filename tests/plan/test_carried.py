@@ -180,3 +180,16 @@ def test_safe_steps_take_no_memory_after_the_first() -> None:
         space.step([x])
         taken.append(tensor_allocations(lambda: [space.step([x]) for _ in range(20)]))
     assert taken[0] == taken[1]  # the results that are given out
+
+
+@pytest.mark.usefixtures("sim")
+def test_executors_take_turns_wherever_the_state_lies() -> None:
+    p, truth = recurrent(), steps(recurrent().run, 6)
+    runs = [p.compile(x=(4,), device="sim"), p.run, p.compile(x=(4,), device="sim", executor="aten"), p.compile(x=(4,))]
+    found = [runs[i % 4]({"x": X * (i + 1)})["y"].tobytes() for i in range(6)]
+    assert found == truth
+    assert {v.data.device.kind for k, v in p.weights.items() if k in gw.State(p)} == {"sim"}
+    there = p.run({"x": from_numpy(X).to(SIM)})["y"]  # weights that nobody writes lie on the host
+    other = recurrent()
+    steps(other.run, 6)
+    assert (there.device, there.tobytes()) == (SIM, other.run({"x": X})["y"].tobytes())

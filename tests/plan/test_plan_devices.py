@@ -13,6 +13,7 @@ from test_plan_state import CASES, FEEDS, two_states
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device, DeviceUnavailable, NDArray, bfloat16, from_numpy
+from graphwright.array.driver import DriverError
 from graphwright.array.sim import SimBackend
 from graphwright.autograd import Parameter, Variable, tensor
 from graphwright.autograd.random import rng
@@ -219,11 +220,41 @@ def test_a_failure_on_the_device_leaves_states_alone(sim: SimBackend) -> None:
     p = b.build()
     plan = p.compile(ids=(1,), x=(2,), device="sim")
     x1 = np.ones(2, np.float32)
-    with pytest.raises(DeviceFailed, match="failed on the device"):
+    with pytest.raises(DeviceFailed, match="failed on the device") as caught:
         plan(ids=np.array([9]), x=x1)
+    assert caught.value.where == "embedding (embedding)"
     assert p.weights["a"].data.to_numpy().tolist() == [0, 0]
     assert plan(ids=np.array([3]), x=x1)["y"].to_numpy().tolist() == [[1, 1]]
     assert p.weights["a"].data.to_numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("executor", ["aten", "capture"])
+def test_without_a_commit_a_failure_names_its_node_at_the_read_and_no_run_waits(sim: SimBackend, executor: str) -> None:
+    b = Builder()
+    table, ids = b.param("table", np.ones((4, 2), np.float32)), b.input("ids", (1,), "int64")
+    b.output(b.tanh(b.neg(b.embedding(table, ids, name="look.up"))), "y")
+    p = b.build()
+    with p.edit("rename it") as e:
+        e.rename("look.up", "model.embed")
+    plan = p.compile(ids=(1,), device="sim", executor=executor)
+    for step in range(5):  # cold, warm and captured
+        before = sim.driver.syncs
+        y = plan(ids=np.array([9]))["y"]
+        assert sim.driver.syncs == before
+        with pytest.raises(DeviceFailed, match="index out of range") as caught:
+            y.to_numpy()
+        assert caught.value.where == "model.embed (embedding)"
+        assert any("reads table" in note and "rename it" in note for note in caught.value.__notes__)
+        truth = np.tanh(-np.ones((1, 2), np.float32))
+        np.testing.assert_allclose(plan(ids=np.array([step % 4]))["y"].to_numpy(), truth, 1e-6)
+
+
+def test_an_op_that_fails_on_the_device_outside_of_a_plan_is_a_typed_error(sim: SimBackend) -> None:
+    table, ids = (from_numpy(a).to(SIM) for a in (np.ones((4, 2), np.float32), np.array([9])))
+    y = call("embedding", table, ids)
+    with pytest.raises(DriverError, match="embedding failed on the device: index out of range") as caught:
+        y.to_numpy()
+    assert caught.value.where == "embedding"
 
 
 def test_parameters_that_lie_there_already_are_used_where_they_are(sim: SimBackend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,9 @@ Attrs = Mapping[str, Any]
 Call = Callable[[], object]
 Fresh = Callable[..., Any]
 """Handles of the operands, attributes by name -> the handle of a new row-major result."""
+
+queued_failure: ContextVar[Callable[[Exception], Exception] | None] = ContextVar("queued_failure", default=None)
+"""What a kernel that is bound now raises for a failure in a device's queue, of which the host learns when it waits."""
 
 
 class MissingKernel(ComputeError):

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from graphwright.array import layout as lay
 from graphwright.array.backend import backend
-from graphwright.array.device import CPU, Device, DeviceUnavailable
+from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, is_row_major, row_major
 from graphwright.array.poison import poisoned, poisoning
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
-from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError
+from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError, UsageError
 
 
 class ReadOnlyArray(ComputeError):
@@ -260,6 +260,28 @@ class NDArray:
         return np.lib.stride_tricks.as_strided(
             flat[self.offset :], self.shape, tuple(size * s for s in self.strides), writeable=not self.storage.readonly
         )
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """For numpy: as `to_numpy`, of memory of the host.
+
+        Raises: DTypeError; StorageClosed; DeviceMismatch on a device, where it would wait and copy unasked; UsageError
+            for copy=False where only a copy will do.
+        """
+        if self.device != CPU:
+            raise DeviceMismatch(
+                "numpy looks at memory of the host",
+                where="numpy",
+                expected=CPU,
+                got=self.device,
+                fix="array.to_numpy()",
+            )
+        host = self.to_numpy(dtype)
+        fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
+        if copy is False and fresh and host.size:
+            raise UsageError(
+                "only a copy gives numpy this", where="numpy", expected=self.spec, got=host.dtype, fix="copy=None"
+            )
+        return host.copy() if copy and not fresh else host
 
     def tobytes(self) -> bytes:
         """Row-major bytes of the elements."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,8 +48,34 @@ def writing(target: Path) -> Iterator[None]:
     except FileError:
         raise
     except OSError as error:
-        what = "writing failed; what stands here is whole, old or new"
-        raise UnwritableTarget(what, where=target, cause=error) from error
+        raise refusal(target, error) from error
+
+
+def refusal(target: Path, cause: OSError | None = None) -> UnwritableTarget:
+    """The error for a place that cannot be written to: what is in the way, and the way out."""
+    folder, code = target.parent, None if cause is None else cause.errno
+    if code in (None, errno.ENOENT, errno.ENOTDIR):
+        there = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
+        if not there.is_dir():
+            what, way = "a file stands where a folder should be", "name a place in a folder"
+            return UnwritableTarget(
+                what, where=target, expected=f"{there}, a folder", got="a file", fix=way, cause=cause
+            )
+        if there != folder:
+            what, way = "there is no folder to put this into", f"mkdir -p {shlex.quote(str(folder))}"
+            return UnwritableTarget(
+                what, where=target, expected=f"{folder}, a folder", got="nothing", fix=way, cause=cause
+            )
+    ways = {
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or name a place on another disk"),
+        **dict.fromkeys(
+            (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT),
+            f"name a folder that you may write to: the system makes nothing in {folder}",
+        ),
+        errno.EISDIR: "name a file: a folder stands here",
+    }
+    what = "writing failed; what stands here is whole, old or new"
+    return UnwritableTarget(what, where=target, fix=ways.get(code) if code else None, cause=cause)
 
 
 def again(call: Callable[..., T], *args: object) -> T:

@@ -22,6 +22,7 @@ from graphwright.files._staging import (
     fsync_directory,
     hold,
     open_directory,
+    refusal,
     remove_tree,
     staged,
     staging_path,
@@ -132,10 +133,10 @@ def _create(place: Path) -> tuple[Path, int]:
 
 
 def check_free(target: StrPath, overwrite: bool = False) -> None:
-    """For a long job to ask before it starts. Raises: DestinationExists, UnwritableTarget if there is no parent."""
+    """For a long job to ask before it starts. Raises: DestinationExists, UnwritableTarget without a parent."""
     place = Path(os.path.realpath(target_path(target)))
     if not place.parent.is_dir():
-        raise UnwritableTarget("there is no folder to put this into", where=place, fix=f"mkdir -p {place.parent}")
+        raise refusal(place)
     if not os.path.lexists(place):
         return
     if not place.is_dir():

@@ -194,9 +194,8 @@ class SlotTable:
         if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         if index >= self.size or generation >= self._high.data[index]:  # `high` is the next one to issue
-            return StaleHandle(
-                index, generation, what=f"{self.kind(index, generation)} was never issued by this graph", where=where
-            )
+            what = f"{self.kind(index, generation)} was never issued by this graph, or is of another program"
+            return StaleHandle(index, generation, what=what, where=where)
         was, by = self.describe(self.kind(index, generation)) if self.describe else (None, None)
         return StaleHandle(index, generation, was, by, what=f"{self.kind(index, generation)} is gone", where=where)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import CPU, Device, NDArray, Spec
-from graphwright.errors import UsageError
 from graphwright.graph import NodeId
+from graphwright.plan.errors import place_of
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.executor import ATEN, VM, Choice
 from graphwright.plan.planning.fusion import cuts
@@ -50,6 +50,7 @@ class Options:
             device with graphs "capture" (which "auto" is there).
         device: where it runs.
         remat: most bytes of the arena: values are computed again instead of kept until it fits.
+        poison: its workspaces fill dead memory with NaN, see `Workspace`.
     """
 
     freeze: bool = False
@@ -59,6 +60,7 @@ class Options:
     executor: str = "aten"
     device: Device = CPU
     remat: int | None = None
+    poison: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,12 +292,14 @@ class Decoded:
         None for values that outlive the run: inputs, weights, states, outputs and watched values.
         Raises: UsageError for an index out of range.
         """
-        return self._uses()[self._slot(slot).base]
+        return self._uses()[self.slots[place_of(self, "slots", slot, len(self.slots))].base]
 
     def free_after(self, i: int) -> tuple[int, ...]:
-        """Arena buffers whose bytes are free once instruction `i` has run, each listed after one instruction only."""
-        if not 0 <= i < len(self.instrs):
-            raise UsageError("no such instruction", expected=f"0..{len(self.instrs) - 1}", got=i)
+        """Arena buffers whose bytes are free once instruction `i` has run, each listed after one instruction only.
+
+        Raises: UsageError for an index out of range.
+        """
+        i = place_of(self, "instrs", i, len(self.instrs))
         if "free" not in self._lazy:
             free: list[list[int]] = [[] for _ in range(len(self.instrs) + 1)]
             for b in self.buffers:
@@ -317,11 +321,6 @@ class Decoded:
                 uses[self.slots[s].base] = None
             self._lazy["uses"] = uses
         return self._lazy["uses"]
-
-    def _slot(self, slot: int) -> Slot:
-        if not 0 <= slot < len(self.slots):
-            raise UsageError("no such slot", expected=f"0..{len(self.slots) - 1}", got=slot)
-        return self.slots[slot]
 
     def memory_timeline(self) -> tuple[int, ...]:
         """Arena bytes that are live at each instruction."""

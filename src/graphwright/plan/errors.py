@@ -1,15 +1,35 @@
-"""What can go wrong when a plan runs."""
+"""What can go wrong when a plan is made, asked or run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from graphwright.errors import ComputeError, GraphwrightError
+import numpy as np
+
+from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
+from graphwright.ops.call import kernel_error
 from graphwright.plan.table import ARENA
+from graphwright.program.interpret import origin
 
 if TYPE_CHECKING:
-    from graphwright.array import Device
+    from graphwright.array import Device, NDArray
+    from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
+    from graphwright.program import Program
+
+
+def place_of(plan: Any, column: str, i: Any, count: int) -> int:
+    """An index into one of a plan's columns, of so many rows. Raises: UsageError for one that names no row."""
+    if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
+        return int(i)
+    raise UsageError(
+        f"no such place in plan.{column}",
+        where=plan.program.name,
+        expected=f"0..{count - 1}" if count else "nothing: it is empty",
+        got=repr(i),
+        fix=f"plan.{column} lists them",
+    )
 
 
 class StepTorn(ComputeError):
@@ -32,30 +52,48 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device, which the host learns when it waits for it: in front of the commit."""
+    """An instruction failed on the device, as the host learns when it waits: before the commit, or at a read."""
+
+    @classmethod
+    def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
+        """This failure of a node's kernel."""
+        known = kernel_error(op, ins, error, path)
+        made = cls(f"an instruction failed on the device: {known.what}", where=known.where, got=known.got)
+        if node in program.graph:
+            made.add_note(origin(program, node))
+        return made
 
 
 class OutOfMemory(ComputeError):
-    """There is no room for a plan's arena; plans that have theirs go on.
+    """There is no room for a plan's arena, or for a value of a program; plans that have their arena go on.
 
     Attributes:
-        needed: bytes of the arena.
+        needed: bytes of the arena; of the largest value alone, where nothing was planned.
         lower_bound: the least that any layout of the plan takes.
         largest: (bytes, path of the node) of the largest buffers.
     """
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(
+        self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...], **facts: Unpack[Facts]
+    ) -> None:
+        facts.setdefault("got", "; ".join(f"{path} {size:,}" for size, path in largest))
+        facts.setdefault("fix", "a smaller batch, remat=bytes, or rows in parts")
+        super().__init__(what, **facts)
+        self.needed, self.lower_bound, self.largest = needed, lower_bound, largest
+
+    @classmethod
+    def of_arena(cls, plan: Plan, device: Device) -> Self:
+        """There is no room for this plan's arena."""
         first: dict[int, str] = {}
         for slot in plan.shown():
             assert slot.value is not None
             first.setdefault(slot.buffer, plan.path(slot.value.node))
         largest = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
-        self.needed, self.lower_bound = plan.arena_bytes, plan.lower_bound
-        self.largest = tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest)
-        super().__init__(
+        return cls(
             f"no room for the plan's arena on {device}",
+            needed=plan.arena_bytes,
+            lower_bound=plan.lower_bound,
+            largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest),
             where=plan.program.name,
-            expected=f"{self.needed:,} bytes, of which {self.lower_bound:,} are live at once",
-            got="; ".join(f"{path} {size:,}" for size, path in self.largest),
-            fix="a smaller batch, remat=bytes, or rows in parts",
+            expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once",
         )

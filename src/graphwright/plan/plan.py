@@ -14,6 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.plan.decoded import Decoded
 from graphwright.plan.looking.describe import explain, nodes, tables
 from graphwright.plan.planning.executor import CAPTURE, VM
+from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.table import Schedule
 from graphwright.program import Program, Value
 
@@ -75,9 +76,10 @@ class Plan(Decoded):
         from graphwright.plan.running.capture import CaptureWorkspace
         from graphwright.plan.running.workspace import Workspace
 
+        poison = self.options.poison
         if self._captures:
-            return CaptureWorkspace(self, variables)  # graphs hold addresses: an arena of its own
-        return Workspace(self, variables, shared=shared)
+            return CaptureWorkspace(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
+        return Workspace(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> Bound:
         """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
@@ -111,7 +113,10 @@ class Plan(Decoded):
         return self._lazy.setdefault("overrides", [])
 
     def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`."""
+        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`.
+
+        Raises: UsageError for no such segment, or what cannot be called.
+        """
         from graphwright.plan.running.override import override
 
         return override(self, fn, segment)
@@ -175,6 +180,22 @@ class Plan(Decoded):
                 fix="program.compile(...) again; gw.compile(program) does it by itself",
             )
 
+    def check_variables(self, own: Mapping[str, Variable]) -> None:
+        """Raises: UsageError for another variable in the place of a constant whose value is part of the plan."""
+        planned, ledger = self.arranged.variables, self.arranged.ledger
+        other = [k for k in self.guards if k in own and k in planned and own[k] is not planned[k]]
+        used = {firing.node for firing in self.rewrites if firing.rule in BY_VALUE} if other else set()
+        read = {s for row in self.arranged.rows.values() if row.path in used for s in row.reads} if used else set()
+        relied = {ledger.buffers[ledger.slots[s].buffer][2] for s in read}
+        if wrong := [k for k in other if k in relied]:
+            raise UsageError(
+                "a rewrite relied on the value of a constant, and another variable is given for it",
+                where=f"{self.program.name}: {', '.join(wrong)}",
+                expected="the program's own variable",
+                got=", ".join(f"another {own[k].spec}" for k in wrong),
+                fix='program.compile(..., rewrites="none"), or variables without it',
+            )
+
     # -- looking in --------------------------------------------------------------------------------------------------
     @property
     def schedule(self) -> Schedule:
@@ -206,6 +227,7 @@ class Plan(Decoded):
             executor=o.executor,
             device=o.device,
             remat=o.remat,
+            poison=o.poison,
         )
 
     @property

@@ -7,14 +7,14 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from graphwright.array import Spec
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.errors import GraphwrightError, ShapeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.errors import PortEmpty, SpecMismatch
 from graphwright.program.kinds import PARAM, SOURCES, STATE, WRITE
 
 if TYPE_CHECKING:
-    from graphwright.program.program import Program
+    from graphwright.program.program import Program, Value
 
 
 def check_ports(p: Program, node: NodeId) -> None:
@@ -41,7 +41,7 @@ def _least(op: str) -> int:
 def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
     """Specs of a node from those of its operands (`specs` overrides the stored ones).
 
-    Raises: ShapeError or DTypeError naming the node.
+    Raises: ShapeError or DTypeError naming the node; ShapeError for a result that an operand's node does not have.
     """
     op = p.op(node)
     if op in SOURCES:
@@ -50,7 +50,11 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
     if edges and p.edge_port(edges[-1]) != len(edges) - 1 and not p.is_junction(node):
         check_ports(p, node)  # what stands behind a gap is no operand of the port before it
     operands = [p.edge_value(e) for e in edges]
-    ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
+    try:
+        ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
+    except IndexError:
+        gone = next(v for v in operands if v.port >= len(p.specs(v.node) if specs is None else specs[v.node]))
+        raise _no_result(p, p.path(node), gone, "e.rewire(edge, new_src) in the same edit") from None
     if op == WRITE:
         if len(ins) != 2:
             raise PortEmpty("a write reads its target and the next value", where=p.path(node), expected=2, got=len(ins))
@@ -68,6 +72,25 @@ def _mismatch(p: Program, node: NodeId, ins: list[Spec]) -> GraphwrightError:
     return GraphwrightError(
         "a state is written with another spec than it has", where=p.path(node), expected=ins[0], got=ins[1]
     )
+
+
+def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:
+    return ShapeError(
+        "a result that is read is not there any more",
+        where=where,
+        expected=f"one of the {len(p.specs(value.node))} results of {p.path(value)}",
+        got=f"result {value.port}, counted from 0",
+        fix=fix,
+    )
+
+
+def check_outputs(p: Program) -> None:
+    """Raises: SpecMismatch listing outputs that name a result which their node does not have (any more)."""
+    named = zip(p.output_names(), p.outputs(), strict=True)
+    gone = [(f"output {name}", v) for name, v in named if v.port >= len(p.specs(v.node))]
+    if gone:
+        way = "e.set_outputs(...) in the same edit"
+        raise SpecMismatch([_no_result(p, where, v, way) for where, v in gone])
 
 
 def _one_write(p: Program, node: NodeId) -> None:

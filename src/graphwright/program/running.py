@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self
 
-from graphwright.array import NDArray
+from graphwright.array import CPU, NDArray
 from graphwright.autograd import Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
@@ -161,6 +161,8 @@ def run(
     """Run node by node on arrays; states and params are written together at the end.
 
     A value that is not kept is let go after its last reader; memory shared by views goes with the last of them.
+    It runs where the feeds lie. What is stored elsewhere, as a state that a plan moved to its device, is read by a copy
+    and written where it is.
 
     Args:
         feeds: arrays or tensors by input name.
@@ -179,6 +181,7 @@ def run(
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
     places = [place(p, r) for r in capture]
     wanted |= {p.edge_value(at) if isinstance(at, EdgeId) else at for at in places}
+    here = next((a.device for a in arrays.values() if a.device != CPU), CPU)
     swaps = _swaps(p, patch or {}, dims)
     made = Run(p, "all" if keep == "all" else "some" if wanted else "outputs", arrays, dims)
     made.patched = bool(swaps)
@@ -196,7 +199,7 @@ def run(
             array = _variable(p, p.key(node), state).data
             if array is p.weights.array(p.key(node)):
                 made._weights[p.key(node)] = array, array.storage.version
-            results: tuple[Any, ...] = (array,)
+            results: tuple[Any, ...] = (array.to(here),)
         elif op == INPUT:
             results = (arrays[p.path(node)],)
         else:

@@ -5,7 +5,7 @@ It computes what the CPU computes, to the bit, and refuses what a GPU would get 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
@@ -13,8 +13,9 @@ from typing import Any, Never
 
 import numpy as np
 
-from graphwright.array.backend import Attrs, Call, Needs, backend
+from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
+from graphwright.array.driver import DriverError
 from graphwright.array.dtype import DType
 from graphwright.array.layout import span
 from graphwright.array.ndarray import NDArray, from_numpy
@@ -22,6 +23,7 @@ from graphwright.array.pool import Block, MemoryPool
 from graphwright.array.sim.driver import Range, SimDriver
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
+from graphwright.errors import GraphwrightError
 
 
 class SimStorage(Storage):
@@ -146,6 +148,8 @@ class SimBackend:
         inputs = [seen[i] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
         waits = bool(needs.fallback) or needs.answers  # what is read of the device is read in the queue's order
+        if not waits:  # else its caller learns of a failure at once
+            calls = [_Kernel(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
         pairs = [(seen[i], a) for i, a in given.items()]
 
         def launch() -> None:
@@ -183,6 +187,29 @@ class SimBackend:
         for array in writes:
             _mine(array).written_on = self.stream
         self.driver.enqueue(self.stream, partial(_all, calls), [_range(a) for a in reads], [_range(a) for a in writes])
+
+
+class _Kernel:
+    """The CPU's calls of one kernel; they run when the host waits, and a failure is told as who bound it wants."""
+
+    __slots__ = ("calls", "failure")
+
+    def __init__(self, calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> None:
+        self.calls, self.failure = calls, failure
+
+    def __call__(self) -> None:
+        try:
+            for call in self.calls:
+                call()
+        except Exception as error:
+            raise self.failure(error) from error
+
+
+def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
+    """A failure of a kernel that nobody but its caller knows."""
+    if isinstance(error, GraphwrightError):
+        return error
+    return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))
 
 
 def _all(calls: Sequence[Call]) -> None:

@@ -72,7 +72,9 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     from graphwright.plan.running.workspace import Workspace
 
     if n < 1:
-        raise UsageError("at least one run", expected="n >= 1", got=n)
+        raise UsageError(
+            "a profile is of at least one run", where=plan.program.name, expected="n >= 1", got=n, fix="n=5"
+        )
     space = Workspace(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]
     space.run(feeds)  # binds

@@ -44,7 +44,13 @@ class Buckets:
         if program.writes():
             wrong.append("the program writes state")
         if wrong:
-            raise UsageError("these sizes cannot be padded to:\n  " + "\n  ".join(wrong), where=program.name)
+            raise UsageError(
+                "these sizes cannot be padded to:\n  " + "\n  ".join(wrong),
+                where=program.name,
+                expected=f"sizes from 1 on for some of {', '.join(sorted(known)) or 'its named sizes: it has none'}",
+                got=dict(sizes),
+                fix='gw.compile(program, buckets={"T": [16, 128]}) where "T" is a size of an input, or no buckets',
+            )
         self.program, self.mask, self.inputs, self._version = program, mask, specs, program.version
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()

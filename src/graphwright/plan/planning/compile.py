@@ -65,6 +65,7 @@ def compile_program(
     patch: Sequence[Place] = (),
     device: Device | str = CPU,
     remat: int | None = None,
+    poison: bool = False,
     **named: Any,
 ) -> Plan:
     """`program.compile(x=(64, 8))`: a plan for given inputs.
@@ -79,6 +80,7 @@ def compile_program(
         executor: "aten", "vm", "auto" or "capture", see `Options`.
         device: where it runs. Weights that it only reads are copied there once; those that it writes move there.
         remat: most bytes of the arena; values are computed again until it fits, else BudgetImpossible.
+        poison: fill dead memory with NaN in every run, so that a value freed too early shows; it costs time.
         patch: nodes, values or edges whose value is fed: a run takes `patch.<path>` more for each, and what only the
             value itself needed does not run.
     Raises: UnboundDim for a size without a number; UsageError for one name where several are expected; as `make_plan`.
@@ -86,7 +88,11 @@ def compile_program(
     for option, names in (("outputs", outputs), ("watch", watch), ("patch", patch)):
         if isinstance(names, str):
             raise UsageError(
-                f"{option} takes several names", where=p.name, got=repr(names), fix=f"{option}=[{names!r}]"
+                f"{option} takes several names",
+                where=p.name,
+                expected="a list or tuple of names",
+                got=repr(names),
+                fix=f"{option}=[{names!r}]",
             )
     given = {**(inputs or {}), **named}
     source = p
@@ -112,7 +118,7 @@ def compile_program(
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # unknown names: make_plan lists them
     options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": tuple(watch), "executor": executor}
-    return plan_for(p, specs, outputs, **options, device=Device.parse(device), remat=remat)
+    return plan_for(p, specs, outputs, **options, device=Device.parse(device), remat=remat, poison=poison)
 
 
 def spec_of(value: Any, kind: DType | None) -> Spec | None:
@@ -301,5 +307,11 @@ def compile(target: Program | Callable[..., Any], **options: Any) -> Any:
     if isinstance(target, Program):
         return CompiledProgram(target, **options)
     if not callable(target):
-        raise UsageError("what is compiled is a Program or a function of tensors", got=repr(target)[:80])
+        raise UsageError(
+            "what is compiled is a Program or a function of tensors",
+            where="gw.compile",
+            expected="a Program, or something that can be called",
+            got=repr(target)[:80],
+            fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function",
+        )
     return CompiledFunction(target, **options)

@@ -14,6 +14,13 @@ from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.row import Row
 from graphwright.plan.table import Instr, Slot
 
+LARGEST = 1 << 50
+"""Bytes of one value, from which on nothing is planned: no machine has them, and sums of thousands fit 63 bits."""
+
+
+class TooLarge(Exception):
+    """A value of more bytes than `LARGEST`; the planner says which."""
+
 
 class Packed(NamedTuple):
     """A value that lies row by row: bytes, those taken in an arena, dtype, layout, and the number of these two."""
@@ -100,9 +107,11 @@ class Forms:
         return found
 
     def packed(self, spec: Spec) -> Packed:
-        """A value of known sizes that lies row by row."""
+        """A value of known sizes that lies row by row. Raises: TooLarge."""
         found = self._packed.get(spec)
         if found is None:
+            if spec.nbytes > LARGEST:
+                raise TooLarge
             layout = Layout(spec.sizes, row_major(spec.sizes))
             number = self.number(spec.dtype, layout)
             found = self._packed[spec] = Packed(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +18,12 @@ from graphwright.array import CPU, Device, Spec, backend
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan.decoded import Options
+from graphwright.plan.errors import OutOfMemory
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
 from graphwright.plan.planning.collector import uncollected
-from graphwright.plan.planning.executor import on_vm
+from graphwright.plan.planning.executor import EXECUTORS, VM, on_vm
+from graphwright.plan.planning.forms import LARGEST, TooLarge
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
 from graphwright.plan.planning.ledger import Ledger
@@ -51,6 +54,7 @@ def make_plan(
     executor: str = "aten",
     device: Device = CPU,
     remat: int | None = None,
+    poison: bool = False,
     before: Plan | None = None,
 ) -> Plan:
     """Plan a program for input specs.
@@ -58,19 +62,18 @@ def make_plan(
     Args:
         inputs: a spec per declared input, all sizes numbers.
         outputs: names of the outputs wanted; all by default.
-        freeze, rewrites, layout, watch, executor, device, remat: see `Options`.
+        freeze, rewrites, layout, watch, executor, device, remat, poison: see `Options`.
         before: the last plan of the same program, inputs and options: what an edit left as it was is taken from it.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
-        DeviceUnavailable.
+        OutOfMemory for a value that no machine could hold; DeviceUnavailable.
     """
     backend(device)  # loads kernels at the first plan of a process, as the next line loads loops: no part of planning
     loops(len(p))
     started = perf_counter()
-    if rewrites not in MODES or layout not in LAYOUTS:
-        raise UsageError("no such mode", expected=f"rewrites {MODES}, layout {LAYOUTS}", got=(rewrites, layout))
+    _check_modes(p, device, rewrites=(rewrites, MODES), layout=(layout, LAYOUTS), executor=(executor, EXECUTORS))
     refuse_broken(p)
     options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
-    options |= {"executor": executor, "device": device}
+    options |= {"executor": executor, "device": device, "poison": poison}
     if remat is not None:
         plan = within(p, remat, lambda q: make_plan(q, inputs, outputs, **options))
         return replace(plan, ms=(perf_counter() - started) * 1e3)
@@ -78,7 +81,13 @@ def make_plan(
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in watch}
     if not wanted and not p.writes():
-        raise UsageError("the program has no output and writes nothing", where=p.name)
+        raise UsageError(
+            "no output is asked for, and the program writes nothing",
+            where=p.name,
+            expected=", ".join(p.output_names()) or "an output",
+            got="no outputs",
+            fix="outputs=None plans all" if p.output_names() else "e.set_outputs(y=node), or b.output(node, 'y')",
+        )
     why = _full(before, rewrites)
     with uncollected():
         if before is None or why:
@@ -90,7 +99,10 @@ def make_plan(
         else:
             ledger = before.arranged.ledger
         looked_at = ledger.settled
-        ledger.sync()
+        try:
+            ledger.sync()
+        except TooLarge:
+            raise _too_large(p, dims) from None
         given, seen = (
             {name: ledger.rows[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
         )
@@ -112,11 +124,28 @@ def make_plan(
         commit_start=commit.start,
         early=commit.early,
         guards=dict(ledger.guards),
-        options=Options(freeze, rewrites, layout, tuple(watch), executor, device),
+        options=Options(freeze, rewrites, layout, tuple(watch), executor, device, poison=poison),
         arranged=arranged,
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
     )
+
+
+def _check_modes(p: Program, device: Device, **options: tuple[Any, Sequence[str]]) -> None:
+    """Raises: UsageError for an option that is none of those it may be, or that the device does not have."""
+    for option, (given, known) in options.items():
+        if given not in known:
+            raise UsageError(
+                f"no such {option}",
+                where=p.name,
+                expected=", ".join(known),
+                got=repr(given),
+                fix=f"program.compile(..., {option}={get_close_matches(str(given), known, 1, 0)[0]!r})",
+            )
+    if options["executor"][0] == VM and device != CPU:
+        raise UsageError(
+            "the VM runs on the CPU only", where=p.name, expected=CPU, got=device, fix='executor="auto", or no device'
+        )
 
 
 def _full(before: Plan | None, rewrites: str) -> str:
@@ -204,6 +233,23 @@ def _ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tupl
     return (*known, -(-(total + room) // ALIGN) * ALIGN)
 
 
+def _too_large(p: Program, dims: Mapping[str, int]) -> OutOfMemory:
+    """The error for values of more bytes than are planned."""
+    bound = ((spec.bind(dims), p.path(n)) for n in p.order() for spec in p.specs(n))
+    sizes = [(spec.nbytes, path) for spec, path in bound if not spec.symbolic]
+    largest = tuple(sorted(sizes, key=lambda row: -row[0])[:5])
+    most = max((size for size, _ in largest), default=0)  # scratch of a kernel may be what is too large
+    return OutOfMemory(
+        "a value of more bytes than any machine has",
+        needed=most,
+        lower_bound=most,
+        largest=largest,
+        where=p.name,
+        expected=f"at most {LARGEST:,} bytes a value",
+        fix="smaller sizes of the inputs, or rows in parts",
+    )
+
+
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
     """Numbers for named sizes. Raises: FeedError."""
     dims: dict[str, int] = {}
@@ -218,5 +264,11 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         if not known_sizes or given.dtype is not spec.dtype or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
-        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name)
+        raise FeedError(
+            "inputs do not fit:\n  " + "\n  ".join(wrong),
+            where=p.name,
+            expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
+            got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
+            fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example",
+        )
     return dims

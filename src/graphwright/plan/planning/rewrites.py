@@ -18,6 +18,8 @@ from graphwright.plan.planning.row import Row, Use
 from graphwright.program.kinds import KINDS, PARAM
 
 MODES = ("none", "exact", "fast")
+BY_VALUE = ("neutral operand", "zero added")
+"""Rules that look at the value of a constant."""
 Stands = tuple[int, ...] | None
 
 

@@ -12,6 +12,7 @@ from weakref import finalize, ref
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
+from graphwright.array.backend import queued_failure
 from graphwright.array.vm.encode import copy_row
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
@@ -29,7 +30,7 @@ from graphwright.plan.running.lease import Lease
 from graphwright.plan.running.override import Override, OverrideCall
 from graphwright.plan.running.poison import PoisonCall
 from graphwright.plan.running.transfer import Given, made_of, pointer, reader, writer
-from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
+from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Binding:
         self._kernels = backend(self.device)
         self._own = {} if variables is None else variables
         self._take(plan)
+        plan.check_variables(self._own)
         self.handle = ref(self)
         self.pinned = False
         self.runs = WriteCount()
@@ -262,7 +264,7 @@ class Binding:
         try:
             return self._kernels.allocate(size) if self._shared is None else self._shared.chunk(self, i, size)
         except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
-            raise OutOfMemory(self.plan, self.device) from error
+            raise OutOfMemory.of_arena(self.plan, self.device) from error
 
     def _check_arrays(self) -> None:
         """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
@@ -397,6 +399,8 @@ class Binding:
         assert self._kernels.driver is not None
         try:
             self._kernels.driver.synchronize()
+        except DeviceFailed:
+            raise
         except Exception as error:
             raise DeviceFailed(
                 f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
@@ -446,8 +450,21 @@ class Binding:
             if instr.op == "copy" and ins[0].device != outs[0].device:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
-                calls = list(backend(outs[0].device).bind(instr.op, outs, ins, instr.attrs, work))
+                calls = self._kernel(instr, outs, ins, work)
         return calls + self._dead_fills(start, stop)
+
+    def _kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:
+        """Calls of a kernel; one that waits in a queue knows which node it fails for."""
+        kernels = backend(outs[0].device)
+        if kernels.driver is None:
+            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+        plan, row = self.plan, self.plan.arranged.ledger.rows.get(instr.node)
+        path = plan.path(instr.node) if row is None else row.path  # of a plan from before an edit
+        known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
+        try:
+            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+        finally:
+            queued_failure.reset(known)
 
     def _dead_fills(self, start: int, stop: int) -> list[Any]:
         """What poisons the buffers that die with instructions."""

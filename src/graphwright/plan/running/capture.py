@@ -83,7 +83,13 @@ class CaptureWorkspace(Workspace):
         watchdog: float = 30.0,
     ) -> None:
         if plan.options.device == CPU:
-            raise UsageError("the CPU has no graphs to capture", where=plan.program.name, fix="Workspace(plan)")
+            raise UsageError(
+                "the CPU has no graphs to capture",
+                where=plan.program.name,
+                expected="a plan of a device with graphs",
+                got=plan.options.device,
+                fix='Workspace(plan), or program.compile(..., device="cuda")',
+            )
         super().__init__(plan, variables, poison=poison, safe=safe)
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
         self.regions = plan.regions()

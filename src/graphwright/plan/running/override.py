@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from graphwright.array import CPU, NDArray
 from graphwright.array.layout import span
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError, UsageError
+from graphwright.plan.errors import place_of
 from graphwright.plan.table import CONST, PARAM, STATE
 
 if TYPE_CHECKING:
@@ -39,20 +40,30 @@ class Override(NamedTuple):
     outs: tuple[int, ...]
 
 
-@contextmanager
-def override(plan: Plan, fn: Kernel, segment: int | None = None) -> Iterator[Override]:
+def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
     """Let a function stand for a plan, or one of `plan.segments`, inside the block; what stood there before comes back.
 
     Args:
         fn: gets what the instructions read from outside and writes what others read of them: outputs and states too.
             `ins` never share memory with `outs`.
-    Raises: UsageError for no such segment.
+    Raises: UsageError for no such segment, or what cannot be called.
     """
-    segments = plan.segments
-    if segment is not None and not 0 <= segment < len(segments):
-        raise UsageError("no such segment", expected=f"0..{len(segments) - 1}", got=segment)
-    start, stop = (0, len(plan.instrs)) if segment is None else (segments[segment].start, segments[segment].stop)
-    made = Override(fn, start, stop, *boundary(plan, start, stop))
+    if not callable(fn):
+        raise UsageError(
+            "what stands for a plan is a function",
+            where=plan.program.name,
+            expected="fn(ins, outs), which writes every one of outs",
+            got=repr(fn)[:80],
+            fix="with plan.override(fn): ...",
+        )
+    segments, start, stop = plan.segments, 0, len(plan.instrs)
+    if segment is not None:
+        _, start, stop = segments[place_of(plan, "segments", segment, len(segments))]
+    return _standing(plan, Override(fn, start, stop, *boundary(plan, start, stop)))
+
+
+@contextmanager
+def _standing(plan: Plan, made: Override) -> Iterator[Override]:
     stack = plan.overrides
     stack.append(made)
     changes.rise()  # workspaces look again
@@ -100,10 +111,17 @@ def check(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> Non
     from graphwright.plan.running.workspace import Workspace
 
     if not plan.overrides:
-        raise UsageError("nothing is overridden", where=plan.program.name, fix="with plan.override(fn): ...")
+        raise UsageError(
+            "nothing is overridden",
+            where=plan.program.name,
+            expected="a check inside of the block",
+            got="no function that stands for the plan",
+            fix="with plan.override(fn): plan.check_override(feeds)",
+        )
     found: list[dict[str, NDArray]] = []
     for overridden in (True, False):
-        stored = {b.key for b in plan.buffers if b.kind in (PARAM, CONST, STATE)}
+        # what a rewrite relied on stays the program's; nobody writes it
+        stored = {b.key for b in plan.buffers if b.kind in (PARAM, CONST, STATE)} - plan.guards.keys()
         copies = {key: Variable(plan.program.weights.array(key).copy(), name=key) for key in stored}
         space = Workspace(plan, copies, poison=True)
         space.overridden = overridden

@@ -66,9 +66,17 @@ class ParallelWorkspace(Workspace):
         self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
     ) -> None:
         if threads < 1:
-            raise UsageError("at least one thread", expected="threads >= 1", got=threads)
+            raise UsageError(
+                "at least one thread", where=plan.program.name, expected="threads >= 1", got=threads, fix="threads=2"
+            )
         if plan.options.device != CPU:
-            raise UsageError("threads are for the CPU; a device has queues", got=plan.options.device)
+            raise UsageError(
+                "threads are for the CPU; a device has queues",
+                where=plan.program.name,
+                expected=CPU,
+                got=plan.options.device,
+                fix="plan.new_workspace()",
+            )
         super().__init__(plan, variables, safe=safe)
         self.pinned = True  # the tasks are those of this plan
         self.threads = threads
@@ -97,6 +105,8 @@ class ParallelWorkspace(Workspace):
             raise UsageError(
                 "a parallel run inside an instruction of another",
                 where=self.plan.program.name,
+                expected="a thread that runs no plan in parallel",
+                got="one that does",
                 fix="Workspace(plan) there",
             )
         self._cancel = cancel

@@ -12,7 +12,7 @@ from graphwright.array import CPU, NDArray, backend
 from graphwright.autograd import Tensor, changes
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
-from graphwright.plan.errors import DeviceFailed, StepTorn
+from graphwright.plan.errors import DeviceFailed, StepTorn, place_of
 from graphwright.plan.plan import Part, Plan
 from graphwright.plan.running.binding import Binding
 from graphwright.plan.running.lease import Lease
@@ -30,7 +30,8 @@ class Workspace(Binding):
 
     Args:
         plan: the tables.
-        variables: variables by key to run on instead of the program's own, e.g. another sequence's cache.
+        variables: variables by key to run on instead of the program's own, e.g. another sequence's cache. A constant
+            that a rewrite relied on is none of them: UsageError.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
         shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
         safe: keep a copy of what a run writes, and take it back if the run fails in its commit: no step is torn.
@@ -154,7 +155,11 @@ class Workspace(Binding):
     def _begin(self) -> None:
         if not self._busy.acquire(False):  # by place: this is in every run
             raise UsageError(
-                "this workspace is running already", where=self.plan.program.name, fix="Workspace(plan) per thread"
+                "this workspace is running already",
+                where=self.plan.program.name,
+                expected="one run at a time",
+                got="a second one before the first has ended",
+                fix="Workspace(plan) per thread",
             )
         if self._shared is not None and not self._shared.enter(self):
             self.leave_shared()  # another plan runs right now
@@ -180,7 +185,13 @@ class Workspace(Binding):
     def _run_part(self, part: Part) -> None:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
         if part.plan is not self.plan:
-            raise UsageError("a part of another plan", where=self.plan.program.name)
+            raise UsageError(
+                "a part of another plan",
+                where=self.plan.program.name,
+                expected=self.plan,
+                got=part.plan,
+                fix="workspace.run(workspace.plan[i:j])",
+            )
         if part.start:
             self._check_kept()
         self._begin()
@@ -218,12 +229,12 @@ class Workspace(Binding):
         Raises: UsageError for no such slot, or one that shows a value several times, as an expansion does; FeedError
             for another shape or dtype.
         """
-        self._known(slot)
-        shown = self.plan.slots[slot]
+        shown = self.plan.slots[self._known(slot)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
             raise UsageError(
                 "several elements of this slot are one number in memory",
                 where=f"slot {slot}",
+                expected="a slot with a number in memory for each element",
                 got=f"strides {shown.layout.strides}",
                 fix=f"set slot {shown.base}, of which it is a view",
             )
@@ -239,13 +250,16 @@ class Workspace(Binding):
         view, given = self._view(slot), as_array(array)
         if given.spec != view.spec:
             raise FeedError(
-                "a slot takes a value of its spec", where=f"slot {slot}", expected=view.spec, got=given.spec
+                "a slot takes a value of its spec",
+                where=f"slot {slot}",
+                expected=view.spec,
+                got=given.spec,
+                fix="plan.slots[slot].spec says which",
             )
         backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
 
-    def _known(self, slot: int) -> None:
-        if not 0 <= slot < self.plan.arranged.slots:
-            raise UsageError("no such slot", expected=f"0..{self.plan.arranged.slots - 1}", got=slot)
+    def _known(self, slot: int) -> int:
+        return place_of(self.plan, "slots", slot, self.plan.arranged.slots)
 
     def failed_single(self, row: int) -> GraphwrightError:
         """What to raise after a row of the code of `single` failed, by its address."""
@@ -274,7 +288,13 @@ class Workspace(Binding):
         """
         plan = self.plan
         if self.device != CPU:
-            raise UsageError("memory of a device cannot be written by hand", where=plan.program.name, got=self.device)
+            raise UsageError(
+                "memory of a device cannot be written by hand",
+                where=plan.program.name,
+                expected=CPU,
+                got=self.device,
+                fix="plan(feeds), or a plan of the CPU",
+            )
         ledger = plan.arranged.ledger
         inputs = {
             ledger.buffers[ledger.slots[s].buffer][2]: self._view(s).to_numpy(bits=True) for s in plan.input_slots
@@ -286,7 +306,7 @@ class Workspace(Binding):
 
         Raises: UsageError for no such slot, or if another plan has used a shared arena since.
         """
-        self._known(slot)
+        slot = self._known(slot)
         self._check_kept()
         self._bind()
         return self._view(slot).copy()
@@ -296,6 +316,8 @@ class Workspace(Binding):
             raise UsageError(
                 "another plan has used this memory since, or nothing has run",
                 where=self.plan.program.name,
+                expected="what the last run of this plan left in the arena",
+                got="the arena that plans share, in use by others",
                 fix="Workspace(plan), which has memory of its own",
             )
 
@@ -305,7 +327,8 @@ class Workspace(Binding):
             raise UsageError(
                 "this node was not watched",
                 where=name,
-                expected=", ".join(self.plan.watched) or "none",
+                expected=", ".join(self.plan.watched) or "nothing: the plan has no watch",
+                got=repr(name),
                 fix="program.compile(..., watch=[name])",
             )
         return self.value(self.plan.watched[name])
@@ -330,7 +353,14 @@ class Workspace(Binding):
                 wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
             ready.append(data)
         if wrong:
-            raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name)
+            specs = self.plan.inputs
+            raise FeedError(
+                "inputs do not fit:\n  " + "\n  ".join(wrong),
+                where=self.plan.program.name,
+                expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
+                got=", ".join(feeds) or "no input",
+                fix="feeds of these specs, or program.compile(...) for others: a new shape is a new plan",
+            )
         # a leased value lies in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 

@@ -19,7 +19,7 @@ from graphwright.graph import EdgeId, NodeId, Relabelled
 from graphwright.program.editing.edits import AddNode, Edit, replaced, written
 from graphwright.program.editing.interrupts import held_back, keep_listening, listen_no_longer
 from graphwright.program.editing.journal import AUTHORS
-from graphwright.program.infer import check_ports, infer
+from graphwright.program.infer import check_outputs, check_ports, infer
 from graphwright.program.program import Program
 
 if TYPE_CHECKING:
@@ -157,6 +157,9 @@ class Atomic:
             for node in alive:
                 check_ports(p, node)
             self.cone = infer(p, alive, self.specs_before)
+            fewer = (n in p.graph and len(p.specs(n)) < len(had) for n, had in self.specs_before.items())
+            if not self.valid_before or any(fewer):
+                check_outputs(p)
             p.valid = True
         except UsageError:
             if self.check:
