@@ -228,11 +228,11 @@ class Binding:
         if changed:
             for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
                 kept.clear()
-        elif any(array.storage.version != version for array, version in self._placed):
-            for array, _ in self._placed:
-                made_of(array, array.dtype, self.device)  # the new value, at the old address
+        behind = any(array.storage.version != version for array, version in self._placed)
         self._let_go(self._given.keys() - self.variables.keys())
         self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        for array, _ in self._placed if behind else ():
+            made_of(array, array.dtype, self.device)  # the new value, at the old address
         self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
