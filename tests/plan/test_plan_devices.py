@@ -163,6 +163,18 @@ def scaled(both: bool) -> Program:
     return b.build()
 
 
+def test_a_weight_written_beside_an_edit_that_moves_the_arena_is_read_anew(sim: SimBackend) -> None:
+    b = Builder()
+    b.output(b.add(b.input("x", (4,)), b.param("w", np.ones(4, np.float32)), name="sum"), "y")
+    p, feed = b.build(), {"x": np.zeros(4, np.float32)}
+    p.compile(x=(4,), device="sim")(feed)
+    with p.edit("more") as e:
+        more = {op: e.add(op, "sum") for op in ("tanh", "exp", "neg", "abs", "relu", "sigmoid")}
+        e.set_outputs(y=p.output("y"), **more)
+    p.weights["w"].own().copy_from(from_numpy(np.full(4, 5, np.float32)))
+    assert p.compile(x=(4,), device="sim")(feed)["y"].to_numpy().tolist() == [5] * 4
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_number_that_the_host_reads_stays_there(both: bool, sim: SimBackend) -> None:
     results = []

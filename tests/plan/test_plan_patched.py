@@ -76,6 +76,8 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
         assert plan.rewrites == fresh.rewrites
         assert plan.choices == fresh.choices
         assert plan.lower_bound == fresh.lower_bound
+        assert not plan.diff(fresh)
+        assert sorted(i.op for i in plan.folds.values()) == sorted(i.op for i in fresh.folds.values())
         truth = p.run(feeds)
         for name, value in Workspace(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name], what=f"{name} {plan.patched}")
@@ -84,15 +86,18 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto", "capture"]))
-def test_memory_and_calls_go_on_after_edits(case, data, executor: str) -> None:
-    """What stays bound is right: the same program, edited and run again and again, beside the interpreted run."""
+@given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto", "capture"]), freeze=st.booleans())
+def test_memory_and_calls_go_on_after_edits(case, data, executor: str, freeze: bool) -> None:
+    """What stays bound is right: the same program, edited, run and with other weights, beside the interpreted run."""
     p, feeds = case
     shapes = {name: feed.shape for name, feed in feeds.items()}
     device = "sim" if executor == "capture" else "cpu"
-    space = p.compile(shapes, executor=executor, device=device).workspace()
-    for _ in range(data.draw(st.integers(2, 6))):
-        plan = p.compile(shapes, executor=executor, device=device)
+    options = {"executor": executor, "device": device, "freeze": freeze}
+    space = p.compile(shapes, **options).workspace()
+    for k in range(data.draw(st.integers(2, 6))):
+        if "w0" in p.weights and data.draw(st.booleans()):
+            p.weights["w0"].own().copy_from(from_numpy(np.float32(k / 4)).expand(*p.weights["w0"].shape))
+        plan = p.compile(shapes, **options)
         assert plan.workspace() is space
         truth = p.run(feeds)
         for _ in range(3):

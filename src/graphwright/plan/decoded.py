@@ -121,8 +121,8 @@ class Decoded:
         return self._once("buffers", self._buffers)
 
     @property
-    def folds(self) -> Mapping[NodeId, tuple[int, ...]]:
-        """Node -> slots of values computed once from frozen weights."""
+    def folds(self) -> Mapping[int, Instr]:
+        """Buffer computed once from frozen weights -> what makes it, of those that the plan reads."""
         return self.arranged.folds
 
     @property
@@ -211,18 +211,19 @@ class Decoded:
                     stack.append(source.node)
         return seen
 
-    def folding(self) -> list[Row]:
-        """Rows that folded values are computed from, and these, each after what it reads."""
-        stack = list(self.arranged.folds)
-        rows, found = self.arranged.rows if stack else {}, {}
+    def folding(self) -> list[Instr]:
+        """What makes the folded values, and what these are made of, each after what it reads."""
+        return self._once("folding", self._folding)
+
+    def _folding(self) -> list[Instr]:
+        known, holders = self.arranged.ledger.folds, self.arranged.ledger.holders
+        stack, found = list(self.folds.values()), {}
         while stack:
-            node = stack[-1]
-            waiting = [v.node for v in rows[node].sources if v.node not in found] if node not in found else []
-            if waiting:
-                stack += waiting
-            else:
-                found[stack.pop()] = None
-        return [rows[node] for node in found]
+            instr = stack.pop()
+            if instr.outs[0] not in found:
+                found[instr.outs[0]] = instr
+                stack += [known[b] for s in instr.ins if (b := holders[s]) in known]
+        return [found[s] for s in sorted(found)]  # slots are numbered as they come
 
     def _rewrites(self) -> tuple[Firing, ...]:
         rows, needed = self.arranged.rows, self._needed()

@@ -30,7 +30,7 @@ class Buffer:
             in-place result does), unused (nobody needs it), or tile (only a fusion group looks at it; it has bytes
             where the group is run instruction by instruction).
         nbytes: size.
-        key: of the variable behind it; for a folded one, its node.
+        key: of the variable behind it; of a folded result its node, of a folded copy nothing.
         first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
             the whole run.
         offset: place in the arena; of a tile its number; -1 for memory of a variable.

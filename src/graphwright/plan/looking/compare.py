@@ -67,23 +67,35 @@ def _signatures(plan: Plan) -> dict[str, list[Any]]:
     """Per node what it runs and on what, by names; no position, buffer or address enters."""
     found: dict[str, list[Any]] = {}
     path = plan.path
+
+    def names(slots: tuple[int, ...]) -> list[str]:
+        return [_name(plan, s) for s in slots]
+
     for slot in plan.shown():
         if slot.value is not None and slot.base != slot.index:
             found.setdefault(path(slot.value.node), []).append(["view", str(slot.spec), _name(plan, slot.base)])
     for instr, choice in zip(plan.instrs, plan.choices, strict=True):
-        ins, outs = ([_name(plan, s) for s in slots] for slots in (instr.ins, instr.outs))
-        row = [instr.op, encode_attrs(instr.attrs), ins, outs, choice.executor, instr.why]
+        row = [instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs), choice.executor, instr.why]
         found.setdefault(path(instr.node), []).append(row)
-    for node, slots in plan.folds.items():
-        found.setdefault(path(node), []).append(["folded", [_name(plan, s) for s in slots]])
+    for instr in plan.folding():
+        if not instr.why:  # a copy shows in the names of who reads it
+            row = ["folded", instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs)]
+            found.setdefault(path(instr.node), []).append(row)
     return found
 
 
 def _name(plan: Plan, slot: int) -> str:
-    """A slot by the value it shows, with its spec."""
+    """What a slot shows: whose memory, with spec, strides and offset."""
     row = plan.slots[slot]
-    where = f"{plan.path(row.value.node)}:{row.value.port}" if row.value is not None else "a copy"
-    return f"{where} {row.spec} {row.layout.strides}"
+    owner, packed = plan.slots[row.base].value, plan.arranged.ledger.folds.get(row.buffer)
+    where = (
+        f"{plan.path(owner.node)}:{owner.port}"
+        if owner is not None
+        else "a copy"
+        if packed is None
+        else f"a copy of {_name(plan, packed.ins[0])}"
+    )
+    return f"{where} {row.spec} {row.layout.strides} {row.layout.offset}"
 
 
 def _places(plan: Plan) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphwright.graph import NodeId
-from graphwright.plan.table import ARENA
+from graphwright.plan.table import ARENA, Instr
 from graphwright.program import Value
 from graphwright.program.hashing import encode_attrs
 
@@ -35,11 +35,14 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         choice = plan.choices[at]
         runs = choice.executor + (f", {choice.why}" if choice.why else "")
         lines.append(f"  instr {at}: {i.op}{' (' + i.why + ')' if i.why else ''} on {runs}")
+        lines += [f"  operand {place}: {text}" for place, s in enumerate(i.ins) if (text := _packed(plan, s))]
+    made = [i for i in plan.folds.values() if i.node == node]
+    lines += [f"  {text}" for i in made if (text := _packed(plan, i.outs[0]))]
     if not found:
         fired = next((f for f in plan.rewrites if f.node == path), None)
         lines.append(
             "  folded: computed once from frozen weights"
-            if node in plan.folds
+            if any(not i.why for i in made)
             else f"  rewritten: {fired.rule}, {fired.into} stands for it"
             if fired is not None
             else "  no instruction: a view"
@@ -48,6 +51,16 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     if edit:
         lines.append(f"  edited: {edit}")
     return "\n".join(lines)
+
+
+def _packed(plan: Plan, slot: int) -> str:
+    """Where a slot shows a folded copy: of whose value."""
+    slots = plan.slots
+    made = plan.folds.get(slots[slot].buffer)
+    if made is None or not made.why:
+        return ""
+    copy = slots[made.outs[0]].spec
+    return f"a copy row by row of {plan.path(made.node)!r}, {copy}, {copy.nbytes} bytes, made once from frozen weights"
 
 
 def last_edit(plan: Plan, path: str) -> str:
@@ -80,12 +93,21 @@ def tables(plan: Plan) -> dict[str, Any]:
     slots, buffers = plan.slots, plan.buffers
     used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
     used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
+    folds: dict[int, Instr] = {}
+    for s in used:  # which grows by what folded values are made of
+        made = plan.arranged.ledger.folds.get(slots[s].buffer)
+        if made is not None and made.outs[0] not in folds:
+            folds[made.outs[0]] = made
+            used += [*made.outs, *made.ins]
     slot = {s: n for n, s in enumerate(dict.fromkeys(used))}
     buffer = {b: n for n, b in enumerate(dict.fromkeys(slots[s].buffer for s in slot))}
     kept = [buffers[b] for b in buffer]
 
     def numbered(numbers: Iterable[int]) -> list[int]:
         return [slot[s] for s in numbers]
+
+    def row(i: Instr) -> list[Any]:
+        return [i.op, numbered(i.ins), numbered(i.outs), numbered(i.work), encode_attrs(i.attrs)]
 
     return {
         "options": [plan.options.freeze, plan.options.rewrites, plan.options.layout, list(plan.options.watch)],
@@ -100,8 +122,7 @@ def tables(plan: Plan) -> dict[str, Any]:
             [buffer[s.buffer], s.dtype.name, list(s.layout.shape), list(s.layout.strides), s.layout.offset]
             for s in map(slots.__getitem__, slot)
         ],
-        "instrs": [
-            [i.op, numbered(i.ins), numbered(i.outs), numbered(i.work), encode_attrs(i.attrs)] for i in plan.instrs
-        ],
+        "instrs": list(map(row, plan.instrs)),
+        "folds": list(map(row, folds.values())),
         "arena": plan.arena_bytes,
     }

@@ -40,7 +40,7 @@ class Arranged:
         sources: slots of inputs, params, consts and states that the plan uses, in order.
         variables: by key, those behind params, consts and states.
         read: keys of the variables that the plan uses.
-        folds: node -> slots of values computed once from frozen weights, of those that other rows read.
+        folds: buffer computed once from frozen weights -> what makes it, of those that instructions or outputs read.
         written: keys of the states that the plan writes.
         fusion: the fusion groups.
     """
@@ -95,8 +95,8 @@ class Arranged:
         self.sources = tuple(compress(known.slots, read))
         self.read = [key for key in compress(known.keys, read) if key is not None]
         self.variables = {key: weights[key] for key in known.keys if key is not None}
-        folded = [ledger.rows[n] for n in ledger.program.order_labels.sorted(ledger.folded)]
-        self.folds = {r.node: r.own for r in folded if any(used[slots[s].buffer] for s in r.own)}
+        folded = np.fromiter(ledger.folds, np.int64, len(ledger.folds))
+        self.folds = {b: ledger.folds[b] for b in folded[used[folded]].tolist()}
         self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
 
     @property

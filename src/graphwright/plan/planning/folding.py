@@ -7,19 +7,17 @@ from hashlib import blake2b
 from itertools import count
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from graphwright.array import Device, NDArray, Storage
-from graphwright.graph import NodeId
+from graphwright.array import NDArray, Spec, Storage
 from graphwright.ops import compute, get
 from graphwright.plan.plan import Plan
-from graphwright.plan.planning.row import Row
+from graphwright.plan.planning.store import Store
 from graphwright.plan.running.transfer import made_of
-from graphwright.program import Value
-from graphwright.program.kinds import STORED
+from graphwright.plan.table import Instr
 
 _numbers: WeakKeyDictionary[NDArray, int] = WeakKeyDictionary()
 _next = count()
-_folded: WeakValueDictionary[tuple[bytes, int], Storage] = WeakValueDictionary()
-"""(what it was computed by, port) -> memory, as long as a workspace holds it."""
+_folded: WeakValueDictionary[bytes, Storage] = WeakValueDictionary()
+"""What it was computed by -> memory, as long as a workspace holds it."""
 
 
 def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], list[tuple[NDArray, int]]]:
@@ -28,62 +26,71 @@ def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], 
     Args:
         given: arrays by key.
     """
-    rows, slots = plan.folding(), plan.arranged.ledger.slots
-    origins = _origins(rows, given, plan.options.device)
-    kept = [slots[slot] for made in plan.folds.values() for slot in made]
-    memory: dict[int, Storage] = {}
-    missing = []
-    for slot in kept:
-        assert slot.value is not None
-        known = _folded.get((origins[slot.value.node], slot.value.port))
-        if known is None:
-            missing.append(slot)
-        else:
-            memory[slot.buffer] = known
-    made = _computed(plan, rows, {slot.value.node for slot in missing if slot.value is not None}, given)
-    for slot in missing:
-        assert slot.value is not None
-        result = made[slot.value]
-        whole = result.contiguous and result.offset == 0
-        storage = memory[slot.buffer] = (result if whole else result.copy()).storage
-        _folded[origins[slot.value.node], slot.value.port] = storage
-    read = [given[row.attrs["key"]] for row in rows if row.op in STORED]
-    return memory, [(array, array.storage.version) for array in read]
+    store, instrs = plan.arranged.ledger, plan.folding()
+    stored = {b: given[store.buffers[b][2]] for b in (store.holders[s] for s in folded_from(plan))}
+    origins = _origins(store, instrs, stored, str(plan.options.device))
+    known = {b: found for b, origin in origins.items() if (found := _folded.get(origin)) is not None}
+    made = _computed(plan, instrs, stored, known)
+    for buffer in plan.folds.keys() - known.keys():
+        known[buffer] = _folded[origins[buffer]] = made[buffer].storage
+    return {b: known[b] for b in plan.folds}, [(array, array.storage.version) for array in stored.values()]
 
 
-def _origins(rows: list[Row], given: Mapping[str, NDArray], device: Device) -> dict[NodeId, bytes]:
-    """Of each row a digest of the ops and attributes that it is computed by, the arrays, and their versions."""
-    found: dict[NodeId, bytes] = {}
-    for row in rows:
-        if row.op in STORED:
-            array = given[row.attrs["key"]]
-            facts = f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}".encode()
-        else:
-            operands = b"".join(found[v.node] + v.port.to_bytes(4, "little") for v in row.sources)
-            facts = f"{row.op} {row.attrs!r} ".encode() + operands
-        found[row.node] = blake2b(facts, digest_size=16).digest()
+def folded_from(plan: Plan) -> list[int]:
+    """Slots of the params and consts that folded values are made of."""
+    store = plan.arranged.ledger
+    read = (s for instr in plan.folding() for s in instr.ins if store.holders[s] not in store.folds)
+    return list(dict.fromkeys(store.slots[s].base for s in read))
+
+
+def _origins(store: Store, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
+    """Of each buffer a digest of the ops, attributes and layouts it is computed by, the arrays, and their versions."""
+    found: dict[int, bytes] = {}
+    for buffer, array in stored.items():
+        found[buffer] = _digest(f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}")
+    for instr in instrs:
+        reads = [(found[at.buffer], at.dtype, at.layout) for at in map(store.slots.__getitem__, instr.ins)]
+        for port, slot in enumerate(instr.outs):
+            found[store.holders[slot]] = _digest(f"{port} {instr.op} {instr.attrs!r} {reads}")
     return found
 
 
-def _computed(plan: Plan, rows: list[Row], wanted: set[NodeId], given: Mapping[str, NDArray]) -> dict[Value, NDArray]:
-    """Values of rows, and of those that they are computed from."""
-    device, known = plan.options.device, plan.arranged.rows
-    for row in reversed(rows):
-        if row.node in wanted:
-            wanted.update(v.node for v in row.sources)
-    made: dict[Value, NDArray] = {}
-    for row in rows:
-        if row.node not in wanted:
-            continue
-        if row.op in STORED:
-            array = given[row.attrs["key"]]
-            made[Value(row.node)] = made_of(array, array.dtype, device)
-            continue
-        op, operands = get(row.op), row.sources
-        if op.traits.convert and known[operands[0].node].op in STORED:
-            stored = given[known[operands[0].node].attrs["key"]]
-            made[Value(row.node)] = made_of(stored, row.specs[0].dtype, device)
-            continue
-        for port, result in enumerate(compute(op, [made[v] for v in operands], row.attrs)):
-            made[Value(row.node, port)] = result
+def _digest(facts: str) -> bytes:
+    return blake2b(facts.encode(), digest_size=16).digest()
+
+
+def _computed(
+    plan: Plan, instrs: list[Instr], stored: Mapping[int, NDArray], known: Mapping[int, Storage]
+) -> dict[int, NDArray]:
+    """By buffer the values that are folded and not known, and those that they are computed from, row by row."""
+    store, device = plan.arranged.ledger, plan.options.device
+    wanted, needed = plan.folds.keys() - known.keys(), []
+    for instr in reversed(instrs):
+        if not wanted.isdisjoint(map(store.holders.__getitem__, instr.outs)):
+            needed.append(instr)
+            wanted |= {store.holders[s] for s in instr.ins} - known.keys()
+    made: dict[int, NDArray] = {}
+
+    def shown(slot: int) -> NDArray:
+        at = store.slots[slot]
+        if at.buffer not in made:
+            made[at.buffer] = source(at.buffer, store.slots[at.base].spec)
+        base, layout = made[at.buffer], at.layout
+        return NDArray(base.storage, at.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+    def source(buffer: int, spec: Spec) -> NDArray:
+        if buffer in known:
+            return NDArray(known[buffer], spec.dtype, spec.sizes)
+        array = made_of(stored[buffer], spec.dtype, device)
+        return array if array.contiguous else array.copy()
+
+    for instr in reversed(needed):
+        op, first = get(instr.op), store.slots[instr.ins[0]]
+        if op.traits.convert and first.base == first.index and first.buffer in stored:
+            results = (made_of(stored[first.buffer], store.slots[instr.outs[0]].dtype, device),)
+        else:
+            results = compute(op, [shown(s) for s in instr.ins], instr.attrs)
+        for slot, result in zip(instr.outs, results, strict=True):
+            whole = result.contiguous and result.offset == 0
+            made[store.holders[slot]] = result if whole else result.copy()
     return made

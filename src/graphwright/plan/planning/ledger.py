@@ -7,7 +7,7 @@ before stay what they are. Works from specs alone: no op runs, no weight byte is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,7 +63,6 @@ class Ledger(Store):
         held: values that outputs and watches give out.
         turn: rises with every plan made of the ledger.
         fusion: the groups of the last plan that has some.
-        folded: nodes that are computed once from frozen weights.
         sent: write node -> slot of its new value on the device, where that was made on the host.
         guards: constants whose values a rewrite relied on, with their versions.
         settled: rows that were looked at since the start, for tests of locality.
@@ -85,7 +84,6 @@ class Ledger(Store):
         self.sent: dict[NodeId, int] = {}
         self.rows: dict[NodeId, Row] = {}
         self.fusion: Fusion | None = None
-        self.folded: set[NodeId] = set()
         self._order = Order()
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
@@ -161,8 +159,6 @@ class Ledger(Store):
         for row in rows:
             if row.copies:
                 self._recopied.update(row.copies)
-            if row.folded:
-                self.folded.add(row.node)
         self.settled += len(rows)
         self._order.are([row.instr for row in rows if row.instr >= 0])
         self._heap.clear()  # in order, nothing has to be looked at twice
@@ -180,7 +176,6 @@ class Ledger(Store):
         row = self._row(node, old)
         self._was.append((self.turn, node, old))
         self.rows[node] = row
-        (self.folded.add if row.folded else self.folded.discard)(node)
         if row.op in kinds.SOURCES:
             self._sources = None
         self._recopied.update(row.copies)
@@ -206,7 +201,6 @@ class Ledger(Store):
             self._sources = None
         if row.group is not None:
             self._equal.leave(row.node, row.group)
-        self.folded.discard(row.node)
         self._order.goes(row.instr)
         for key in set(row.copies):
             self._copies[key].wanted.pop(row.node)
@@ -254,13 +248,13 @@ class Ledger(Store):
             self._view(row, op, old)
             return
         node, frozen = row.node, self.still(row, op)
-        if frozen and self._worth_folding(row, op):
-            row.folded = True
+        if frozen and (op.traits.convert or self._worth_folding(row.specs, row.reads)):
             same = old is not None and (old.op, old.reads) == (row.op, row.reads) and old.attrs is row.attrs
             row.results = row.own = tuple(
                 self._fresh(old if same else None, port, Value(node, port), s, FOLDED, row.path, True)
                 for port, s in enumerate(row.specs)
             )
+            self.fold(Instr(row.op, row.reads, row.own, (), row.attrs, node))
             row.uses = (*row.uses, Use("fold", node, None))
             return
         if old is None and alike.form is not None:
@@ -295,11 +289,11 @@ class Ledger(Store):
             return False
         return not op.traits.update and all(map(self.frozen.__getitem__, row.reads))
 
-    def _worth_folding(self, row: Row, op: Op) -> bool:
-        """Conversions of frozen weights are made once; other results only if they do not outgrow their sources."""
-        size = sum(s.nbytes for s in row.specs)
-        source = sum(self.buffers[self.slots[s].buffer][1] for s in row.reads)  # bytes, not what views show
-        return size <= max(source, FOLD_BYTES) or op.traits.convert
+    def _worth_folding(self, specs: Iterable[Spec], reads: Iterable[int]) -> bool:
+        """What is made of frozen weights is kept only if it does not outgrow its sources; conversions always are."""
+        size = sum(s.nbytes for s in specs)
+        source = sum(self.buffers[self.slots[s].buffer][1] for s in reads)  # bytes, not what views show
+        return size <= max(source, FOLD_BYTES)
 
     def _view(self, row: Row, op: Op, old: Row | None) -> None:
         source, layout = self.shown(row, op)
@@ -336,10 +330,12 @@ class Ledger(Store):
         return by
 
     def node_of(self, slot: int) -> NodeId:
-        """The node that a slot stands for; of a copy, the first that wants it."""
-        value = self.slots[slot].value
+        """The node that a slot stands for; of a folded copy what it is of, of another copy the first that wants it."""
+        value, made = self.slots[slot].value, self.folds.get(self.holders[slot])
         if value is not None:
             return value.node
+        if made is not None:
+            return made.node
         return next(self.instrs[copy.instr].node for copy in self._copies.values() if copy.target == slot)
 
     def maker(self, slot: int) -> Row | None:
@@ -425,10 +421,15 @@ class Ledger(Store):
         row.instr = self.instruction(instr, form=form)
 
     def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
-        """The slot, or a copy of it that lies row by row; rows that want the same one share it."""
+        """The slot, or a copy of it that lies row by row; rows that want the same one share it.
+
+        That of a frozen value is a folded value like others: it is made when the weights are new, not in a run.
+        """
         layout = self.slots[slot].layout
         if adjacent(layout):
             return slot
+        if self.frozen[slot] and self._worth_folding((self.slots[slot].spec,), (slot,)):
+            return self.packed(slot, self.node_of(self.slots[slot].base))
         key = (self.slots[slot].base, layout)
         copy = self._copies.get(key)
         if copy is None:

@@ -37,14 +37,12 @@ class Row:
         uses: rewrites that were used on it.
         alike: what it shares with rows of the same op, attributes, specs and layouts; see `Alike`.
         group: what it shares with rows that do the same.
-        folded: True if it is computed once from frozen weights.
     """
 
     __slots__ = (
         "alike",
         "attrs",
         "copies",
-        "folded",
         "group",
         "instr",
         "node",
@@ -76,7 +74,6 @@ class Row:
         self.uses: tuple[Use, ...] = ()
         self.group: Any = None
         self.alike: Any = None
-        self.folded = False
 
 
 class Lists:

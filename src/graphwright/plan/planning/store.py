@@ -20,7 +20,7 @@ from graphwright.plan.planning.executor import VM, Choice
 from graphwright.plan.planning.forms import Form, Forms, Packed
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.planning.row import Lists
-from graphwright.plan.table import HOST, INPUT, TEMP, Instr, Slot
+from graphwright.plan.table import FOLDED, HOST, INPUT, TEMP, Instr, Slot
 from graphwright.program import Value
 
 walking = RLock()
@@ -43,6 +43,7 @@ class Store:
             its dtype and layout.
         sizes, codes: bytes of each buffer in the arena, and where it lies.
         on_host: buffers that lie on the host, though the plan runs on another device.
+        folds: folded buffer -> what makes it, when it is asked for with weights of another version.
         alike, ranks: of each instruction, the number of its form, and its place among those of its node.
         reads, outs, works, pairs: of each instruction, buffers it reads, makes and works in, and (result, operand)
             buffers that may be one.
@@ -56,6 +57,7 @@ class Store:
         self.buffers: list[tuple[str, int, str]] = []
         self.sizes, self.codes = array("q"), array("b")
         self.on_host: set[int] = set()
+        self.folds: dict[int, Instr] = {}
         self.instrs: list[Instr] = []
         self.alike = array("i")
         self.ranks: list[int] = []
@@ -102,6 +104,11 @@ class Store:
         self.on_host.add(buffer)
         if self.codes[buffer] != ELSEWHERE:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
+
+    def fold(self, instr: Instr) -> None:
+        """Say what makes folded results; it is no instruction of a run."""
+        for slot in instr.outs:
+            self.folds[self.holders[slot]] = instr
 
     def instruction(self, instr: Instr, rank: int = _MAIN, form: Form | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
@@ -154,6 +161,17 @@ class Store:
         """The instruction that copies a new value to its state."""
         copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
         return self._once((node, new, target), lambda: self.instruction(copy))
+
+    def packed(self, slot: int, node: NodeId) -> int:
+        """A slot that holds, row by row, what a frozen one shows of a node's result; folded."""
+        at = self.slots[slot]
+
+        def make() -> int:
+            target = self.fresh(None, at.spec, FOLDED, frozen=True)
+            self.fold(Instr("copy", (slot,), (target,), (), {}, node, "it is read row by row"))
+            return target
+
+        return self._once(("packed", at.base, at.layout), make)
 
     def shown_as(self, slot: int, base: int) -> int:
         """A slot that shows of another one's buffer what `slot` shows of its own."""

@@ -20,7 +20,7 @@ from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import Plan, StalePlan
 from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import VM
-from graphwright.plan.planning.folding import fold
+from graphwright.plan.planning.folding import fold, folded_from
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.store import walking
 from graphwright.plan.running.arena import Arena
@@ -31,7 +31,6 @@ from graphwright.plan.running.override import Override, OverrideCall
 from graphwright.plan.running.poison import PoisonCall
 from graphwright.plan.running.transfer import Given, made_of, pointer, reader, writer
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
-from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
@@ -88,7 +87,7 @@ class Binding:
         self._bound: dict[str, NDArray] = {}
         self._given: dict[str, NDArray] = {}
         self._folded: list[tuple[NDArray, int]] = []
-        self._folds: Mapping[Any, tuple[int, ...]] = {}
+        self._folds: Mapping[int, Any] = {}
         self._calls: list[Any] = []
         self._apart = False  # the calls are to be put together again
         self._sizes: list[Iterable[int]] = []
@@ -122,9 +121,9 @@ class Binding:
         """The plan to run, with what it reads and writes by key, and what of that lies on the host."""
         self.plan = plan
         arranged, own = plan.arranged, self._own
-        keys = (*arranged.read, *(row.attrs["key"] for row in plan.folding() if row.op in STORED))
-        self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
         ledger = arranged.ledger
+        keys = (*arranged.read, *(ledger.buffers[ledger.holders[s]][2] for s in folded_from(plan)))
+        self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
         self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
 
     def adopt(self, plan: Plan) -> bool:
@@ -234,11 +233,11 @@ class Binding:
         if changed:
             for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
                 kept.clear()
-        elif any(array.storage.version != version for array, version in self._placed):
-            for array, _ in self._placed:
-                made_of(array, array.dtype, self.device)  # the new value, at the old address
+        behind = any(array.storage.version != version for array, version in self._placed)
         self._let_go(self._given.keys() - self.variables.keys())
         self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        for array, _ in self._placed if behind else ():
+            made_of(array, array.dtype, self.device)  # the new value, at the old address
         self._relied = [*self.plan.guarded, *self._folded, *self._placed]
         if changed or any(array.storage.version != version for array, version in self._folded):
             with uncollected():
@@ -246,7 +245,7 @@ class Binding:
                 self._bind_calls()
         elif self._apart:
             with uncollected():
-                if self.plan.folds != self._folds:
+                if self.plan.folds.keys() != self._folds.keys():
                     self._fold()
                 self._bind_calls()
 
@@ -269,7 +268,7 @@ class Binding:
     def _check_arrays(self) -> None:
         """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
         ledger = self.plan.arranged.ledger
-        for s in self.plan.arranged.sources:
+        for s in (*self.plan.arranged.sources, *folded_from(self.plan)):
             kind, _, key = ledger.buffers[ledger.slots[s].buffer]
             if kind not in (INPUT, HOST) and self.variables[key].spec != ledger.slots[s].spec:
                 raise StalePlan(
