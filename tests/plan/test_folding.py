@@ -230,3 +230,15 @@ def test_what_a_fast_rewrite_has_put_there_is_folded() -> None:
     plan = plan_of(p, rewrites="fast")
     assert ops(plan) == ["mul"]
     np.testing.assert_allclose(plan(feed)["y"].to_numpy(), p.run(feed)["y"].to_numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_copy_behind_a_conversion_gives_the_wide_dtype() -> None:
+    """The copy reads the narrow value, as a widening loses nothing; its result is wide all the same."""
+    b = Builder("narrow")
+    c = b.const("c", np.array([1 / 3, 2.5], np.float32))
+    narrow = b.cast(c, dtype="bfloat16")
+    wide = b.copy(b.cast(narrow, dtype="float32"))
+    b.output(b.add(b.add(wide, c), b.input("x", (2,))), "y")
+    b.output(b.copy(narrow), "z")
+    plan = agrees(plan_of(b.build()), {"x": np.ones(2, "f4")})
+    assert ops(plan).count("cast") == 0

@@ -51,7 +51,8 @@ def _origins(store: Store, instrs: list[Instr], stored: Mapping[int, NDArray], d
     for instr in instrs:
         reads = [(found[at.buffer], at.dtype, at.layout) for at in map(store.slots.__getitem__, instr.ins)]
         for port, slot in enumerate(instr.outs):
-            found[store.holders[slot]] = _digest(f"{port} {instr.op} {instr.attrs!r} {reads}")
+            made = f"{port} {instr.op} {instr.attrs!r} {store.slots[slot].dtype}"
+            found[store.holders[slot]] = _digest(f"{made} {reads}")
     return found
 
 
@@ -85,9 +86,11 @@ def _computed(
         return array if array.contiguous else array.copy()
 
     for instr in reversed(needed):
-        op, first = get(instr.op), store.slots[instr.ins[0]]
+        op, first, dtype = get(instr.op), store.slots[instr.ins[0]], store.slots[instr.outs[0]].dtype
         if op.traits.convert and first.base == first.index and first.buffer in stored:
-            results = (made_of(stored[first.buffer], store.slots[instr.outs[0]].dtype, device),)
+            results = (made_of(stored[first.buffer], dtype, device),)
+        elif op.traits.convert and first.dtype is not dtype:  # a copy may read further back, before a conversion
+            results = compute(get("cast"), [shown(instr.ins[0])], {"dtype": dtype})
         else:
             results = compute(op, [shown(s) for s in instr.ins], instr.attrs)
         for slot, result in zip(instr.outs, results, strict=True):
