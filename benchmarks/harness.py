@@ -98,10 +98,11 @@ def add_rounds(
 
 def machine() -> dict[str, Any]:
     """Where it was measured."""
-    model = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
+    fields = [line.split(":") for line in open("/proc/cpuinfo") if ":" in line]
+    known = {name.strip(): value.strip() for name, value in reversed(fields)}
+    model = known.get("model name", platform.processor())
+    if "cpu family" in known:  # generations of one maker share a name
+        model += f", family {known['cpu family']} model {known['model']}"
     versions = {}
     for name in ("torch", "numpy", "numba", "transformers", "jax", "rustworkx", "networkx"):
         if name in sys.modules:

@@ -20,7 +20,8 @@ def render() -> None:
         "",
         "Each table is printed by the command under it; the page is written by `python -m benchmarks`.",
         "Medians with bootstrap 95 % intervals; `A/A` is the first row measured again, as the noise of the machine.",
-        "What was measured on a second kind of machine stands under the first, with its name in the title.",
+        "What was measured on other kinds of machines stands under the first, with their names in the titles.",
+        "Clocks and neighbours differ from run to run: compare within a table, not between them.",
         "",
         LIMITS.read_text(encoding="utf-8"),
     ]
