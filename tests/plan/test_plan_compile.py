@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
-from graphwright.array import Spec, StorageClosed, UnboundDim, float32, from_numpy
+from graphwright.array import StorageClosed, from_numpy
 from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, tensor, update
 from graphwright.errors import ComputeError, UsageError
@@ -188,21 +188,6 @@ def test_shapes_for_planning_are_checked_and_all_listed() -> None:
         e.set_outputs()
     with pytest.raises(UsageError, match="no output"):
         p.compile(x=(2, 6), z=(2, 6))
-
-
-def test_sizes_are_numbers_and_names_come_as_lists() -> None:
-    p = mlp()
-    assert p.compile(x=(np.int64(2), 6)) is p.compile(x=(2, 6))
-    with pytest.raises(FeedError, match=r"x: expected f32\[B, 6\], got f32\[-1, 6\]"):
-        p.compile(x=(-1, 6))
-    for size in (("B", 6), Spec(("B", 6), float32)):
-        with pytest.raises(UnboundDim, match="x: a plan is for given sizes"):
-            p.compile(x=size)
-    for option in ("outputs", "watch", "patch"):
-        with pytest.raises(UsageError, match=f"{option} takes several names"):
-            p.compile(x=(2, 6), **{option: "y"})
-    with pytest.raises(UsageError, match="a Program or a function"):
-        gw.compile(3)  # pyright: ignore[reportArgumentType]  # that is what is tested
 
 
 def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import graphwright as gw
-from graphwright.array import from_numpy
+from graphwright.array import Spec, UnboundDim, float32, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.plan import CaptureWorkspace, ParallelWorkspace, Plan, Workspace
-from graphwright.program import Builder, Program
+from graphwright.program import Builder, FeedError, Program
 
 FACTS = ("what", "where", "expected", "got", "fix")
 
@@ -89,3 +89,18 @@ def test_a_constant_that_a_rewrite_relied_on_is_not_ignored_when_another_is_give
     for whole in (plan, one_slot):
         with whole.override(lambda ins, outs: [a.copy_from(from_numpy(feeds["x"] * 2)) for a in outs.values()]):
             whole.check_override(feeds)
+
+
+def test_sizes_are_numbers_and_names_come_as_lists() -> None:
+    p = net()
+    assert p.compile(x=(np.int64(2), 4)) is p.compile(x=(2, 4))
+    with pytest.raises(FeedError, match=r"x: expected f32\[B, 4\], got f32\[-1, 4\]"):
+        p.compile(x=(-1, 4))
+    for size in (("B", 4), Spec(("B", 4), float32)):
+        with pytest.raises(UnboundDim, match="x: a plan is for given sizes"):
+            p.compile(x=size)
+    for option in ("outputs", "watch", "patch"):
+        with pytest.raises(UsageError, match=f"{option} takes several names"):
+            p.compile(x=(2, 4), **{option: "y"})
+    with pytest.raises(UsageError, match="a Program or a function"):
+        gw.compile(3)  # pyright: ignore[reportArgumentType]  # that is what is tested

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vm_forms import view
 
-from graphwright.array import CPU, backend, from_numpy
-from graphwright.array.vm.encode import View, encode
+from graphwright.array import from_numpy
+from graphwright.array.vm.encode import encode
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.array.vm.running.segment import BadIndex, VmSegment, new_scratch
 from graphwright.ops import OPS
@@ -18,10 +19,6 @@ SIZES = (1, 1, 1, 40)
 cells = [[from_numpy(np.zeros(size, "f4")) for _ in range(3)] for size in SIZES]
 targets, scores = from_numpy(np.zeros(1, "i8")), from_numpy(np.zeros((1, 2), "f4"))
 loss, lse = from_numpy(np.zeros((), "f4")), from_numpy(np.zeros(1, "f4"))
-
-
-def view(array: object) -> View:
-    return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
 
 
 def op(row: int, kind: int) -> Cut:

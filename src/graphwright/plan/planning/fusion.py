@@ -77,7 +77,8 @@ class Fusion(NamedTuple):
         """Stretches of which a part lies between two times, and when they begin."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
-        return list(zip(self.starts[first:end].tolist(), self.stretches[first:end], strict=True))
+        placed = zip(self.starts[first:end].tolist(), self.stretches[first:end], strict=True)
+        return [(begin, stretch) for begin, stretch in placed if start < begin + len(stretch.instrs)]
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:

@@ -37,13 +37,11 @@ class Code:
         numbers = arranged.order[start:stop].tolist()
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for begin, stretch in arranged.fusion.between(start, stop):
-            end = begin + len(stretch.instrs)
-            if begin < stop and start < end:
-                known = self._parts_of(stretch)
-                part = (max(start - begin, 0), min(stop, end) - begin)
-                if part not in known:
-                    known[part] = self._of_part(arranged, stretch, *part, at)
-                code[max(begin - start, 0) : end - start] = known[part]
+            end, known = begin + len(stretch.instrs), self._parts_of(stretch)
+            part = (max(start - begin, 0), min(stop, end) - begin)
+            if part not in known:
+                known[part] = self._of_part(arranged, stretch, *part, at)
+            code[max(begin - start, 0) : end - start] = known[part]
         return self._filled(arranged, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
