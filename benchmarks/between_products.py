@@ -10,7 +10,7 @@ import numpy as np
 import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright.array.cpu import set_num_threads
-from graphwright.models.create import config_from, create
+from graphwright.models.open import config_from, create
 
 SHAPES = {
     "2 layers as of a 1.1 B Llama, 2048 wide": (2048, 2, 32, 4, 5632, 32_000),

@@ -9,9 +9,8 @@ import torch
 
 from benchmarks.harness import Figure
 from benchmarks.training_step import torch_twin
-from graphwright.models.bundled import CONFIG, RECIPE, bundled
-from graphwright.models.corpus import pydoc_split
-from graphwright.models.create import config_from, create
+from graphwright.models.bundled import CONFIG, RECIPE, bundled, pydoc_split
+from graphwright.models.open import config_from, create
 from graphwright.models.train import Trainer
 from graphwright.optim import warmup_cosine
 

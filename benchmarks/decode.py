@@ -299,7 +299,7 @@ def choices() -> Figure:
 # -- forks and blocks --------------------------------------------------------------------------------------------------
 def wide(width: int = 256, layers: int = 4) -> gw.Model:
     """A model with the attention of the large one and little else."""
-    from graphwright.models.create import config_from, create
+    from graphwright.models.open import config_from, create
 
     fields = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "head_dim": DIM},

@@ -30,7 +30,7 @@ def steady(step: Callable[[], object]) -> float:
 
 
 def ours(rounds_: int) -> dict[str, list[float]]:
-    from graphwright.models.create import config_from, create
+    from graphwright.models.open import config_from, create
 
     fields = {
         "architectures": ["LlamaForCausalLM"],

@@ -19,7 +19,7 @@ import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.member import Recipe
 from graphwright.evolve.seeds import wilson
 
 PARTS = ("xor", "ablation", "hybrid", "gradients", "inherited", "data", "layers", "cart", "ppo", "double_pole",

@@ -27,7 +27,7 @@ from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tab
 from graphwright.array.population.table import Past
 from graphwright.evolve import program
 from graphwright.evolve.genomes import columns_of, genome, with_room
-from graphwright.evolve.reproduce import Nursery
+from graphwright.evolve.species import Nursery
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # neat-python shows a bar for each generation
 try:

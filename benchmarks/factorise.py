@@ -10,15 +10,13 @@ import tensorly.decomposition as tl
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
-from graphwright.surgery.drift import input_grams, output_error
 from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
 from graphwright.surgery.factorise.compress import Options
 from graphwright.surgery.factorise.factors import compression_ratio, reconstruct
-from graphwright.surgery.factorise.fits import METHODS
-from graphwright.surgery.factorise.measure import milliseconds
-from graphwright.surgery.factorise.tensor_ring import ring
-from graphwright.surgery.factorise.tensor_train import Unfolding, train
+from graphwright.surgery.factorise.methods import METHODS, Unfolding, ring, train
+from graphwright.surgery.factorise.report import milliseconds
 from graphwright.surgery.matrices import find_matrices, values
+from graphwright.surgery.measure import input_grams, output_error
 
 TENSORS = ((16, 16, 16), (32, 32, 32), (48, 40, 44), (12, 12, 12, 12))
 SWEEPS = 10

@@ -14,7 +14,7 @@ import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import structure as st
 from graphwright import surgery as sg
-from graphwright.models.corpus import pydoc_split
+from graphwright.models.bundled import pydoc_split
 
 TARGETS = (0.8, 0.7, 0.5)
 STEPS, HEALING, RATE = 300, 100, 3e-4

@@ -11,8 +11,8 @@ OURS = (
     COMMON
     + """
 import torch
-from graphwright.models.corpus import pydoc_split
-from graphwright.models.create import config_from, create
+from graphwright.models.bundled import pydoc_split
+from graphwright.models.open import config_from, create
 from graphwright.models.train import Recipe, Trainer
 model = create(config_from(CONFIG))
 trainer = Trainer(model, pydoc_split()[0], Recipe(steps=3, batch=16, window=256))

@@ -15,7 +15,7 @@ import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import nn, optim
 from graphwright.array.cpu import tensor_allocations
-from graphwright.array.pool import Block, MemoryPool
+from graphwright.array.memory_pool import Block, MemoryPool
 from graphwright.array.sim.driver import SimDriver
 
 SHAPES = tuple(int(2**e) for e in np.linspace(10, 22, 12))

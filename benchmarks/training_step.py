@@ -19,9 +19,8 @@ import transformers
 
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import nn, optim
-from graphwright.models.bundled import CONFIG
-from graphwright.models.corpus import pydoc_split
-from graphwright.models.create import config_from, create
+from graphwright.models.bundled import CONFIG, pydoc_split
+from graphwright.models.open import config_from, create
 
 LLAMA = {
     **CONFIG,

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 import graphwright as gw
-from graphwright.models.corpus import pydoc_split
+from graphwright.models.bundled import pydoc_split
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import graphwright as gw
-from graphwright.models.corpus import pydoc_split
+from graphwright.models.bundled import pydoc_split
 from graphwright.models.export.verify import verify
 from graphwright.models.train import Recipe, Trainer
 

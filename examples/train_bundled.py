@@ -18,10 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import graphwright as gw
 from graphwright.files import atomic_directory, sha256_file
-from graphwright.models.bundled import CONFIG, RECIPE
-from graphwright.models.corpus import pydoc_split, text_sha256
-from graphwright.models.create import config_from, create
+from graphwright.models.bundled import CONFIG, RECIPE, pydoc_split, text_sha256
 from graphwright.models.export.write import write_model
+from graphwright.models.open import config_from, create
 from graphwright.models.train import Trainer
 from graphwright.progress import Progress as Step
 

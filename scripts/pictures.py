@@ -17,7 +17,7 @@ from graphwright import evolve as ev
 from graphwright import structure as st
 from graphwright import surgery as sg
 from graphwright.evolve.pictures import network
-from graphwright.structure.pictures import probabilities
+from graphwright.structure.report import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
 

@@ -289,7 +289,7 @@ def __dir__() -> list[str]:
 
 
 verbs.register("compile_program", "graphwright.plan:compile_program")
-verbs.register("to_onnx", "graphwright.models.onnx.file:save_onnx")
+verbs.register("to_onnx", "graphwright.models.onnx:save_onnx")
 verbs.register("orthogonalize", "graphwright.surgery.orthogonal.orthogonalize:orthogonalize_model")
 verbs.register("compress", "graphwright.surgery.factorise.compress:compress_model")
 verbs.register("constraint", "graphwright.surgery.constraints:from_json")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphwright.array import Device
-from graphwright.array.driver import DeviceFull, Driver, DriverError
+from graphwright.array.memory_pool import DeviceFull, Driver, DriverError
 from graphwright.array.sim.driver import InjectedFault, RuleBroken, SimDriver
 
 DRIVERS: dict[str, Callable[[], Driver]] = {"sim": SimDriver}

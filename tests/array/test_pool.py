@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.array.driver import OutOfDeviceMemory
-from graphwright.array.pool import DIRECT, SLAB, SMALL, SMALLEST, Block, MemoryPool, size_class
+from graphwright.array.memory_pool import (
+    DIRECT,
+    SLAB,
+    SMALL,
+    SMALLEST,
+    Block,
+    MemoryPool,
+    OutOfDeviceMemory,
+    size_class,
+)
 from graphwright.array.sim.driver import InjectedFault, RuleBroken, SimDriver
 from graphwright.errors import UsageError
 

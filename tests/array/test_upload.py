@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy, upload
+from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy
+from graphwright.array import memory_pool as upload
+from graphwright.array.memory_pool import MOST_ARRAYS, MOST_BYTES, chunks
 from graphwright.array.sim import SimBackend
-from graphwright.array.upload import MOST_ARRAYS, MOST_BYTES, chunks
 
 SIM = Device("sim")
 ITEMS = 213_304

@@ -13,7 +13,7 @@ import graphwright as gw
 from graphwright import nn
 from graphwright.array import DTYPES, Device, DeviceMismatch
 from graphwright.array import empty as empty_array
-from graphwright.array.poison import poison
+from graphwright.array.storage import poison
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.testing.oracle import poisoned
 from values import array_of

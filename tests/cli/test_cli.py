@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import graphwright as gw
 from graphwright.cli import app
 from graphwright.cli.common import bar
-from graphwright.models.generation.prompt import prompt_ids
+from graphwright.models.generation.text import prompt_ids
 from graphwright.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in tests/models/export
@@ -243,7 +243,7 @@ def test_train_from_a_config(call, text, tmp_path):
 
 
 def test_what_was_generated_before_an_interruption_is_in_the_document(monkeypatch):
-    from graphwright.models.generation.text_stream import TextStream
+    from graphwright.models.generation.text import TextStream
 
     add, added = TextStream.add, []
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from graphwright.data import CorruptIdx, read_idx
-from graphwright.data.idx import DTYPES
+from graphwright.data.files import DTYPES
 from graphwright.files import UnreadableFile
 
 rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.genomes import genome
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.recipe import GENES
+from graphwright.evolve.layers.member import GENES
 from graphwright.evolve.mutations.links import links
 from graphwright.evolve.mutations.registry import parts
 

@@ -14,7 +14,7 @@ from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, RegistryConflict, ResumeMismatch, TaskError
 from graphwright.evolve.genomes import genome
-from graphwright.evolve.reproduce import founding
+from graphwright.evolve.species import founding
 
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 

@@ -11,7 +11,7 @@ from test_mutations import cnn, mlp
 from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.member import Recipe
 
 rng = np.random.default_rng(0)
 ADAM = Recipe.of(0.01, "adam", "bce")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphwright import evolve as ev
-from graphwright.evolve import islands
+from graphwright.evolve import genomes as islands
 from graphwright.evolve.errors import RegistryConflict
 from graphwright.evolve.genomes import HAND, LINK, SPLIT, genome, number, with_room
 from graphwright.evolve.species import Species, distance

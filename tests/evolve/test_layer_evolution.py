@@ -16,8 +16,8 @@ from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.layers import engine, train
-from graphwright.evolve.layers.cross import cross
-from graphwright.evolve.layers.recipe import GENES, LADDER, Recipe
+from graphwright.evolve.layers.engine import cross
+from graphwright.evolve.layers.member import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
 from graphwright.evolve.mutations.registry import parts
 

@@ -18,7 +18,7 @@ from graphwright.evolve.genomes import genome as read_genome
 from graphwright.evolve.mutations.delays import delayed
 from graphwright.evolve.mutations.layers import branches
 from graphwright.evolve.mutations.links import junctions, links, open_links
-from graphwright.evolve.reproduce import Nursery
+from graphwright.evolve.species import Nursery
 from graphwright.program.cost import parameters
 from graphwright.program.kinds import STORED
 from seeds import deep

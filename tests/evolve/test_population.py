@@ -15,9 +15,8 @@ from graphwright.array.population.runner import Cases, Lesson, Session, fit, out
 from graphwright.evolve import tasks
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.genomes import columns_of, genome, join, minimal, take, with_room
-from graphwright.evolve.reproduce import Nursery, rates
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Species, distance
+from graphwright.evolve.species import Nursery, Species, distance, rates
 
 erf = np.vectorize(math.erf)
 ACT = {

@@ -168,7 +168,7 @@ def test_growth_learns():
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
     from graphwright.array.population.deal import Parents
-    from graphwright.evolve.reproduce import Nursery
+    from graphwright.evolve.species import Nursery
 
     def grow(generation):
         each = np.arange(50)

@@ -16,8 +16,8 @@ from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.genomes import LINK, SPLIT, columns_of, minimal, number
 from graphwright.evolve.layers.engine import tried
-from graphwright.evolve.layers.recipe import GENES
-from graphwright.evolve.reproduce import Nursery
+from graphwright.evolve.layers.member import GENES
+from graphwright.evolve.species import Nursery
 
 DRAWS = 100_000
 ALWAYS = {

@@ -7,9 +7,8 @@ from test_population import evolved
 
 from graphwright.array.population.deal import offspring, parents, representatives
 from graphwright.evolve.genomes import genome
-from graphwright.evolve.reproduce import Nursery
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Species, breeding
+from graphwright.evolve.species import Nursery, Species, breeding
 
 
 def species_of(best, gained):

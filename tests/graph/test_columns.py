@@ -5,7 +5,7 @@ import pytest
 
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import ColumnSpec, Graph
-from graphwright.graph.columns import Column
+from graphwright.graph.slots import Column
 
 DTYPES = ["?", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 VALUES = [

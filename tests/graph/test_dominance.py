@@ -4,7 +4,8 @@ import itertools
 
 import networkx as nx
 
-from graphwright.graph import Graph, analysis, dominance
+from graphwright.graph import Graph, analysis
+from graphwright.graph import analysis as dominance
 from seeds import deep, seeds
 
 from .test_analysis import random_graph

@@ -14,8 +14,7 @@ import transformers
 import graphwright as gw
 from graphwright.models import ModelNotFound
 from graphwright.models import bundled as module
-from graphwright.models.bundled import CONFIG, RECIPE, bundled
-from graphwright.models.corpus import pydoc_split, text_sha256
+from graphwright.models.bundled import CONFIG, RECIPE, bundled, pydoc_split, text_sha256
 
 FACTS = json.loads((bundled() / "training.json").read_text())
 SAME_TEXT = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from graphwright.models.corpus import pydoc_split, text_sha256
+from graphwright.models.bundled import pydoc_split, text_sha256
 
 TRAIN, HELD_OUT = pydoc_split()
 

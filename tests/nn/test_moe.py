@@ -11,7 +11,7 @@ from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
-from graphwright.nn.moe import balance_loss, z_loss
+from graphwright.nn.transformer import balance_loss, z_loss
 from values import grad_of
 
 rng = np.random.default_rng(0)

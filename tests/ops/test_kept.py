@@ -12,7 +12,7 @@ from op_cases import draws
 from graphwright.array import NDArray, empty, from_numpy
 from graphwright.errors import IndexOutOfRange
 from graphwright.ops import OPS, call, compute
-from graphwright.ops.kept import Kept
+from graphwright.ops.call import Kept
 from graphwright.testing.oracle import assert_bits
 
 COMPUTED = [name for name, row in OPS.items() if row.view is None]

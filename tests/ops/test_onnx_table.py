@@ -11,7 +11,7 @@ from onnxruntime import InferenceSession
 import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import as_tensor
-from graphwright.models.onnx.graph import to_model
+from graphwright.models.onnx import to_model
 from graphwright.ops import OPS, call
 from graphwright.ops.onnx import NO_ONNX, ONNX
 

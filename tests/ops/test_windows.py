@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch_ops import TORCH
 
 from graphwright.array import from_numpy
-from graphwright.array.cpu import conv, gathered
+from graphwright.array.cpu import conv
+from graphwright.array.cpu import conv as gathered
 from graphwright.array.cpu.conv import Columns
-from graphwright.array.window import Window
+from graphwright.array.layout import Window
 from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import assert_bits, assert_close

@@ -24,8 +24,19 @@ from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import CaptureRefused, CaptureState, CaptureWorkspace, Plan, Workspace
-from graphwright.plan.planning.hazards import DATA, Edge, edges
-from graphwright.plan.planning.regions import CAPTURED, GAP, PLAIN, POST, PRE, SHORTEST, hoisted, runs
+from graphwright.plan.planning.hazards import (
+    CAPTURED,
+    DATA,
+    GAP,
+    PLAIN,
+    POST,
+    PRE,
+    SHORTEST,
+    Edge,
+    edges,
+    hoisted,
+    runs,
+)
 from graphwright.plan.running.capture import _block
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits

@@ -10,7 +10,7 @@ import pytest
 from graphwright.array import Device, DType, NDArray, bfloat16, float32, from_numpy, int8
 from graphwright.ops import OPS, compute
 from graphwright.plan import Plan, StalePlan, Workspace, make_plan
-from graphwright.plan.planning import folding
+from graphwright.plan.planning import residency as folding
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 

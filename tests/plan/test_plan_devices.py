@@ -13,7 +13,7 @@ from test_plan_state import CASES, FEEDS, two_states
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device, DeviceUnavailable, NDArray, bfloat16, from_numpy
-from graphwright.array.driver import DriverError
+from graphwright.array.memory_pool import DriverError
 from graphwright.array.sim import SimBackend
 from graphwright.autograd import Parameter, Variable, tensor
 from graphwright.autograd.random import rng

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import graphwright as gw
-from graphwright.array import Device, from_numpy, poison
+from graphwright.array import Device, from_numpy
+from graphwright.array import storage as poison
 from graphwright.array.cpu import CpuBackend
 from graphwright.autograd import Variable
 from graphwright.ops import compute
 from graphwright.plan import CaptureWorkspace, Workspace
-from graphwright.plan.planning import folding
-from graphwright.plan.planning.ledger import Ledger
-from graphwright.plan.planning.store import Store
+from graphwright.plan.planning import residency as folding
+from graphwright.plan.planning.plan_builder import Ledger, Store
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 

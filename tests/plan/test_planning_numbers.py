@@ -13,8 +13,8 @@ from tests.plan.random_programs import programs
 from graphwright.array import Spec
 from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
-from graphwright.plan.planning.listed import listed
 from graphwright.plan.planning.order import Order
+from graphwright.plan.planning.records import listed
 from graphwright.plan.running.binding import _gone
 from graphwright.program import Builder, Program
 

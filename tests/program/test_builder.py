@@ -12,7 +12,8 @@ import pytest
 
 import graphwright as gw
 from graphwright.errors import CycleError, DTypeError, ShapeError, UsageError
-from graphwright.program import Builder, FeedError, ForeignNode, NameTaken, Program, running
+from graphwright.program import Builder, FeedError, ForeignNode, NameTaken, Program
+from graphwright.program import run as running
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

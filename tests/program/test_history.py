@@ -15,7 +15,7 @@ from program_samples import random_program, tiny
 from test_edit_machine import PICK, VERBS
 
 import graphwright as gw
-import graphwright.program.editing.atomic as atomic_module
+import graphwright.program.editing.transaction as atomic_module
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
 from graphwright.program import Builder, NotUndoable, load

@@ -16,8 +16,8 @@ from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
 from graphwright.program.editing.edits import PRIMITIVES, AddNode, SetWeight
-from graphwright.program.editing.packing import FIELDS
 from graphwright.program.editing.replay import _Arrays, from_json
+from graphwright.program.editing.undo_storage import FIELDS
 from graphwright.program.weights import array_digest
 
 

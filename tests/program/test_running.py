@@ -14,7 +14,8 @@ import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import grad
 from graphwright.errors import UsageError
-from graphwright.program import Builder, Program, Released, StaleRun, running
+from graphwright.program import Builder, Program, Released, StaleRun
+from graphwright.program import run as running
 from graphwright.testing.oracle import assert_bits
 from values import array_of, grad_of
 

@@ -13,7 +13,7 @@ from program_samples import fingerprint, outputs, random_program, tiny
 
 from graphwright.errors import UsageError
 from graphwright.program import Builder, CountMismatch, EmptySelection, ForeignNode, StaleSelection
-from graphwright.program.paths import BadPattern, compile_pattern, matches, stem
+from graphwright.program.selection import BadPattern, compile_pattern, matches, stem
 
 PATHS = [
     "embed",

@@ -9,7 +9,7 @@ import pytest
 from program_samples import fingerprint, weight_bytes
 
 import graphwright as gw
-import graphwright.program.editing.spill as spill_module
+import graphwright.program.editing.undo_storage as spill_module
 from graphwright.array import bfloat16
 from graphwright.program import Builder, NotUndoable, Program, load, replay
 from graphwright.program.editing.edits import payloads

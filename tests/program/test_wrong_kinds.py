@@ -14,7 +14,7 @@ from graphwright.array import float32
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files import UnwritableTarget
 from graphwright.graph import CapacityError, EdgeId, NodeId
-from graphwright.program.structure import MAX_PORT
+from graphwright.program.op_graph import MAX_PORT
 
 WRONG = [
     "x\0y",

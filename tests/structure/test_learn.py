@@ -15,7 +15,7 @@ from graphwright.cli import app
 from graphwright.cli.common import bar
 from graphwright.errors import UsageError
 from graphwright.progress import Progress
-from graphwright.structure.pictures import probabilities
+from graphwright.structure.report import probabilities
 
 QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
 TEXT = "gradients edit the structure of a network; " * 200
@@ -46,7 +46,7 @@ def test_what_is_learned_is_cut_to_the_target_and_undone():
 @pytest.mark.deep
 def test_gradients_choose_better_than_chance():
     """As many heads cut at random, in the same model, cost more."""
-    from graphwright.models.corpus import pydoc_split
+    from graphwright.models.bundled import pydoc_split
 
     held = pydoc_split()[1][:4000]
     model = gw.open("bundled")

@@ -9,7 +9,7 @@ import pytest
 from joint_runs import joint
 
 from graphwright import structure as st
-from graphwright.structure.waiting import Wait
+from graphwright.structure.schedule import Wait
 from graphwright.testing.planted import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")

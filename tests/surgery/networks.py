@@ -11,7 +11,7 @@ from fixtures import tiny_llama
 from graphwright import evolve as ev
 from graphwright import nn
 from graphwright.evolve import program as genomes
-from graphwright.models.create import config_from, create
+from graphwright.models.open import config_from, create
 from graphwright.progress import Progress
 
 SIZES = {

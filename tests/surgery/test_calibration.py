@@ -14,8 +14,8 @@ from graphwright import surgery as sg
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.surgery.calibration import Stream
-from graphwright.surgery.pruning.gram import Gram
 from graphwright.surgery.pruning.prunable import prunable
+from graphwright.surgery.pruning.restore import Gram
 from graphwright.surgery.pruning.statistics import grams
 
 

@@ -19,8 +19,7 @@ from graphwright.safetensors import Checkpoint
 from graphwright.surgery.calibration import MissingCalibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors, LowRank, parameters, reconstruct
-from graphwright.surgery.factorise.fits import RingMethod
-from graphwright.surgery.factorise.tensor_train import Unfolding
+from graphwright.surgery.factorise.methods import RingMethod, Unfolding
 from graphwright.surgery.matrices import find_matrices
 from seeds import DEEP
 

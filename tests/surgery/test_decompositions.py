@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from graphwright import surgery as sg
 from graphwright.surgery.factorise import allocate
 from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
-from graphwright.surgery.factorise.contraction import contraction_order
-from graphwright.surgery.factorise.factors import parameters, reconstruct
-from graphwright.surgery.factorise.fits import RingMethod
-from graphwright.surgery.factorise.low_rank import LowRankFit
-from graphwright.surgery.factorise.modes import split, to_tensor
-from graphwright.surgery.factorise.tensor_ring import ring
-from graphwright.surgery.factorise.tensor_train import Unfolding, train
+from graphwright.surgery.factorise.factors import contraction_order, parameters, reconstruct, split, to_tensor
+from graphwright.surgery.factorise.methods import LowRankFit, RingMethod, Unfolding, ring, train
 
 
 def matrices() -> dict[str, np.ndarray]:

@@ -13,7 +13,8 @@ import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
-from graphwright.surgery.orthogonal import gram_error, polar
+from graphwright.surgery.orthogonal import gram_error
+from graphwright.surgery.orthogonal import methods as polar
 
 ATTENTION = "layers.*.attn.{q,k,v,o}"
 BOUND = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}

@@ -9,7 +9,8 @@ import scipy.linalg
 import graphwright as gw
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
-from graphwright.surgery.orthogonal import gram_error, polar, stretch
+from graphwright.surgery.orthogonal import gram_error, stretch
+from graphwright.surgery.orthogonal import methods as polar
 
 MAPS = ("cayley", "exp", "householder")
 

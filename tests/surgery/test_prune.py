@@ -13,12 +13,11 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.models.inspect import flops
 from graphwright.surgery.calibration import Stream
+from graphwright.surgery.errors import NothingToPrune, StaleStep
 from graphwright.surgery.matrices import NonFiniteWeight
 from graphwright.surgery.measure import nats
-from graphwright.surgery.pruning.errors import NothingToPrune, StaleStep
-from graphwright.surgery.pruning.gram import Gram
 from graphwright.surgery.pruning.prunable import scope
-from graphwright.surgery.pruning.restore import error_of
+from graphwright.surgery.pruning.restore import Gram, error_of
 
 LEARNED, HELD = tiny_llama.batch(11, 128)[0], tiny_llama.batch(12, 64)[0]
 

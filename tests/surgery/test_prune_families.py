@@ -15,8 +15,7 @@ from graphwright.models.inspect import flops
 from graphwright.program.axes.units import Units
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
-from graphwright.surgery.pruning.footprint import Footprint
-from graphwright.surgery.pruning.goal import trimmed
+from graphwright.surgery.pruning.allocate import Footprint, trimmed
 from graphwright.surgery.pruning.modules import cheapest, modules, remove_module
 from graphwright.surgery.pruning.prunable import prunable
 from models.checkpoints import make
@@ -103,7 +102,7 @@ def test_a_budget_of_the_whole_program_is_met_within_one_unit(target):
 
 
 def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
-    from graphwright.surgery.pruning import goal
+    from graphwright.surgery.pruning import allocate as goal
 
     asked = []
 

@@ -13,9 +13,8 @@ from graphwright.errors import NonFinite, UsageError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
 from graphwright.surgery.pruning import criteria as formulas
-from graphwright.surgery.pruning.gram import Gram, regularised
 from graphwright.surgery.pruning.prunable import prunable
-from graphwright.surgery.pruning.restore import error_of, restored
+from graphwright.surgery.pruning.restore import Gram, error_of, regularised, restored
 
 IDS = tiny_llama.batch(5, 24)[0]
 RNG = np.random.default_rng

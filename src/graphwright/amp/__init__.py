@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.amp.apply import apply
-from graphwright.amp.autocast import autocast
+from graphwright.amp.autocast import apply, autocast
 from graphwright.amp.scaler import GradScaler
 
 __all__ = ["GradScaler", "apply", "autocast"]

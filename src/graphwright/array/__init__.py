@@ -27,10 +27,10 @@ from graphwright.array.dtype import (
     uint8,
 )
 from graphwright.array.layout import Layout
+from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
 from graphwright.array.storage import Storage, StorageClosed, WriteCount
-from graphwright.array.upload import upload
 
 __all__ = [
     "BY_TAG",

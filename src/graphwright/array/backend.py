@@ -15,8 +15,8 @@ from graphwright.errors import ComputeError
 if TYPE_CHECKING:
     import numpy as np
 
-    from graphwright.array.driver import Driver
     from graphwright.array.dtype import DType
+    from graphwright.array.memory_pool import Driver
     from graphwright.array.ndarray import NDArray
     from graphwright.array.spec import Spec
     from graphwright.array.storage import Storage

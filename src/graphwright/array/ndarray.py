@@ -14,9 +14,8 @@ from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, is_row_major, row_major
-from graphwright.array.poison import poisoned, poisoning
 from graphwright.array.spec import Spec
-from graphwright.array.storage import Storage
+from graphwright.array.storage import Storage, poisoned, poisoning
 from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError, UsageError
 
 

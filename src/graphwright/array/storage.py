@@ -6,8 +6,12 @@ Invariant: every array refers to a Storage, never to another array; a Storage ou
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
+
+import numpy as np
 
 from graphwright.array.changes import changes
 from graphwright.array.device import Device
@@ -155,3 +159,34 @@ class Storage:
         """Let go of the memory now, whoever still looks at it; again is no harm. What it borrowed stays the owner's."""
         self._memory = self._open = None
         self.views, self.closed = {}, True
+
+
+_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
+
+poisoning: ContextVar[bool] = ContextVar("graphwright_poisoning", default=False)
+"""Whether `empty` fills what it gives."""
+
+
+@contextmanager
+def poison() -> Iterator[None]:
+    """Arrays that are made empty inside hold NaN (integers: 7FF8, as often as it fits; bools: True)."""
+    token = poisoning.set(True)
+    try:
+        yield
+    finally:
+        poisoning.reset(token)
+
+
+def fill(memory: Any) -> None:
+    """Fill bytes with NaN."""
+    host = np.asarray(memory)
+    host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
+
+
+def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Elements of a dtype (floats that numpy lacks: their bits) that read NaN."""
+    if kind.itemsize == 1:
+        return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both floats of 8 bits
+    made = np.empty(shape, kind)
+    fill(made.reshape(-1).view(np.uint8))
+    return made

@@ -6,6 +6,7 @@ What the function is stays with the caller: this file knows arrays and torch, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -107,3 +108,8 @@ class TorchModule(torch.nn.Module):
         for name, array in self._before(changed).items():
             self._linked[name].data = torch.from_dlpack(array)
         self._seen = {name: p._version for name, p in self._linked.items()}
+
+
+def on_meta() -> AbstractContextManager[object]:
+    """A context in which torch makes tensors on its meta device."""
+    return torch.device("meta")

@@ -25,7 +25,7 @@ from graphwright.cli import (
     verify,
     warmup,
 )
-from graphwright.cli.usage import Verbs
+from graphwright.cli.common import Verbs
 
 app = typer.Typer(
     cls=Verbs,

@@ -174,7 +174,7 @@ class _Story:
         c.lines = [f"model.svg, {len(text):,} bytes; in model.html blocks open with a click"]
 
     def measure(self, c: Chapter) -> None:
-        from graphwright.models.corpus import pydoc_split
+        from graphwright.models.bundled import pydoc_split
 
         self.train_text, held_out = pydoc_split()
         self.held_out = held_out[:3200] if self.quick else held_out
@@ -376,7 +376,7 @@ class _Story:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _ids(self) -> Any:
-        from graphwright.models.generation.prompt import prompt_ids
+        from graphwright.models.generation.text import prompt_ids
 
         return prompt_ids(self.model, self.held_out[:200])
 

@@ -71,7 +71,7 @@ def search(
     from graphwright.models import open
     from graphwright.models.export.export import check_export
     from graphwright.structure import GatesCannotClose, learn
-    from graphwright.structure.pictures import probabilities
+    from graphwright.structure.report import probabilities
     from graphwright.surgery import Calibration
     from graphwright.surgery import heal as distil
 

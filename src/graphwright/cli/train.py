@@ -75,7 +75,7 @@ def train(
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
-    from graphwright.models.create import create
+    from graphwright.models.open import create
     from graphwright.models.train import Recipe, Trainer
 
     set_threads(threads)

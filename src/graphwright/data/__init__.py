@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from graphwright.data.dataset import Dataset, IterableDataset, TensorDataset, stack
-from graphwright.data.idx import CorruptIdx, read_idx
+from graphwright.data.files import CorruptIdx, TokenWindows, read_idx
 from graphwright.data.loader import DataLoader
-from graphwright.data.tokens import TokenWindows
 
 __all__ = [
     "CorruptIdx",

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import islands, mutations, pareto, pictures, program, tasks
+from graphwright.evolve import genomes as islands
+from graphwright.evolve import mutations, pareto, pictures, program, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
     LimitTooSmall,
@@ -15,23 +16,22 @@ from graphwright.evolve.errors import (
     NoisyFitness,
     RegistryConflict,
     ResumeMismatch,
+    Status,
     TaskError,
 )
 from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.genomes import Genome, Link, Node
-from graphwright.evolve.layers.member import Member
-from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.member import Member, Recipe
 from graphwright.evolve.layers.result import LayerResult
 from graphwright.evolve.layers.settings import Layers, Pareto
 from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.mutations import mutation
+from graphwright.evolve.program import PopulationPlan
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.saving import load_best, resume
 from graphwright.evolve.seeds import Seeds, over_seeds
 from graphwright.evolve.settings import NEAT, Hybrid, Train
-from graphwright.evolve.status import Status
 from graphwright.evolve.tasks import Head, Task
-from graphwright.evolve.together import PopulationPlan
 
 __all__ = [
     "NEAT",

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from graphwright.array import Spec
-from graphwright.program.draw.compose import Composition, compose
-from graphwright.program.draw.labels import LINE, count, name_of, short
-from graphwright.program.draw.layout import Box, Edge
+from graphwright.program.draw.layout import compose
+from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
     from graphwright.program import Program
+    from graphwright.program.draw.layout import Box, Composition, Edge
     from graphwright.program.draw.scene import SceneNode
 
 _ACTIVATIONS = frozenset(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from graphwright.errors import ComputeError, UsageError
 
 
@@ -31,3 +33,15 @@ class NoisyFitness(UserWarning):
 
 class NoGradientPath(UserWarning):
     """Weights that gradients can't reach: every way from them leads through a step or a sign."""
+
+
+class Status(StrEnum):
+    """Why a run ended. Missing the target is no error."""
+
+    TARGET_REACHED = "TargetReached"
+    MAX_GENERATIONS = "MaxGenerations"
+    MAX_EVALUATIONS = "MaxEvaluations"
+    MAX_TIME = "MaxTime"
+    CALLBACK_STOPPED = "CallbackStopped"
+    NO_MUTATION = "NoApplicableMutation"
+    CONVERGED = "Converged"

@@ -14,17 +14,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import TaskError
-from graphwright.evolve.settings import NEAT
-from graphwright.evolve.status import Status
-from graphwright.progress import Progress, Report
+from graphwright.evolve.errors import Status, TaskError
 
 if TYPE_CHECKING:
     from graphwright.evolve.layers.engine import LayerEvolution
     from graphwright.evolve.layers.settings import Layers
     from graphwright.evolve.neurons import NeuronEvolution
+    from graphwright.evolve.settings import NEAT
     from graphwright.files import StrPath
     from graphwright.program import Program, Transaction
+    from graphwright.progress import Progress, Report
 
 
 @dataclass(frozen=True, slots=True)

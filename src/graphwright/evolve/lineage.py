@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import Births
 from graphwright.array.population.names import MUTATIONS
-from graphwright.evolve.genomes import Genome, genome, replaced, take
+from graphwright.evolve.genomes import genome, replaced, take
 from graphwright.evolve.program import apply, founder
-from graphwright.files import StrPath
 from graphwright.program.draw import written
 
 if TYPE_CHECKING:
+    from graphwright.array.population.births import Births
+    from graphwright.evolve.genomes import Genome
+    from graphwright.files import StrPath
     from graphwright.program import Program
 
 _EVERY = 64  # generations between two sweeps of what nobody descends from

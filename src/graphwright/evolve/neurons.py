@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import Births, founders
+from graphwright.array.population.births import founders
 from graphwright.array.population.names import MUTATIONS
 from graphwright.errors import UsageError
-from graphwright.evolve.by_hand import inherited, numbered, reading, untrained
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, TaskError
-from graphwright.evolve.evolution import Evolution, Scalar
-from graphwright.evolve.genomes import Genome, columns_of, minimal, replaced, take
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
+from graphwright.evolve.evolution import Evolution
+from graphwright.evolve.genomes import columns_of, minimal, replaced, take
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
 from graphwright.evolve.lineage import Edited, Key, Lineage, said
-from graphwright.evolve.reproduce import Nursery, founding
+from graphwright.evolve.manual import inherited, numbered, reading, untrained
 from graphwright.evolve.result import Individual, Result
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Species
-from graphwright.evolve.status import Status
-from graphwright.evolve.tasks.task import Population, Scores
+from graphwright.evolve.species import Nursery, Species, founding
+from graphwright.evolve.tasks.task import Population
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
+    from graphwright.array.population.births import Births
+    from graphwright.evolve.evolution import Scalar
+    from graphwright.evolve.genomes import Genome
+    from graphwright.evolve.tasks.task import Scores
     from graphwright.files import StrPath
     from graphwright.program import Transaction
 

@@ -12,9 +12,9 @@ from math import log10
 from typing import TYPE_CHECKING, Any
 
 from graphwright.evolve.blueprint import structure
-from graphwright.evolve.genomes import Genome
 
 if TYPE_CHECKING:
+    from graphwright.evolve.genomes import Genome
     from graphwright.evolve.layers.result import LayerResult
     from graphwright.evolve.lineage import Key, Lineage
     from graphwright.evolve.neurons import Generation

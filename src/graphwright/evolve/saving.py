@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from graphwright.evolve.neurons import Generation, NeuronEvolution
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.species import Species
 from graphwright.evolve.stored import LIMIT, SCHEMA, before, number, read_arrays, read_run, write_arrays, write_run
-from graphwright.files import StrPath, atomic_directory, read_json
+from graphwright.files import atomic_directory, read_json
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
 
 
 def save(run: NeuronEvolution, directory: StrPath) -> None:

@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.evolution import Blocks, Evolution, Scalar
-from graphwright.evolve.report import same_cases
+from graphwright.evolve.evolution import Evolution
+from graphwright.evolve.result import same_cases
 from graphwright.evolve.stored import plain
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.evolve.evolution import Blocks, Scalar
+    from graphwright.progress import Report
 
 _Z = 1.959963984540054  # two-sided 95 % of a normal distribution
 _FIGURES = (

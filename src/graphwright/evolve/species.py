@@ -5,12 +5,19 @@ Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.evolve.settings import NEAT
+from graphwright.array.population.births import founders
+from graphwright.array.population.names import ACTIVATIONS
+from graphwright.evolve.genomes import with_room
+from graphwright.evolve.settings import STRUCTURAL
+
+if TYPE_CHECKING:
+    from graphwright.array.population.births import Births
+    from graphwright.evolve.settings import NEAT
 
 _STEP, _LEAST = 0.3, 0.3  # by which a threshold moves towards `target_species`, and where it ends
 
@@ -101,3 +108,98 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
         breeds[order[:2]] = True
         species.gained[order[:2]] = generation
     return breeds
+
+
+def rates(settings: NEAT) -> Any:
+    """The settings as the native loop takes them."""
+    from graphwright.array.population.breed import WHOLE, Rates
+
+    values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
+    if not settings.growth:
+        values |= dict.fromkeys(("grow", "split_link", "add_link"), 0.0)
+    if not settings.crossover:
+        values["mutate_only"] = 1.0
+    typed: dict[str, Any] = {name: int(v) if name in WHOLE else float(v) for name, v in values.items()}
+    return Rates(**typed)
+
+
+def founding(settings: NEAT) -> NEAT:
+    """Settings of a random start: structural mutations in the same proportions and no others, whatever `growth`."""
+    left, hits = 1.0, {}
+    for name in STRUCTURAL:
+        hits[name] = left * getattr(settings, name)
+        left -= hits[name]
+    rest, shares = sum(hits.values()), {}
+    for name, hit in hits.items():
+        shares[name] = min(1.0, hit / rest) if hit else 0.0
+        rest -= hit
+    return replace(settings, weights=0.0, growth=True, **shares)
+
+
+class Nursery:
+    """Where children come from. Its memory is kept: fresh pages cost more than what is written to them (measured).
+
+    Args:
+        settings: of the run; inputs, outputs: of each genome; seed: of the run.
+    """
+
+    def __init__(self, settings: NEAT, inputs: int, outputs: int, seed: int) -> None:
+        self.settings, self._sizes, self._seed = settings, (inputs, outputs), seed
+        self._unit = inputs + 1 + outputs  # links of a grown unit
+        self._rates = rates(settings)
+        self._acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
+        self._space = _space(0, 0)
+        self._columns: Any = ()
+        self._scratch: Any = ()
+
+    def children(
+        self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int
+    ) -> tuple[Any, Births, Any]:
+        """The next generation: its genes, how they came to be, and the registry with room for what was new.
+
+        Args:
+            fitness: float64 [G]; -inf for those that have none.
+            generation: number of the next one.
+            silent: generations in which the best did not gain.
+        """
+        from graphwright.array.population.deal import offspring, parents
+
+        s = self.settings
+        breeds = breeding(species, s, generation - 1, silent)
+        counts = offspring(fitness, species.of, breeds, s.population)
+        of = parents(fitness, species.of, counts, s.population, s.survival, s.champions)
+        return self.breed(genes, fitness, of, registry, generation)
+
+    def breed(
+        self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
+    ) -> tuple[Any, Births, Any]:
+        """The native call: children of `Parents`; see `array.population.breed`."""
+        from graphwright.array.population.breed import breed, largest
+
+        count = len(of.elite)
+        registry = with_room(registry, count * (self._unit + 4) + 64)
+        nodes, links = largest(genes)
+        out, births = self._room(count, nodes + 1, links + max(self._unit, 2)), founders(count)
+        breed(genes, fitness, of, out, births, registry, self._rates, self._acts, *self._sizes, self._seed, generation,
+              *self._scratch)  # fmt: skip
+        ends = int(out.node_off[-1]), int(out.link_off[-1]), int(out.link_off[-1])
+        ids, ints, floats = (part[:, :end].copy() for part, end in zip(self._space, ends, strict=True))
+        return out._make((out.node_off, *ids, out.link_off, *ints, *floats)), births, registry
+
+    def _room(self, children: int, nodes: int, links: int) -> Any:
+        """Columns for so many children of at most so many nodes and links each."""
+        from graphwright.array.population.breed import scratch
+        from graphwright.array.population.genes import Genes
+
+        if self._space[0].shape[1] < children * nodes or self._space[1].shape[1] < children * links:
+            nodes, links = 2 * children * nodes, 2 * children * links
+            self._space, self._scratch = _space(nodes, links), scratch(nodes)
+            self._columns = tuple(tuple(part) for part in self._space)
+        ids, ints, floats = self._columns
+        offsets = [np.empty(children + 1, np.int64) for _ in range(2)]
+        return Genes._make((offsets[0], *ids, offsets[1], *ints, *floats))
+
+
+def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns of nodes; of links, whole numbers and floats."""
+    return np.empty((2, nodes), np.int32), np.empty((5, links), np.int32), np.empty((4, links), np.float32)

@@ -12,14 +12,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.evolve.errors import ResumeMismatch
 from graphwright.evolve.evolution import Counters
-from graphwright.files import StrPath, atomic_directory, blake2b_128, read_json
+from graphwright.files import atomic_directory, blake2b_128, read_json
 from graphwright.safetensors import Checkpoint, TensorData, write_tensors
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
 
 SCHEMA = 1
 LIMIT = 1 << 30  # bytes of run.json

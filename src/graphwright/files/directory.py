@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from graphwright.errors import GraphwrightError
-from graphwright.files._staging import (
+from graphwright.files.atomic import (
     CLOEXEC,
     NOFOLLOW,
     again,
@@ -30,7 +30,7 @@ from graphwright.files._staging import (
     target_path,
     writing,
 )
-from graphwright.files.buffers import StrPath
+from graphwright.files.checksums import StrPath
 from graphwright.files.errors import DestinationExists, UnwritableTarget
 
 

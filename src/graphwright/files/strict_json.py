@@ -11,7 +11,7 @@ from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
-from graphwright.files.buffers import StrPath
+from graphwright.files.checksums import StrPath
 from graphwright.files.errors import JsonError, UnreadableFile
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # also one without end, or each quote is tried again

@@ -1,13 +1,14 @@
 """The editable graph container: handles that never lie, edits that can be undone bit for bit, and no tensors."""
 
+from graphwright.graph.graph import Graph
+from graphwright.graph.slots import ColumnSpec
+from graphwright.graph.state import Snapshot
+
 from .chain import Chain, canonical_json
-from .columns import ColumnSpec
 from .errors import CapacityError, EditBusy, GraphFileError, JournalCorrupt, NotUndoable, StaleHandle
-from .graph import Graph
 from .handles import EdgeArray, EdgeId, NodeArray, NodeId, as_edge, as_node
 from .order import OnlineOrder, Relabelled
 from .records import RemovedEdge, RemovedEdges, RemovedNode, RemovedNodes, RewiredEdge, RewiredEdges
-from .state import Snapshot
 from .views import ColumnView, Mask
 
 __all__ = [

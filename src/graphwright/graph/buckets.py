@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.graph.slots import Array, CellCounter, Column, SlotTable, aligned, aligned_copy, cells_of, grown
+
 from ..errors import UsageError
-from .columns import Array, CellCounter, Column, aligned, aligned_copy, cells_of, grown
 from .errors import CapacityError
 from .handles import INDEX
-from .slots import SlotTable
 
 NONE = -1
 MAX_PLACES = INDEX

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.graph.slots import Array, Column, SlotTable, is_array
+
 from ..errors import UsageError
 from .buckets import BULK_MIN, NONE, Buckets, kernels
-from .columns import Array, Column, is_array
 from .errors import NotUndoable
 from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
 from .records import RemovedEdges, RemovedNodes, RewiredEdges, check_record
-from .slots import SlotTable
 from .views import Mask
 
 if TYPE_CHECKING:
-    from .graph import Graph
+    from graphwright.graph.graph import Graph
 
 Handles = HandleArray[Any] | Iterable[int] | Array
 """Handles in any shape: an array of them, a sequence, or packed int64."""

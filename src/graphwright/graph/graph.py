@@ -7,20 +7,21 @@ element for ever; an edit that raises leaves the graph as it was.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
+from graphwright.graph import bulk, state
+from graphwright.graph import state as compressed
+from graphwright.graph.slots import CellCounter, SlotTable
+
 from ..errors import UsageError
-from . import bulk, compressed, state
 from .buckets import NONE, Buckets
-from .columns import CellCounter
-from .errors import NotUndoable
+from .errors import EditBusy, NotUndoable
 from .handles import EDGE_BIT, INDEX, EdgeId, NodeId, as_edge, as_node
-from .lock import EditLock
 from .records import RemovedEdge, RemovedNode, RewiredEdge, check_record
-from .slots import SlotTable
 from .views import EdgeView, NodeView
 
 MAX_GENERATION = INDEX
@@ -458,3 +459,30 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.node_count} nodes, {self.edge_count} edges, version {self.version})"
+
+
+class EditLock:
+    """`with lock:` holds it; a second thread waits `timeout` seconds, then gets `EditBusy`."""
+
+    __slots__ = ("acquire", "release", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        lock = threading.RLock()
+        self.acquire, self.release, self.timeout = lock.acquire, lock.release, timeout
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Take the lock within `timeout` seconds, or the lock's own. Raises EditBusy."""
+        timeout = self.timeout if timeout is None else timeout
+        if not self.acquire(timeout=timeout):
+            raise EditBusy(
+                "another thread is editing this graph",
+                expected=f"the edit lock within {timeout} s",
+                fix="read through graph.snapshot(), or raise graph.timeout",
+            )
+
+    def __enter__(self) -> None:
+        if not self.acquire(False):
+            self.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from graphwright.graph.slots import Array
+
 from ..errors import UsageError
-from .columns import Array
 from .handles import EdgeArray, EdgeId, NodeArray, NodeId
 
 

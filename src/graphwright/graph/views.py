@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from graphwright.graph.slots import Array, SlotTable, is_array
+
 from ..errors import UsageError
-from .columns import Array, is_array
 from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
-from .slots import SlotTable
 
 if TYPE_CHECKING:
-    from .graph import Graph
+    from graphwright.graph.graph import Graph
 
 A = TypeVar("A", bound=HandleArray[Any])
 

@@ -20,10 +20,9 @@ from graphwright.models.errors import (
     VerificationFailed,
 )
 from graphwright.models.generation.cache import Cache
-from graphwright.models.generation.draw import Draw
 from graphwright.models.generation.generate import Generation
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import NonFinite, Sampling
+from graphwright.models.generation.sampling import Draw, NonFinite, Sampling
 from graphwright.models.generation.sequence import Sequence
 from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.models.open import EMBEDDING, TIED_HEAD
-from graphwright.program import AssemblyReport, Mismatch
+from graphwright.program import Mismatch
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program import AssemblyReport
 
 
 def validate(model: Model) -> AssemblyReport:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.models.model import Model
 from graphwright.models.open import open
-from graphwright.program.diff import ProgramDiff
+
+if TYPE_CHECKING:
+    from graphwright.program.diff import ProgramDiff
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def compare_models(left: str | Path | Model, right: str | Path | Model, *, text:
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:
-        from graphwright.models.export.measure import drift
+        from graphwright.models.export.write import drift
         from graphwright.models.model import need_tokenizer
 
         ids = np.asarray(need_tokenizer(a).encode(text), np.int64)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from graphwright.array import NDArray, bfloat16
+from graphwright.array import bfloat16
 from graphwright.models.generation.sampling import NonFinite
-from graphwright.program import Program
 from graphwright.program.kinds import STORED
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.program import Program
 
 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
-from graphwright.graph import NodeId
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get
-from graphwright.program import Program
 from graphwright.program.cost import flops
 from graphwright.safetensors import Checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
 
 
 @dataclass(frozen=True, slots=True)

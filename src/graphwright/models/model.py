@@ -10,31 +10,36 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright.array import Device, NDArray
+from graphwright.array import Device
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.architectures.architecture import Architecture
-from graphwright.models.architectures.config import Config
-from graphwright.models.generation.cache import Cache
-from graphwright.models.generation.generate import Generation, decode, generate
-from graphwright.models.generation.padding import with_padding
+from graphwright.models.generation.cache import Cache, need_rows_of
+from graphwright.models.generation.cached_program import with_padding
+from graphwright.models.generation.generate import decode, generate
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.prompt import check_ids, check_mask, vocabulary
-from graphwright.models.generation.rows import Rows, need_rows_of
 from graphwright.models.generation.sampling import Sampling, need
+from graphwright.models.generation.text import check_ids, check_mask, vocabulary
 from graphwright.models.health import check_finite
-from graphwright.models.inspect import Inspection, inspect_program
-from graphwright.models.perplexity import BitsPerByte, bits_per_byte
-from graphwright.models.tokenizer import Tokenizer, special_ids
+from graphwright.models.inspect import inspect_program
+from graphwright.models.perplexity import bits_per_byte
+from graphwright.models.tokenizer import special_ids
 from graphwright.plan import plan_for
-from graphwright.program import AssemblyReport, Program
-from graphwright.safetensors import Checkpoint
 from graphwright.verbs import verb
 
 if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.models.architectures.architecture import Architecture
+    from graphwright.models.architectures.config import Config
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
+    from graphwright.models.generation.cache import Rows
+    from graphwright.models.generation.generate import Generation
+    from graphwright.models.inspect import Inspection
+    from graphwright.models.perplexity import BitsPerByte
+    from graphwright.models.tokenizer import Tokenizer
+    from graphwright.program import AssemblyReport, Program
     from graphwright.program.editing.journal import Entry
     from graphwright.progress import Report
+    from graphwright.safetensors import Checkpoint
     from graphwright.surgery import Findings
 
 

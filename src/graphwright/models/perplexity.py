@@ -11,10 +11,11 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.tokenizer import ByteTokenizer
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.progress import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
+from graphwright.files import JsonError, UnreadableFile, read_json
 from graphwright.models.architectures.architecture import find
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError
@@ -15,6 +15,7 @@ from graphwright.models.tokenizer import byte_tokenizer_json, find_tokenizer
 from graphwright.program.files.load import load
 
 if TYPE_CHECKING:
+    from graphwright.files import StrPath
     from graphwright.models.model import Model
 
 FACTS = "model.json"

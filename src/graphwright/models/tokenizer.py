@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from graphwright.errors import MissingExtra
 from graphwright.files import JsonError, UnreadableFile, read_json
-from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
+
+if TYPE_CHECKING:
+    from graphwright.models.architectures.config import Config
 
 _LIMIT = 256 << 20
 OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")

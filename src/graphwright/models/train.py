@@ -7,18 +7,22 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import random
-from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.models.generation.sampling import NonFinite
-from graphwright.models.model import Model, need_tokenizer
+from graphwright.models.model import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.models.model import Model
+    from graphwright.progress import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from graphwright.nn.activation import (
     ELU,
     GELU,
     Activation,
+    Dropout,
     LeakyReLU,
     LogSigmoid,
     LogSoftmax,
@@ -20,13 +21,21 @@ from graphwright.nn.activation import (
 )
 from graphwright.nn.as_module import as_module
 from graphwright.nn.attention import MultiHeadAttention, RotaryEmbedding, SinusoidalEmbedding
-from graphwright.nn.cfc import CfC, CfCCell
 from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, Sequential
-from graphwright.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from graphwright.nn.dropout import Dropout
+from graphwright.nn.conv import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    MaxPool1d,
+    MaxPool2d,
+)
 from graphwright.nn.linear import Embedding, Linear
 from graphwright.nn.module import Buffer, Module
-from graphwright.nn.moe import MoE
 from graphwright.nn.norm import (
     BatchNorm1d,
     BatchNorm2d,
@@ -36,9 +45,8 @@ from graphwright.nn.norm import (
     LayerNorm,
     RMSNorm,
 )
-from graphwright.nn.pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
-from graphwright.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell
-from graphwright.nn.transformer import SwiGLU, TransformerBlock
+from graphwright.nn.recurrent import GRU, LSTM, RNN, CfC, CfCCell, GRUCell, LSTMCell, Recurrent, RNNCell
+from graphwright.nn.transformer import MoE, SwiGLU, TransformerBlock
 
 __all__ = [
     "ELU",

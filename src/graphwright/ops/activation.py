@@ -8,8 +8,7 @@ import numpy as np
 
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, op
-from graphwright.ops.rules import BINARY, UNARY, broadcast, floating
-from graphwright.ops.samples import away_from_zero, binary_sample, unary_sample
+from graphwright.ops.rules import BINARY, UNARY, away_from_zero, binary_sample, broadcast, floating, unary_sample
 
 
 @op("sigmoid")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.layout import Window, per_axis
 from graphwright.array.spec import Spec
-from graphwright.array.window import Window, per_axis
 from graphwright.errors import ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op

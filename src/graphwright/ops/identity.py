@@ -6,8 +6,7 @@ from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
 from graphwright.ops.call import call
 from graphwright.ops.registry import Traits, free_cost, op
-from graphwright.ops.rules import floating, same
-from graphwright.ops.samples import unary_sample
+from graphwright.ops.rules import floating, same, unary_sample
 
 
 @op("cast")

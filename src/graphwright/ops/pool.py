@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from graphwright.array.dtype import int64
+from graphwright.array.layout import Window, trailing
 from graphwright.array.spec import Spec
-from graphwright.array.window import Window, trailing
 from graphwright.errors import ShapeError
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op

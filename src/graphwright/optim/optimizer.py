@@ -14,7 +14,7 @@ import numpy as np
 
 from graphwright.array import DType, NDArray, Spec, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, stochastic_round, update
-from graphwright.autograd.lineage import Lineage, moved, path
+from graphwright.autograd.variable import Lineage, moved, path
 from graphwright.errors import UsageError
 from graphwright.ops import call
 

@@ -31,7 +31,7 @@ from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import Plan
 from graphwright.plan.planning.compile import plan_for, spec_of
-from graphwright.plan.running.bound import Bound
+from graphwright.plan.running.workspace import Bound
 from graphwright.program import FeedError, Program
 from graphwright.program.derived.step import Retraced, Step, Task
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
+from graphwright.errors import ComputeError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.table import ARENA
-from graphwright.program.interpret import origin
+from graphwright.program.run import origin
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray
+    from graphwright.errors import Facts, GraphwrightError
     from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
     from graphwright.program import Program

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import DType, Layout, Spec
-from graphwright.graph import NodeId
-from graphwright.program import Value
+from graphwright.array import Spec
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, Layout
+    from graphwright.graph import NodeId
+    from graphwright.program import Value
 
 INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 HOST, UNUSED = "host", "unused"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from graphwright.program.axes.axes import Axes, AxisGroup
 from graphwright.program.axes.units import Units
 from graphwright.program.builder import Builder
-from graphwright.program.carried import State
 from graphwright.program.constraints import Constraints
-from graphwright.program.derived.taped import tape
+from graphwright.program.derived.tape import tape
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.editing.journal import Entry, Journal
 from graphwright.program.editing.recipe import apply_recipe
@@ -44,15 +43,14 @@ from graphwright.program.errors import (
     UnknownGate,
     UnknownNode,
 )
-from graphwright.program.feeds import check_feeds
 from graphwright.program.files.load import load
 from graphwright.program.files.parameters import ParameterMismatch
 from graphwright.program.files.save import save
-from graphwright.program.gates.gates import Gate, Gates
-from graphwright.program.interpret import evaluate
+from graphwright.program.gates import Gate, Gates
 from graphwright.program.program import Program, Value
-from graphwright.program.running import Run, run
+from graphwright.program.run import Run, check_feeds, evaluate, run
 from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
+from graphwright.program.state import State
 from graphwright.program.trace import TraceRecorder, record, trace
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights

@@ -12,7 +12,8 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.program import Program
 from graphwright.program.weights import as_array
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.kinds import KINDS
-from graphwright.program.structure import Value
+from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
+    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 

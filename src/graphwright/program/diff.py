@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
 from graphwright.program.hashing import encode_attrs
 
 if TYPE_CHECKING:
-    from graphwright.program.program import Program, Value
+    from graphwright.array import NDArray
+    from graphwright.graph import NodeId
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 _PRINTED = 10
 """Weights that are printed, those that differ most first."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from graphwright.errors import Facts, GraphwrightError, UsageError
+from graphwright.errors import GraphwrightError, UsageError
 
 if TYPE_CHECKING:
+    from graphwright.errors import Facts
     from graphwright.program.validate import Mismatch
 
 

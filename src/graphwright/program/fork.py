@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
 from graphwright.graph import Chain
-from graphwright.program.editing.edits import AddNode, Edit
-from graphwright.program.editing.journal import Entry, Journal
+from graphwright.program.editing.edits import AddNode
+from graphwright.program.editing.journal import Journal
 from graphwright.program.errors import NotUndoable
-from graphwright.program.hollow import hollow_array
 from graphwright.program.program import Program
-from graphwright.program.weights import VariableTwins
+from graphwright.program.weights import VariableTwins, hollow_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from graphwright.program.editing.edits import Edit
+    from graphwright.program.editing.journal import Entry
 
 
 def fork(p: Program, name: str | None = None) -> Program:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b, sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from graphwright.array import DType, Spec
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 _MODULUS = 1 << 256
@@ -142,3 +144,18 @@ class StructureHash:
         keys = p.weight_keys()
         state.update((p.weights.references(keys) if mapped_by_reference else p.weights.digests(keys)).encode())
         return state.hexdigest()
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+LARGE = 1 << 20
+"""Bytes from which on an array is worth handing to a thread."""
+
+
+def side_by_side(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`call` of each item, in order, on as many threads as there are cores; the first error is raised."""
+    given = list(items)
+    if len(given) < 2:
+        return [call(item) for item in given]
+    with ThreadPoolExecutor(min(len(given), os.cpu_count() or 1), "graphwright") as pool:
+        return list(pool.map(call, given))

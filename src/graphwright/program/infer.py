@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from graphwright.array import Spec
 from graphwright.errors import GraphwrightError, ShapeError, UsageError
-from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.errors import PortEmpty, SpecMismatch
 from graphwright.program.kinds import PARAM, SOURCES, STATE, WRITE
 
 if TYPE_CHECKING:
-    from graphwright.program.program import Program, Value
+    from graphwright.array import Spec
+    from graphwright.graph import NodeId
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 
 def check_ports(p: Program, node: NodeId) -> None:

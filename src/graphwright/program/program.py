@@ -8,30 +8,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from graphwright.array import NDArray
-from graphwright.autograd import Parameter, Variable, changes
+from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
-from graphwright.graph import EdgeId, NodeId
+from graphwright.graph import NodeId
 from graphwright.program.constraints import Constraints
-from graphwright.program.editable import Editable
 from graphwright.program.errors import FeedError
 from graphwright.program.hashing import StructureHash
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
-from graphwright.program.structure import Value
+from graphwright.program.op_graph import Editable, Value
 from graphwright.program.weights import Weights
 from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from graphwright.array import NDArray
+    from graphwright.autograd import Variable
     from graphwright.files import StrPath
+    from graphwright.graph import EdgeId
     from graphwright.program.axes.axes import Axes
     from graphwright.program.axes.units import Units
     from graphwright.program.diff import ProgramDiff
     from graphwright.program.editing.journal import Entry, Journal
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.gates.gates import Gates
-    from graphwright.program.running import Run
+    from graphwright.program.gates import Gates
+    from graphwright.program.run import Run
     from graphwright.program.selection import Selection
     from graphwright.program.validate import AssemblyReport
 
@@ -110,7 +111,7 @@ class Program(Editable):
 
     def gates(self) -> Gates:
         """Its gates by handle; see `program.gates`."""
-        from graphwright.program.gates.gates import gates
+        from graphwright.program.gates import gates
 
         return gates(self)
 
@@ -169,7 +170,7 @@ class Program(Editable):
         return save(self, directory, history, overwrite, max_shard_size, companions)
 
     def to_onnx(self, path: StrPath, *, overwrite: bool = False, opset: int = 20, cache: bool = False) -> Path:
-        """Write an ONNX file, named sizes left open; see `graphwright.models.onnx.file.save_onnx`."""
+        """Write an ONNX file, named sizes left open; see `graphwright.models.onnx.save_onnx`."""
         return verb("to_onnx")(self, path, overwrite=overwrite, opset=opset, cache=cache)
 
     def save_parameters(self, path: StrPath) -> None:
@@ -219,8 +220,8 @@ class Program(Editable):
         state: Mapping[str, Variable] | None = None,
         **named: Any,
     ) -> Run:
-        """Run node by node, so that every value can be read; see `graphwright.program.running.run`."""
-        from graphwright.program.running import run
+        """Run node by node, so that every value can be read; see `graphwright.program.run.run`."""
+        from graphwright.program.run import run
 
         if not isinstance(feeds, Mapping | None):
             raise FeedError("inputs come by name", where=self.name, expected=self.input_names(), got=repr(feeds)[:80])
@@ -228,7 +229,7 @@ class Program(Editable):
 
     def __call__(self, **feeds: Any) -> Any:
         """Run on tensors, differentiable and traceable; one tensor, or a dict if there are several outputs."""
-        from graphwright.program.interpret import evaluate
+        from graphwright.program.run import evaluate
 
         results = evaluate(self, feeds)
         return next(iter(results.values())) if len(results) == 1 else results
@@ -306,7 +307,7 @@ class Program(Editable):
 
     def expand(self, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
         """Replace fused ops by primitives that compute the same, in one edit; see `program.editing.expand`."""
-        from graphwright.program.editing.expand import expand
+        from graphwright.program.editing.replace import expand
 
         return expand(self, nodes, why)
 

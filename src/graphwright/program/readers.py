@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from graphwright.program.program import Value
-
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
 from graphwright.autograd.recorder import differentiating
-from graphwright.ops import Op
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray, Spec
+    from graphwright.ops import Op
 
 
 class TraceRecorder:

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphwright.array import Spec
 from graphwright.errors import GraphwrightError
-from graphwright.graph import NodeId
 from graphwright.graph.analysis import strongly_connected_components
 from graphwright.ops import OPS
 from graphwright.program.errors import InvalidProgram
@@ -19,6 +17,8 @@ from graphwright.program.infer import check_ports, infer_node
 from graphwright.program.kinds import KINDS, SOURCES, STORED, WRITE
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
+    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from difflib import get_close_matches
 from hashlib import blake2b
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, empty, from_numpy
+from graphwright.array import CPU, NDArray, Storage, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
-from graphwright.program.threads import LARGE, side_by_side
+from graphwright.program.hashing import LARGE, side_by_side
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, Spec
 
 _TOLD = 4096
 """Integers of a table that a journal line tells itself: which key head each query head reads, say."""
@@ -280,3 +283,22 @@ class VariableTwins:
             twin.shared = True
             self._made[id(variable)] = (variable, twin)
         return self._made[id(variable)][1]
+
+
+_HOLLOW: WeakSet[Storage] = WeakSet()
+
+
+def hollow_array(shape: tuple[int, ...], dtype: DType) -> NDArray:
+    """An array that has a spec and must not be read."""
+    storage = Storage.mapped(_no_bytes, 0, CPU)
+    _HOLLOW.add(storage)
+    return NDArray(storage, dtype, shape)
+
+
+def is_hollow(array: NDArray) -> bool:
+    """True for an array without bytes."""
+    return array.storage in _HOLLOW
+
+
+def _no_bytes() -> memoryview:
+    raise AssertionError("a hollow array has no bytes")

@@ -15,8 +15,16 @@ from graphwright.safetensors.errors import (
 )
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
 from graphwright.safetensors.reader import TensorFile
-from graphwright.safetensors.sharding import Shard, parse_size, plan_like, plan_shards, write_checkpoint
-from graphwright.safetensors.writer import Stored, TensorData, write_tensors
+from graphwright.safetensors.writer import (
+    Shard,
+    Stored,
+    TensorData,
+    parse_size,
+    plan_like,
+    plan_shards,
+    write_checkpoint,
+    write_tensors,
+)
 
 __all__ = [
     "BITS",

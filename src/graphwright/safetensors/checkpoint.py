@@ -15,8 +15,7 @@ from typing import Any
 from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
 from graphwright.safetensors.errors import CheckpointError, CheckpointNotFound, IndexFileError
 from graphwright.safetensors.header import TensorInfo
-from graphwright.safetensors.reader import TensorFile, unknown_key
-from graphwright.safetensors.unsafe import PICKLE_SUFFIXES, refuse_by_name
+from graphwright.safetensors.reader import PICKLE_SUFFIXES, TensorFile, refuse_by_name, unknown_key
 
 MAX_INDEX = 100_000_000  # bytes
 INDEX_SUFFIX = ".safetensors.index.json"

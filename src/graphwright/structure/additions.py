@@ -12,13 +12,14 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, enable_grad, grad
-from graphwright.program import Program, Value
-from graphwright.program.feeds import check_feeds
+from graphwright.program import Value
 from graphwright.program.kinds import INPUT, SOURCES, WRITE
 from graphwright.program.readers import dependent
+from graphwright.program.run import check_feeds
 from graphwright.structure.policy import Proposal
 
 if TYPE_CHECKING:
+    from graphwright.program import Program
     from graphwright.structure.graph import DifferentiableGraph, Task
     from graphwright.structure.losses import Terms
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.graph import EdgeId, NodeId
 from graphwright.ops.gate import KINDS, STATES
-from graphwright.program import Program
-from graphwright.program.gates.gates import (
+from graphwright.program.gates import (
     CLOSED,
     COST,
     ELEMENT,
@@ -22,10 +20,16 @@ from graphwright.program.gates.gates import (
     STATE,
     TABLE,
     TEMPERATURE,
-    Gate,
     junction_edge,
 )
 from graphwright.structure.relaxation import decision, open_probability
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program
+    from graphwright.program.gates import (
+        Gate,
+    )
 
 Key = tuple[int, int, int]
 """Handle of its product (index and generation) and which element it is: never given to another one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,20 +14,22 @@ from graphwright.autograd import Tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops.gate import MODES
 from graphwright.program import Program
-from graphwright.program.feeds import check_feeds
-from graphwright.program.gates.gates import LOGITS, NODE, RUN, TEMPERATURE
-from graphwright.program.interpret import tensors
-from graphwright.program.program import Value
+from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
+from graphwright.program.op_graph import Value
+from graphwright.program.run import check_feeds, tensors
 from graphwright.structure import harden
 from graphwright.structure.additions import additions
-from graphwright.structure.elements import Element, elements
-from graphwright.structure.errors import NotScalar
+from graphwright.structure.elements import elements
+from graphwright.structure.errors import NotScalar, whole
 from graphwright.structure.losses import Objective, Terms, captures
-from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy
+from graphwright.structure.policy import Policy, ThresholdPolicy
 from graphwright.structure.protection import protect
-from graphwright.structure.ranges import whole
 from graphwright.structure.report import Discretized, ungated
 from graphwright.structure.schedule import Schedule
+
+if TYPE_CHECKING:
+    from graphwright.structure.elements import Element
+    from graphwright.structure.policy import Proposal, Proposes
 
 Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
 """A scalar output by name, a function of (outputs, batch), or a penalty that stands for a task, as `distill`."""

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.program import Program, Value
-from graphwright.program.axes.reshaping import by_place
+from graphwright.program import Value
+from graphwright.program.axes.resize import by_place
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
-from graphwright.program.gates.gates import Gate, axis_of, of_site
-from graphwright.program.gates.gating import release
+from graphwright.program.editing.gate_edits import release
+from graphwright.program.gates import axis_of, of_site
 from graphwright.program.kinds import INPUT, KINDS
 from graphwright.program.readers import lead
-from graphwright.structure.elements import Element, sites_of
+from graphwright.structure.elements import sites_of
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.gates import Gate
+    from graphwright.structure.elements import Element
     from graphwright.structure.policy import Proposal
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")

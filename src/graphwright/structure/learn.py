@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.models import Model
-from graphwright.program.axes.axes import AxisGroup
 from graphwright.progress import Progress
-from graphwright.structure.elements import Element
+from graphwright.structure.errors import whole, within
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import TopPolicy
-from graphwright.structure.ranges import whole, within
-from graphwright.structure.report import Discretized
 
 if TYPE_CHECKING:
+    from graphwright.models import Model
+    from graphwright.program.axes.axes import AxisGroup
     from graphwright.progress import Report
+    from graphwright.structure.elements import Element
+    from graphwright.structure.report import Discretized
 
 KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
 _EVERY = 5  # steps between two rows of the history
@@ -211,7 +211,7 @@ def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -
 
 
 def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, str]:
-    from graphwright.models.corpus import pydoc_split
+    from graphwright.models.bundled import pydoc_split
 
     if text is None:
         learnt, held = pydoc_split()

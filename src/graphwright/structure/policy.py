@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable
-from graphwright.structure.elements import Element, Key
-from graphwright.structure.pricing import Cost, above, check_cost, prices
+from graphwright.structure.errors import whole, within
+from graphwright.structure.pricing import above, check_cost, prices
 from graphwright.structure.protection import Kept, protect
-from graphwright.structure.ranges import whole, within
 
 if TYPE_CHECKING:
+    from graphwright.structure.elements import Element, Key
     from graphwright.structure.graph import DifferentiableGraph
+    from graphwright.structure.pricing import Cost
 
 
 @dataclass(frozen=True, slots=True)

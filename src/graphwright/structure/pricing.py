@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
 from graphwright.ops.terms import atoms
-from graphwright.program import Program, Value
+from graphwright.program import Value
 from graphwright.program.cost import ones, op_flops
-from graphwright.program.gates.gates import RESERVED, axis_of, carrier
-from graphwright.program.gates.gating import behind, unit_prices
+from graphwright.program.editing.gate_edits import behind, unit_prices
+from graphwright.program.gates import RESERVED, axis_of, carrier
 from graphwright.program.kinds import KINDS
-from graphwright.structure.elements import Element, sites_of
+from graphwright.structure.elements import sites_of
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
     from graphwright.program.axes.axes import AxisGroup
+    from graphwright.structure.elements import Element
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.ops import call
-from graphwright.program import Program
-from graphwright.program.gates.gates import LOGITS, TEMPERATURE
-from graphwright.structure.elements import Element
+from graphwright.program.gates import LOGITS, TEMPERATURE
 from graphwright.structure.relaxation import BY_TEMPERATURE, LN11, softmax
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+    from graphwright.structure.elements import Element
 
 
 def probabilities(p: Program, among: list[Element]) -> Tensor:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Program
 from graphwright.program.kinds import INPUT, SOURCES
-from graphwright.structure.elements import Element, edge_of
+from graphwright.structure.elements import edge_of
 from graphwright.structure.errors import WouldDisconnect
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program
+    from graphwright.structure.elements import Element
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 from math import log
+from typing import TYPE_CHECKING
 from warnings import warn
 
 import numpy as np
 
-from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.ops.gate import KINDS
 from graphwright.program import DeadGate
 from graphwright.structure.errors import ClippedStart
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
 
 LN11 = log(11.0)
 """-ln(-γ/ζ) of the hard concrete gate, γ = -0.1, ζ = 1.1 (Louizos et al. 2018, equation 12)."""

@@ -31,11 +31,11 @@ from graphwright.surgery.factorise import (
     compress,
     compression_ratio,
     curve,
-    densify,
     lora,
     merge_lora,
     svd,
 )
+from graphwright.surgery.factorise import chain as densify
 from graphwright.surgery.findings import Diagnosis, Finding, Findings, Fix, Limits, Severity, finding
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
 from graphwright.surgery.orthogonal import (
@@ -47,17 +47,17 @@ from graphwright.surgery.orthogonal import (
     is_orthogonal,
     lie_exp,
     lie_log,
-    newton_schulz,
     orthogonalize,
     parametrize,
-    polar,
-    qr,
-    retract,
     settle,
     skew,
     so_generator,
     unbake,
 )
+from graphwright.surgery.orthogonal import methods as newton_schulz
+from graphwright.surgery.orthogonal import methods as polar
+from graphwright.surgery.orthogonal import methods as qr
+from graphwright.surgery.orthogonal import parametrize as retract
 from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
 from graphwright.surgery.reports import Comparison, ErrorReport, activation_memory, compare, optimise_report
 from graphwright.surgery.solve import Solution, Unsatisfied, solve

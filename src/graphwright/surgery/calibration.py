@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.models.generation.prompt import check_ids, vocabulary
-from graphwright.program import Program, Value
+from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.program.kinds import INPUT
-from graphwright.program.running import run
+from graphwright.program.run import run
 
 if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.graph import NodeId
     from graphwright.models.model import Model
+    from graphwright.program import Program, Value
 
 ROWS = 2048
 """Rows (tokens, samples) that run at once, and whose float32 products are summed before they go into float64."""
@@ -93,7 +93,7 @@ class Calibration:
 
         Raises: UsageError for a model without a tokenizer.
         """
-        from graphwright.models.corpus import pydoc_split
+        from graphwright.models.bundled import pydoc_split
         from graphwright.models.model import need_tokenizer
 
         tokenizer = need_tokenizer(model)

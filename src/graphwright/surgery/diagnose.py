@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models import Model
-from graphwright.program import Program
-from graphwright.progress import Progress, Report
-from graphwright.surgery.findings.diagnosis import Diagnosis
-from graphwright.surgery.findings.finding import Finding
-from graphwright.surgery.findings.kinds import Kind, chosen
-from graphwright.surgery.findings.limits import Limits
-from graphwright.surgery.findings.probe import Cancelled, Probe
+from graphwright.progress import Progress
+from graphwright.surgery.findings.diagnosis import Cancelled, Diagnosis, Probe
+from graphwright.surgery.findings.finding import Limits
+from graphwright.surgery.findings.kinds import chosen
 from graphwright.surgery.findings.report import Findings
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+    from graphwright.progress import Report
+    from graphwright.surgery.findings.finding import Finding
+    from graphwright.surgery.findings.kinds import Kind
 
 TARGETS = "diagnose.targets"
 """Input of the tokens to be predicted, on the fork that a text is run on."""

@@ -6,15 +6,19 @@ Invariant: processed and skipped together are all params that the pattern select
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, empty, from_numpy
+from graphwright.array import empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
-from graphwright.graph import NodeId
-from graphwright.program import EmptySelection, Program, Selection, Value
+from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, NDArray
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Selection
 
 PAIRS = {"linear": 1, "embedding": 0}
 """Op -> the port at which it reads a matrix [out, in]: as x · Wᵀ, or as a table of which it picks rows."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.program import Entry, Program
-from graphwright.program.constraints import Constraint
 from graphwright.surgery.diagnose import diagnose
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.kinds import kinds
+
+if TYPE_CHECKING:
+    from graphwright.program import Entry, Program
+    from graphwright.program.constraints import Constraint
 
 TOOL = "graphwright solve"
 

@@ -17,11 +17,11 @@ from graphwright.graph import NodeId
 from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, KINDS, WRITE
 from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
-from graphwright.surgery.findings.limits import Limits
-from graphwright.surgery.findings.residual_paths import around
-from graphwright.surgery.findings.sources import siblings
+from graphwright.surgery.findings.interface import siblings
+from graphwright.surgery.findings.residuals import around
 from graphwright.surgery.findings.wiring import Wiring, least_arity
 
 __all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy
-from graphwright.array.poison import fill
+from graphwright.array.storage import fill
 from graphwright.autograd import Tensor
 from graphwright.errors import GraphwrightError
 

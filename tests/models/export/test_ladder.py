@@ -18,8 +18,8 @@ import graphwright as gw
 from graphwright.models import RungImpossible
 from graphwright.models.export import export as exporting
 from graphwright.models.export.deviation import KINDS
-from graphwright.models.export.measure import weight_counts
 from graphwright.models.export.rungs import Ladder, RungPlan, choose_rung
+from graphwright.models.export.write import weight_counts
 from seeds import deep
 
 LAYERS = 6

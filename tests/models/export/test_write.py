@@ -16,8 +16,8 @@ import graphwright as gw
 import safetensors
 from graphwright.array import dtype, from_numpy
 from graphwright.models import ExportError
-from graphwright.models.create import config_from, create
 from graphwright.models.export.write import companion_files, rounded, tensor_items, write_model
+from graphwright.models.open import config_from, create
 from graphwright.safetensors import Checkpoint
 
 FAMILIES = {

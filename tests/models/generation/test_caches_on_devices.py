@@ -11,7 +11,7 @@ from checkpoints import relative, some_ids
 import graphwright as gw
 from graphwright.array import Device
 from graphwright.array.backend import use
-from graphwright.array.pool import Block
+from graphwright.array.memory_pool import Block
 from graphwright.array.sim import SimBackend
 from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError

@@ -10,7 +10,7 @@ from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
 from graphwright.models import Draw
-from graphwright.models.generation.rows import ENDLESS, independent
+from graphwright.models.generation.cache import ENDLESS, independent
 
 IDS = some_ids((1, 60))[0]
 STRETCHING = pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])

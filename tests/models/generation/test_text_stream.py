@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graphwright.models.generation.text_stream import TextStream
+from graphwright.models.generation.text import TextStream
 from graphwright.models.tokenizer import ByteTokenizer, Tokenizer
 
 BYTES = ByteTokenizer()

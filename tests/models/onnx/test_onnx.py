@@ -14,8 +14,8 @@ from graphwright import evolve
 from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, VerificationFailed
-from graphwright.models.onnx import file as onnx_file
-from graphwright.models.onnx.file import run_cached, run_onnx, save_onnx
+from graphwright.models import onnx as onnx_file
+from graphwright.models.onnx import run_cached, run_onnx, save_onnx
 
 SHAPES = [(1, 1), (2, 7), (3, 40)]
 FAMILIES = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright.program.draw.arrange import LANE, Wire, X
-from graphwright.program.draw.gutters import gutter_tracks
+from graphwright.program.draw.ranking import gutter_tracks
 
 
 def wire(net: int, above: int, below: int) -> Wire:

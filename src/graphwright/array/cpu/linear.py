@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.dtype import int32
 from graphwright.array.spec import Spec
 
 
@@ -88,3 +90,60 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
     if q.numel() and q.shape[1] % group:
         calls.append(partial(wide[:, whole * group :].mul_, scales[:, whole:]))
     return [*calls, *_linear(outs[0], x, wide, bias)]
+
+
+def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
+    """Where runs end. Raises: IndexError for offsets that do not go from 0 up, to `rows` at most."""
+    ends: list[int] = offsets.tolist()
+    if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
+        raise IndexError(f"offsets out of range: they go from 0 up, to {rows} at most, got {ends[:8]}")
+    return ends
+
+
+@kernel("grouped_matmul", needs=Needs(reads=(2,)))
+def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Rows of run e times matrix e."""
+    x, w, offsets = ins
+
+    def run() -> None:
+        ends = _runs(offsets, len(x))
+        for e, (a, b) in enumerate(pairwise(ends)):
+            if a < b:
+                torch.mm(x[a:b], w[e], out=outs[0][a:b])
+        outs[0][ends[-1] :].zero_()
+
+    return run
+
+
+@kernel("grouped_outer", needs=Needs(reads=(2,)))
+def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Of run e, rows of x transposed times rows of y."""
+    x, y, offsets = ins
+
+    def run() -> None:
+        for e, (a, b) in enumerate(pairwise(_runs(offsets, len(x)))):
+            if a < b:
+                torch.mm(x[a:b].t(), y[a:b], out=outs[0][e])
+            else:
+                outs[0][e].zero_()
+
+    return run
+
+
+def _factors(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    n = ins[0].shape[0]
+    return [ins[0], Spec((n,), int32), Spec((), int32), outs[0]]
+
+
+@kernel("solve", work=_factors, widen=True)
+def solve(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """The factors and the solution are column-major, as LAPACK makes them; a singular matrix is no error here."""
+    lu, pivots, info, solution = work
+    if ins[1].numel() == 0:
+        return []
+    factors, columns = lu.view(lu.shape).T, solution.view(solution.shape[::-1]).T
+    return [
+        partial(torch.linalg.lu_factor_ex, ins[0], out=(factors, pivots, info)),
+        partial(torch.linalg.lu_solve, factors, pivots, ins[1], out=columns),
+        partial(outs[0].copy_, columns),
+    ]

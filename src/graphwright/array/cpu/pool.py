@@ -12,8 +12,8 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.layout import Window, trailing
 from graphwright.array.spec import Spec
-from graphwright.array.window import Window, trailing
 
 aten = torch.ops.aten
 

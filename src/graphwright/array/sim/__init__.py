@@ -15,11 +15,10 @@ import numpy as np
 
 from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
-from graphwright.array.driver import DriverError
 from graphwright.array.dtype import DType
 from graphwright.array.layout import span
+from graphwright.array.memory_pool import Block, DriverError, MemoryPool
 from graphwright.array.ndarray import NDArray, from_numpy
-from graphwright.array.pool import Block, MemoryPool
 from graphwright.array.sim.driver import Range, SimDriver
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage

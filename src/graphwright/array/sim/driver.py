@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from graphwright.array.device import Device
-from graphwright.array.driver import DeviceFull, DriverError, Place
+from graphwright.array.memory_pool import DeviceFull, DriverError, Place
 
 Range = tuple[int, int]
 _ALIGN = 512

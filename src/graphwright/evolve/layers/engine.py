@@ -14,27 +14,61 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, TaskError
-from graphwright.evolve.evolution import Blocks, Evolution
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, Status, TaskError
+from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.by_hand import entry, name_parts
-from graphwright.evolve.layers.cross import cross
-from graphwright.evolve.layers.member import Birth, Member, Moments
-from graphwright.evolve.layers.recipe import GENES, LOSSES, Recipe
+from graphwright.evolve.layers.manual import entry, name_parts
+from graphwright.evolve.layers.member import GENES, LOSSES, Birth, Member, Recipe
 from graphwright.evolve.layers.result import LayerResult
 from graphwright.evolve.layers.settings import Layers
-from graphwright.evolve.mutations.registry import MUTATIONS, Kind, parts, where
+from graphwright.evolve.mutations.registry import MUTATIONS, parts, where
 from graphwright.evolve.pareto import crowding, fronts, survivors
-from graphwright.evolve.status import Status
 from graphwright.evolve.tasks.task import Task
 from graphwright.program import replay
 from graphwright.program.cost import flops, parameters
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
+    from graphwright.evolve.evolution import Blocks
+    from graphwright.evolve.layers.member import Moments
+    from graphwright.evolve.mutations.registry import Kind
     from graphwright.files import StrPath
     from graphwright.program import Program, Transaction
+
+
+def cross(
+    child: Program, moments: Moments, father: Program, others: Moments, rng: np.random.Generator
+) -> tuple[Moments, list[str]]:
+    """Give a fork of the mother layers of the father, each with one half; the moments of the child, and their names."""
+    mine, theirs = _layers(child), _layers(father)
+    taken: list[str] = []
+    found = dict(moments)
+    with child.edit("cross over", author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
+        for name, weights in mine.items():
+            if {k: s for k, s in weights.items()} != theirs.get(name) or rng.random() < 0.5:
+                continue
+            taken.append(name)
+            for key in weights:
+                e.set_weight(key, father.weights.array(key))
+                for moment in [m for m in found if _of(m, key)]:
+                    del found[moment]
+                found.update({m: value for m, value in others.items() if _of(m, key)})
+    return found, taken
+
+
+def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Layer -> its weights (running statistics among them) and their shapes."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key in p.weights:
+        found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape
+    return found
+
+
+def _of(moment: str, key: str) -> bool:
+    """Whether a state of an optimizer, `adam.<key>.steps`, belongs to a weight."""
+    return moment.partition(".")[2].rpartition(".")[0] == key
+
 
 _DRAW, _APPLY, _TRAIN = 0, 1, 2  # purposes of random streams
 _GAIN = 1e-6

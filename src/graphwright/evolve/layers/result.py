@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.layers.member import Birth, Member
+from graphwright.evolve.errors import Status
 from graphwright.evolve.layers.train import answers, measure
 from graphwright.evolve.mutations.units import widths
-from graphwright.evolve.report import cost, ended, facts, nothing_yet, read_again, same_cases, without_fitness
-from graphwright.evolve.status import Status
+from graphwright.evolve.result import cost, ended, facts, nothing_yet, read_again, same_cases, without_fitness
 
 if TYPE_CHECKING:
     from graphwright.evolve.layers.engine import LayerEvolution
+    from graphwright.evolve.layers.member import Birth, Member
 
 
 class LayerResult:

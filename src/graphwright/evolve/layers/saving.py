@@ -12,16 +12,17 @@ import numpy as np
 from graphwright.evolve.errors import ResumeMismatch
 from graphwright.evolve.evolution import Blocks
 from graphwright.evolve.layers.engine import Generation, LayerEvolution
-from graphwright.evolve.layers.member import Birth, Member, Moments
-from graphwright.evolve.layers.recipe import Recipe
+from graphwright.evolve.layers.member import Birth, Member, Recipe
 from graphwright.evolve.layers.settings import Layers
 from graphwright.evolve.stored import number, read_arrays, write_arrays, write_run
-from graphwright.files import StrPath, atomic_directory
+from graphwright.files import atomic_directory
 from graphwright.graph import Chain
 from graphwright.program import load
 from graphwright.program.editing.journal import Journal
 
 if TYPE_CHECKING:
+    from graphwright.evolve.layers.member import Moments
+    from graphwright.files import StrPath
     from graphwright.program import Program
 
 

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from graphwright.errors import UsageError
-from graphwright.evolve.layers.recipe import OPTIMIZERS
+from graphwright.evolve.layers.member import OPTIMIZERS
 from graphwright.evolve.settings import check, one_of, shares
 
 OBJECTIVES = ("metric", "loss", "params", "flops")

@@ -9,17 +9,44 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.autograd import Tensor
-from graphwright.evolve.layers.inference import inference
-from graphwright.evolve.layers.member import Moments
-from graphwright.evolve.layers.recipe import Recipe
-from graphwright.evolve.layers.settings import Layers
-from graphwright.evolve.tasks.task import Part, Task
 from graphwright.nn import functional
-from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
+from graphwright.optim import SGD, Adam, clip_grad_norm_
 from graphwright.plan import compile
 
 if TYPE_CHECKING:
+    from graphwright.evolve.layers.member import Moments, Recipe
+    from graphwright.evolve.layers.settings import Layers
+    from graphwright.evolve.tasks.task import Part, Task
+    from graphwright.graph import NodeId
+    from graphwright.optim import Optimizer
     from graphwright.program import Program
+
+
+def inference(program: Program) -> Program:
+    """A fork that answers; its weights and statistics are shared, and runs of it change none of the program's."""
+    p = program.fork(f"{program.name}, answering")
+    drops, norms = p.of_kind("dropout"), p.of_kind("batch_norm_train")
+    if drops or norms:
+        with p.edit("answer", author="evolution", keep_undo=False) as e:
+            for node in drops:
+                _instead(e, node, p.operands(node)[0])
+                e.remove(node)
+            for node in norms:
+                eps = p.attrs(node)["eps"]
+                _instead(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
+                e.remove([*(w for w in p.consumers(node) if p.op(w) == "write"), node])
+    return p
+
+
+def _instead(e: Any, node: NodeId, other: Any) -> None:
+    """Whoever reads a node's first result reads another value."""
+    p = e.program
+    for edge in p.out_edges(node):
+        if p.graph.edge(edge, "src_port") == 0:
+            e.rewire(edge, other)
+    ends = dict(zip(p.output_names(), p.outputs(), strict=True))
+    if any(value.node == node for value in ends.values()):
+        e.set_outputs(**{name: other if value.node == node else value for name, value in ends.items()})
 
 
 def optimizer(program: Program, recipe: Recipe) -> Optimizer:

@@ -17,7 +17,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
 from graphwright.program.kinds import STORED
-from graphwright.program.structure import Value
+from graphwright.program.op_graph import Value
 from graphwright.program.trace import record
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from graphwright.evolve.errors import TaskError
-from graphwright.evolve.tasks.cartpole import CartPole, cartpole
 from graphwright.evolve.tasks.data import (
     blobs,
+    csv,
     digits,
     event_xor,
     iris,
@@ -18,11 +18,9 @@ from graphwright.evolve.tasks.data import (
     two_moons,
     xor,
 )
-from graphwright.evolve.tasks.double_pole import DoublePole, double_pole
-from graphwright.evolve.tasks.environment import Episodes
-from graphwright.evolve.tasks.gymnasium import gym
+from graphwright.evolve.tasks.environment import Episodes, gym
 from graphwright.evolve.tasks.heads import Head
-from graphwright.evolve.tasks.table import csv
+from graphwright.evolve.tasks.physics import CartPole, DoublePole, cartpole, double_pole
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
 TASKS: dict[str, Callable[..., Any]] = {

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from graphwright.models.architectures.architecture import Architecture, register
-from graphwright.models.architectures.config import Config
-from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, read_decoder
+from graphwright.models.architectures.decoder import KEYS, build_decoder, read_decoder
+
+if TYPE_CHECKING:
+    from graphwright.models.architectures.config import Config
+    from graphwright.models.architectures.decoder import Decoder
 
 _WINDOW = 4096  # of a config that is silent; null means none
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.models.architectures.config import LARGEST, Config
+from graphwright.models.architectures.config import LARGEST
 from graphwright.models.errors import ConfigError
+
+if TYPE_CHECKING:
+    from graphwright.models.architectures.config import Config
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 

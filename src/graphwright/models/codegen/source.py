@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
-from graphwright.models.codegen.blocks import LAYER, Block, blocks_of
 from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
-from graphwright.models.codegen.statements import Statements
+from graphwright.models.codegen.statements import LAYER, Statements, blocks_of
 from graphwright.models.codegen.text import (
     WIDTH,
     Names,
@@ -28,8 +27,13 @@ from graphwright.models.codegen.text import (
 )
 from graphwright.models.errors import RungImpossible
 from graphwright.ops.emit import EMIT, NO_EMIT
-from graphwright.program import Program, Value
+from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.models.codegen.statements import Block
+    from graphwright.program import Program
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """What transformers feeds, and by what names sizes are known there."""

@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword, kwlist
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.models.errors import RungImpossible
 from graphwright.ops.emit import number
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray
 
 WIDTH = 120
 MAX_CONST = 4096

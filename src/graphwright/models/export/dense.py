@@ -16,18 +16,19 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
-from graphwright.autograd.lineage import moved
-from graphwright.models.architectures.config import Config
-from graphwright.models.codegen.blocks import LAYER
-from graphwright.models.export.places import Places, places_of
-from graphwright.models.export.reading import TRUNK, Bound, Reading, uncast
-from graphwright.models.export.stretch import Stretch, constant
-from graphwright.program import Builder, Program, Value
+from graphwright.autograd.variable import moved
+from graphwright.models.codegen.statements import LAYER
+from graphwright.models.export.affine_map import Stretch, constant
+from graphwright.models.export.template_reader import TRUNK, places_of, uncast
+from graphwright.program import Builder, Value
 from graphwright.program.kinds import STORED
 from graphwright.program.weights import SOURCE, as_array
 
 if TYPE_CHECKING:
+    from graphwright.models.architectures.config import Config
+    from graphwright.models.export.template_reader import Bound, Places, Reading
     from graphwright.models.model import Model
+    from graphwright.program import Program
 
 
 def eps_of(reading: Reading, dims: Any) -> float | str:

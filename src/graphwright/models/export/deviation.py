@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
-from graphwright.models.export.reading import Reading, read
-from graphwright.models.export.stretch import Stretch
-from graphwright.models.export.uniform import AXES, Fits, fits
-from graphwright.program import Builder, Program
+from graphwright.models.export.affine_map import Stretch
+from graphwright.models.export.template_reader import read
+from graphwright.models.export.uniform import AXES, fits
+from graphwright.program import Builder
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.hollow import hollow_array
 from graphwright.program.kinds import CONST, STORED
+from graphwright.program.weights import hollow_array
 
 if TYPE_CHECKING:
+    from graphwright.models.export.template_reader import Reading
+    from graphwright.models.export.uniform import Fits
     from graphwright.models.model import Model
+    from graphwright.program import Program
 
 
 KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import atomic_directory, check_free, target_path
 from graphwright.models.codegen.source import generate
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.card import snippet, write_card
 from graphwright.models.export.clean_process import (
-    Computed,
     check_prompts,
     compare,
     compute_here,
@@ -31,27 +29,35 @@ from graphwright.models.export.clean_process import (
     transformers_installed,
 )
 from graphwright.models.export.hosts import Hosted, write_hosted
-from graphwright.models.export.measure import (
+from graphwright.models.export.receipt import SCHEMA, Receipt, snippet, write_card
+from graphwright.models.export.rungs import PREFER, RUNGS, ExportPlan, Ladder, choose_rung, export_plan
+from graphwright.models.export.write import (
     cost,
     drift,
     edit_rows,
     file_rows,
     live_edits,
+    rounded,
     tensor_digests,
     weight_counts,
+    write_model,
 )
-from graphwright.models.export.receipt import SCHEMA, Receipt
-from graphwright.models.export.rungs import PREFER, RUNGS, ExportPlan, Ladder, choose_rung, export_plan
-from graphwright.models.export.write import rounded, write_model
 from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
-from graphwright.models.model import Model, need_tokenizer
-from graphwright.models.onnx.file import compare_onnx, need_onnx, save_onnx
+from graphwright.models.model import need_tokenizer
+from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
-from graphwright.program.gates.gates import refuse_soft
+from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.models.export.clean_process import (
+        Computed,
+    )
+    from graphwright.models.model import Model
+    from graphwright.progress import Report
 
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerance of logits: of float32 activations, of computed weights that were rounded to 16 bits, and of 16-bit

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.models.export.reading import Reading, Slot, shape_of
+from graphwright.models.export.template_reader import shape_of
 from graphwright.models.export.uniform import Reason
 from graphwright.models.export.write import write_model
 from graphwright.program import Value
 
 if TYPE_CHECKING:
+    from graphwright.models.export.template_reader import Reading, Slot
     from graphwright.models.model import Model
 
 LAST_LOOKED_AT = "5.23"
@@ -144,7 +145,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def host_shapes(host: Host, fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Key -> shape of a host built on the meta device: no weight is made."""
-    from graphwright.array.torch_meta import on_meta
+    from graphwright.array.torch_module import on_meta
 
     parts = (name.partition(":") for name in host.classes)
     config_class, model_class = (getattr(import_module(module), name) for module, _, name in parts)

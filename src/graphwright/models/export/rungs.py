@@ -7,18 +7,22 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from graphwright.array import BY_TAG, DType
+from graphwright.array import BY_TAG
 from graphwright.errors import UsageError
 from graphwright.models.codegen.source import check_emittable
 from graphwright.models.errors import RungImpossible
 from graphwright.models.export.dense import conform, multiplied
-from graphwright.models.export.deviation import Deviation, classified, template
-from graphwright.models.export.hosts import Hosted, find_host
-from graphwright.models.export.reading import TRUNK, read
-from graphwright.models.export.uniform import Reason, Uniform, fits
+from graphwright.models.export.deviation import classified, template
+from graphwright.models.export.hosts import find_host
+from graphwright.models.export.template_reader import TRUNK, read
+from graphwright.models.export.uniform import Uniform, fits
 from graphwright.models.export.write import companion_files
 
 if TYPE_CHECKING:
+    from graphwright.array import DType
+    from graphwright.models.export.deviation import Deviation
+    from graphwright.models.export.hosts import Hosted
+    from graphwright.models.export.uniform import Reason
     from graphwright.models.model import Model
 
 RUNGS = {

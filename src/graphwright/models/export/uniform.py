@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.models.architectures.config import Config
 from graphwright.models.export.dense import eps_of
-from graphwright.models.export.places import misfits
-from graphwright.models.export.reading import TRUNK, Reading, key_heads
+from graphwright.models.export.template_reader import TRUNK, key_heads, misfits
+
+if TYPE_CHECKING:
+    from graphwright.models.export.template_reader import Reading
 
 AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
 """Dimension of a family -> what its units are called."""

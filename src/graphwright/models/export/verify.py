@@ -12,8 +12,8 @@ from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
 from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.clean_process import compute_there, transformers_installed
-from graphwright.models.export.measure import file_rows, tensor_digests
 from graphwright.models.export.receipt import Receipt
+from graphwright.models.export.write import file_rows, tensor_digests
 
 _TOLERANCE = 1e-3
 """Relative difference of the probe's logits that another machine's rounding may make."""

@@ -12,17 +12,16 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.draw import Draw
-from graphwright.models.generation.prompt import prompt_ids
-from graphwright.models.generation.rows import Rows, need_rows_of
-from graphwright.models.generation.sampling import Sampling, log_softmax, need
-from graphwright.models.generation.steps import EXECUTOR
-from graphwright.models.generation.text_stream import TextStream
+from graphwright.models.generation.cache import need_rows_of
+from graphwright.models.generation.cached_program import EXECUTOR
+from graphwright.models.generation.sampling import Draw, Sampling, log_softmax, need
+from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.executor import on_vm
 
 if TYPE_CHECKING:
+    from graphwright.models.generation.cache import Rows
     from graphwright.models.model import Model
 
 _ROWS = 64  # capacities are rounded up to this, so that prompts of similar length share their plans

@@ -15,23 +15,22 @@ from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import CPU, Device, NDArray, dtype, empty
+from graphwright.array import CPU, dtype, empty
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
-from graphwright.models.generation.blocks import BlockPool
-from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, derive_paged
-from graphwright.models.generation.draw import Draw, need_one_each
-from graphwright.models.generation.memory import fill, filled
-from graphwright.models.generation.prefix import PrefixCache
-from graphwright.models.generation.prompt import check_ids, vocabulary
-from graphwright.models.generation.rows import Watch, independent
-from graphwright.models.generation.sampling import need
-from graphwright.models.generation.steps import Steps
-from graphwright.program import Program
+from graphwright.models.generation.block_pool import BlockPool, PrefixCache
+from graphwright.models.generation.cache import Watch, fill, filled, independent
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, Steps, derive_paged
+from graphwright.models.generation.sampling import need, need_one_each
+from graphwright.models.generation.text import check_ids, vocabulary
 
 if TYPE_CHECKING:
+    from graphwright.array import Device, NDArray
+    from graphwright.models.generation.cached_program import Derived
+    from graphwright.models.generation.sampling import Draw
     from graphwright.models.generation.sequence import PagedSnapshot, Sequence
+    from graphwright.program import Program
 
 KINDS = ("float32", "bfloat16", "float16")
 

@@ -6,8 +6,8 @@ position), so it does not depend on batch mates or chunking.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,9 +15,43 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.errors import ComputeError, ShapeError, UsageError
-from graphwright.models.generation.seen import Seen
 from graphwright.ops import compute, get
 from graphwright.ops.choose import RULES
+
+_END = np.array([[-1, 0]], np.int32)
+
+
+class Seen:
+    """The ids of a text and how often each is in its output, kept up to date in place.
+
+    Args:
+        prompt: ids that are no output, from the beginning of the text.
+
+    Attributes:
+        length: ids that were counted.
+    """
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt, self.length = prompt, 0
+        self._places: dict[int, int] = {}
+        self._pairs = np.repeat(_END, 64, axis=0)
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Count the ids that follow; those below 0 are not known."""
+        for token in ids:
+            place = self._places.setdefault(token, len(self._places)) if token >= 0 else -1
+            if place == len(self._pairs) - 1:  # behind them stays an end
+                self._pairs = np.concatenate([self._pairs, np.repeat(_END, len(self._pairs), axis=0)])
+            if place >= 0:
+                self._pairs[place, 0] = token
+                self._pairs[place, 1] += self.length >= self.prompt
+            self.length += 1
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """(id, count) int32 [n + 1, 2], ended by -1."""
+        return self._pairs[: len(self._places) + 1]
+
 
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _MOST = float(np.finfo(np.float32).max)
@@ -188,3 +222,32 @@ def log_softmax(z: np.ndarray) -> np.ndarray:
     z = z.astype(np.float64)
     top = z.max()
     return (z - top - np.log(np.exp(z - top).sum())).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the ids of one text are drawn.
+
+    Attributes:
+        rule: the rules.
+        stream: number of the random stream.
+        prompt: ids of the text that are no output, from its beginning.
+    """
+
+    rule: Sampling = field(default_factory=Sampling)
+    stream: int = 0
+    prompt: int = 0
+
+    def keys(self, position: int) -> tuple[int, int, int, int]:
+        """Operand of the op for the id at a position; processors are functions of the host, where it is drawn then."""
+        return self.rule.keys(self.stream, -1 if self.rule.processors else position)
+
+    def choose(self, logits: np.ndarray, ids: np.ndarray) -> int:
+        """The id behind `ids` [T] for logits [V], on the host. Raises: NonFinite."""
+        return self.rule.choose(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
+
+
+def need_one_each(draws: Sequence[Draw], sequences: int) -> None:
+    """Raises: UsageError unless there is a draw for every sequence, or none at all."""
+    if len(draws) not in (0, sequences):
+        raise UsageError("a draw for every sequence", where="draws", expected=sequences, got=len(draws))

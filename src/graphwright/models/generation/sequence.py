@@ -18,15 +18,14 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, Released
-from graphwright.models.generation.blocks import BlockPool
-from graphwright.models.generation.draw import Draw
-from graphwright.models.generation.memory import numbers
-from graphwright.models.generation.prompt import check_ids
-from graphwright.models.generation.rows import CHUNK, ENDLESS, Rows, independent
+from graphwright.models.generation.cache import CHUNK, ENDLESS, Rows, independent, numbers
 from graphwright.models.generation.sampling import need
+from graphwright.models.generation.text import check_ids
 
 if TYPE_CHECKING:
+    from graphwright.models.generation.block_pool import BlockPool
     from graphwright.models.generation.paged import PagedCache
+    from graphwright.models.generation.sampling import Draw
 
 
 class PagedSnapshot:

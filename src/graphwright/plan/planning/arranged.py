@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graphwright.graph import NodeId
-from graphwright.plan.planning.fusion import Fusion
-from graphwright.plan.planning.ledger import Ledger
-from graphwright.plan.planning.row import Row
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.plan.planning.fusion import Fusion
+    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.planning.records import Row
 
 
 class Patched(NamedTuple):

@@ -7,14 +7,18 @@ The first run in each size is compared with one that is not padded, so that padd
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, bool_, from_numpy
+from graphwright.array import bool_, from_numpy
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.running.transfer import as_array
-from graphwright.program import Program, check_feeds
+from graphwright.program import check_feeds
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray, Spec
+    from graphwright.program import Program
 
 _TOLERANCE = 1e-4  # of the largest value: another size may sum in another order
 

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, Device, DType, NDArray, Spec, UnboundDim
+from graphwright.array import CPU, Device, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.plan import Plan
 from graphwright.plan.planning.buckets import Buckets
-from graphwright.plan.planning.collector import uncollected
-from graphwright.plan.planning.planner import make_plan
-from graphwright.plan.planning.store import walking
-from graphwright.plan.running.bound import Bound
-from graphwright.plan.running.workspace import Workspace
-from graphwright.program import Program, TraceRecorder, check_feeds, record
-from graphwright.program.derived.patching import Place, patched
+from graphwright.plan.planning.plan_builder import walking
+from graphwright.plan.planning.planner import make_plan, uncollected
+from graphwright.program import Program, check_feeds, record
+from graphwright.program.derived.rewrite import patched
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, NDArray
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.running.workspace import Bound, Workspace
+    from graphwright.program import TraceRecorder
+    from graphwright.program.derived.rewrite import Place
 
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""

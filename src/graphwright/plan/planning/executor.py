@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from graphwright.array import CPU, Device, Spec
+from graphwright.array import CPU, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode import ENCODERS, View, encode, work_of
 from graphwright.array.vm.encode.fuse import BY_ROW
 from graphwright.ops import get
 from graphwright.plan.table import Instr, Slot
+
+if TYPE_CHECKING:
+    from graphwright.array import Device
 
 EXECUTORS = ("auto", "vm", "aten", "capture")
 VM, ATEN, CAPTURE = "vm", "aten", "capture"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import DType, Layout, Spec
+from graphwright.array import Layout
 from graphwright.array.layout import is_row_major, row_major
-from graphwright.ops import OPS, Op, get
-from graphwright.plan.planning.executor import VM, Choice, Chooser, may_join, work_of_vm
+from graphwright.ops import OPS, get
+from graphwright.plan.planning.executor import VM, may_join, work_of_vm
 from graphwright.plan.planning.layout import aligned
-from graphwright.plan.planning.row import Row
-from graphwright.plan.table import Instr, Slot
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, Spec
+    from graphwright.ops import Op
+    from graphwright.plan.planning.executor import Choice, Chooser
+    from graphwright.plan.planning.records import Row
+    from graphwright.plan.table import Instr, Slot
 
 LARGEST = 1 << 50
 """Bytes of one value, from which on nothing is planned: no machine has them, and sums of thousands fit 63 bits."""

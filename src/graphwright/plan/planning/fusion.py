@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import Layout, bfloat16, bool_, float32
+from graphwright.array import bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode import ENCODERS, View
 from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
-from graphwright.plan.planning.executor import VM, Choice, may_join
+from graphwright.plan.planning.executor import VM, may_join
 from graphwright.plan.planning.passes import TEMPORARY
-from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.plan.planning.ledger import Ledger
+    from graphwright.array import Layout
+    from graphwright.plan.planning.executor import Choice
+    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bfloat16, bool_)
 

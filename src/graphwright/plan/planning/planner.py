@@ -6,35 +6,58 @@ of their buffers in the arena.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, Device, Spec, backend
+from graphwright.array import CPU, backend
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.plan.decoded import Options
 from graphwright.plan.errors import OutOfMemory
-from graphwright.plan.plan import Plan
+from graphwright.plan.plan import Options, Plan
 from graphwright.plan.planning.arranged import Arranged, Patched
-from graphwright.plan.planning.collector import uncollected
 from graphwright.plan.planning.executor import EXECUTORS, VM, on_vm
 from graphwright.plan.planning.forms import LARGEST, TooLarge
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.layout import place_naive
-from graphwright.plan.planning.ledger import Ledger
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
+from graphwright.plan.planning.plan_builder import Ledger
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.residency import OtherSide, keep_on_host
 from graphwright.plan.planning.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
 from graphwright.plan.running.commit import Commit
-from graphwright.program import FeedError, Program
+from graphwright.program import FeedError
 from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.array import Device, Spec
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
+
+_MANY = 10_000  # objects made since the last collection
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No cycle collection inside: tracing, planning and binding make no cycles, yet thousands of objects to visit."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+            gc.freeze()  # what was made is old at once, by moving a list: to visit it would free nothing
+            gc.unfreeze()
+        gc.enable()
+
 
 LAYOUTS = ("reuse", "naive")
 CONE, WASTE = 0.25, 1.25

@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from graphwright.errors import ComputeError, Facts
-from graphwright.graph import EdgeId, NodeId
+from graphwright.errors import ComputeError
 from graphwright.ops import get
-from graphwright.plan.plan import Plan
 from graphwright.plan.table import TEMP, TILE, UNUSED
 from graphwright.program import Program, Value
 from graphwright.program.derived.recompute import BARRIER
 from graphwright.program.kinds import KINDS, STORED, WRITE
+
+if TYPE_CHECKING:
+    from graphwright.errors import Facts
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.plan.plan import Plan
 
 _TRIED = 8
 """Candidates measured per round; the first one mostly does."""

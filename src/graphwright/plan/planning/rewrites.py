@@ -10,12 +10,19 @@ program; they read traits and layouts, no op names.
 from __future__ import annotations
 
 from math import copysign
+from typing import TYPE_CHECKING
 
-from graphwright.array import DType, bfloat16, float32
-from graphwright.ops import Op, get
-from graphwright.plan.planning.ledger import Ledger, Rule
-from graphwright.plan.planning.row import Row, Use
+from graphwright.array import bfloat16, float32
+from graphwright.ops import get
+from graphwright.plan.planning.plan_builder import Rule
+from graphwright.plan.planning.records import Use
 from graphwright.program.kinds import KINDS, PARAM
+
+if TYPE_CHECKING:
+    from graphwright.array import DType
+    from graphwright.ops import Op
+    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.planning.records import Row
 
 MODES = ("none", "exact", "fast")
 BY_VALUE = ("neutral operand", "zero added")

@@ -10,16 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from time import monotonic
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from weakref import finalize
 
-from graphwright.array import CPU, NDArray
-from graphwright.array.driver import Driver, DriverError
-from graphwright.autograd import Variable
-from graphwright.errors import ComputeError, Facts, UsageError
-from graphwright.plan.plan import Plan
-from graphwright.plan.planning.regions import CAPTURED, Region
+from graphwright.array import CPU
+from graphwright.array.memory_pool import DriverError
+from graphwright.errors import ComputeError, UsageError
+from graphwright.plan.planning.hazards import CAPTURED
 from graphwright.plan.running.workspace import Workspace
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.array.memory_pool import Driver
+    from graphwright.autograd import Variable
+    from graphwright.errors import Facts
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.planning.hazards import Region
 
 COLD, WARM, DONE, FAILED = "cold", "warm", "captured", "failed"
 

@@ -7,14 +7,16 @@ failure before it changes nothing; only an update that others read in the same s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.plan.planning.ledger import Ledger
-from graphwright.plan.table import Instr
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.table import Instr
 
 
 class Commit:

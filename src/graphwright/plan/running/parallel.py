@@ -10,18 +10,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heapify, heappop, heappush
 from threading import Condition, Event, local
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray
-from graphwright.autograd import Variable
+from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.plan import Part, Plan
 from graphwright.plan.planning.executor import VM
 from graphwright.plan.planning.hazards import edges
 from graphwright.plan.running.workspace import Workspace
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.autograd import Variable
+    from graphwright.plan.plan import Part, Plan
 
 
 class Cancelled(ComputeError):

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import memmove
 from sys import getrefcount
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from graphwright.array import CPU, Device, DType, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array import CPU, NDArray, Storage, backend, empty, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.autograd import Tensor
+
+if TYPE_CHECKING:
+    from graphwright.array import Device, DType
 
 _LARGE = 1 << 16  # bytes of a result
 _KEPT = 2  # a caller holds the last result while the next one is made

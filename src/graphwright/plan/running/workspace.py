@@ -4,25 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_, length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, backend
-from graphwright.autograd import Tensor, changes
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.array import CPU, NDArray, Storage, backend, changes
+from graphwright.autograd import Tensor
+from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, place_of
-from graphwright.plan.plan import Part, Plan
+from graphwright.plan.plan import Part
+from graphwright.plan.running.arena import fill
 from graphwright.plan.running.binding import Binding
-from graphwright.plan.running.lease import Lease
 from graphwright.plan.running.override import OverrideFailed
-from graphwright.plan.running.poison import fill
-from graphwright.plan.running.transfer import Given, as_array
+from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import PARAM, STATE
 from graphwright.program import FeedError
-from graphwright.program.carried import Snapshot
-from graphwright.program.interpret import origin
+from graphwright.program.run import origin
+from graphwright.program.state import Snapshot
+
+if TYPE_CHECKING:
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.running.transfer import Given
+
+
+class Bound:
+    """Inputs and outputs as numpy arrays that stay where they are; calling it runs on what lies in the inputs.
+
+    Attributes:
+        inputs: input name -> array to write to; bfloat16 as its uint16 bits. Inputs that nothing reads are left out.
+        outputs: output name -> array that every run overwrites.
+
+    It runs as planned, also after an edit of a program. Used by one thread at a time.
+    Raises, when called: StalePlan, ComputeError as `Workspace.run`.
+    """
+
+    # the call is an attribute: where all is one native call it is that call itself, with no code of Python before it
+    __slots__ = ("__call__", "inputs", "outputs")
+    __call__: Callable[[], None]
+
+    def __init__(self, space: Workspace) -> None:
+        space.leave_shared()  # what the caller wrote must stay there
+        space.pinned = True  # its memory is in others' hands now
+        self.inputs: dict[str, np.ndarray] = {}
+        self.outputs: dict[str, np.ndarray] = {}
+        run = _Run(space, self.inputs, self.outputs)
+        self.__call__ = run if run.native is None else run.native.call(run)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in (*self.inputs.items(), *self.outputs.items()))
+        return f"Bound({shapes})"
+
+
+class _Run:
+    """A run that looks at everything; the native call comes here when it may not run by itself.
+
+    Attributes:
+        native: what the native call runs, or None where there is more than one call to make.
+    """
+
+    __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
+
+    def __init__(self, space: Workspace, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        self._space, self._inputs, self._outputs, self._single = space, inputs, outputs, False
+        self.native: Any = None
+        self._look()
+
+    def _look(self) -> None:
+        space = self._space
+        space.refresh()
+        for kept, found in zip((self._inputs, self._outputs), space.memory(), strict=True):
+            kept.update(found)
+        segment = space.single
+        # without one call that does it all, or where what it relies on has to be looked at, no shortcut is taken
+        self._single = segment is not None and segment.short and not space.watching
+        if self._single and self.native is None:
+            from graphwright.array.vm.running.segment import Guarded  # loads numba
+
+            self.native = Guarded()
+        if self._single:
+            self.native.aim(segment, changes.address, changes.count, space.runs.address)
+        elif self.native is not None:
+            self.native.rest()
+
+    def __call__(self) -> None:
+        failed = self.native.failed() if self.native is not None else 0
+        if failed:
+            raise self._space.failed_single(failed)
+        if self._space.stale or self._single:
+            self._look()
+        self._space.execute()
+
+
+class StaleLease(ComputeError):
+    """A leased result was read after the next run had begun."""
+
+
+class Lease(Storage):
+    """An arena as one run's results see it."""
+
+    __slots__ = ()
+
+    def __init__(self, arena: Storage) -> None:
+        super().__init__(arena.memory, arena.nbytes, CPU)
+
+    @property
+    def memory(self) -> Any:
+        """The arena. Raises: StaleLease once it was used again."""
+        if self.closed:
+            raise StaleLease("this result was leased, and its memory was used again", fix="copy() it, or lease=False")
+        return super().memory
 
 
 class Workspace(Binding):

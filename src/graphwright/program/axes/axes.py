@@ -15,21 +15,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.terms import Atom, Product, Term, atoms, resolve, spread, text
-from graphwright.program.axes.solve_axes import Said, Solution, origin, solve
+from graphwright.ops.terms import Product, atoms, resolve, spread, text
+from graphwright.program.axes.solve_axes import Said, origin, solve
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
-from graphwright.program.gates.gates import RESERVED as GATE_KEYS
+from graphwright.program.gates import RESERVED as GATE_KEYS
 from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
-from graphwright.program.program import Program, Value
-from graphwright.program.structure import is_name
+from graphwright.program.op_graph import is_name
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.ops.terms import Atom, Term
+    from graphwright.program.axes.solve_axes import Solution
     from graphwright.program.axes.units import Units
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 KINDS = (
     *("heads", "kv_groups", "queries", "experts", "head_dim"),

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Correction, Dims, Note, Use, axes_row
-from graphwright.ops.terms import Atom, Term, atoms, resolve, same
+from graphwright.ops.axes import Note, Use, axes_row
+from graphwright.ops.terms import Atom, atoms, resolve, same
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED, WRITE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.ops.axes import Correction, Dims
+    from graphwright.ops.terms import Term
+    from graphwright.program.program import Program
 
 
 @dataclass(slots=True)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from graphwright.array import DType, Spec
-from graphwright.autograd import Tensor, pull_back, scoped
-from graphwright.graph import NodeId
+from graphwright.autograd import pull_back, scoped
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import Mirror
 from graphwright.program.kinds import SOURCES, WRITE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, Spec
+    from graphwright.autograd import Tensor
+    from graphwright.graph import NodeId
+    from graphwright.program.program import Program
 
 
 class Call(NamedTuple):

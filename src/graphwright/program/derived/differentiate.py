@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec, UnboundDim
-from graphwright.autograd import Tensor, active_recorder, enable_grad, grad
+from graphwright.autograd import active_recorder, enable_grad, grad
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, call
 from graphwright.program.derived.gradient import Gradient
-from graphwright.program.interpret import tensors
 from graphwright.program.kinds import INPUT, SOURCES, STATE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.run import tensors
 from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.program.program import Program
 
 Ref = NodeId | Value | str
 MODES = ("full", "one_step")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from graphwright.autograd import NoTape, active_recorder, no_grad, scoped
-from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.program.derived.backward import Backward
 from graphwright.program.kinds import INPUT
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program.program import Program
 
 
 class Gradient(Backward):

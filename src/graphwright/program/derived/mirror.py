@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import DType, Spec, from_numpy
+from graphwright.array import Spec, from_numpy
 from graphwright.autograd import Symbol, Tensor, Variable
 from graphwright.graph import NodeId
-from graphwright.ops import Op, call, get
+from graphwright.ops import call, get
 from graphwright.ops.casting import is_cast, target_dtype
-from graphwright.program.editing.graveyard import Graveyard
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.program import Program
+from graphwright.program.tombstones import Graveyard
 from graphwright.program.trace import TraceRecorder
+
+if TYPE_CHECKING:
+    from graphwright.array import DType
+    from graphwright.ops import Op
 
 
 class Mirror:

@@ -8,11 +8,14 @@ Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program.program import Program
 
 BARRIER = "recall"
 """A view through which clones read, so that no rewrite takes them for what was computed before."""

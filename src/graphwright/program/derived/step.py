@@ -8,28 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphwright.array import DType, Spec
 from graphwright.autograd import (
     Parameter,
     Tensor,
-    Variable,
     active_recorder,
     autocast_to,
     enable_grad,
     no_grad,
     training,
 )
-from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.derived.backward import Backward
-from graphwright.program.derived.reused import Known, Reused, Role
-from graphwright.program.interpret import evaluate
+from graphwright.program.derived.retrace import Reused
 from graphwright.program.kinds import INPUT, PARAM, STATE
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.run import evaluate
 from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, Spec
+    from graphwright.autograd import (
+        Variable,
+    )
+    from graphwright.graph import NodeId
+    from graphwright.program.derived.retrace import Known, Role
+    from graphwright.program.program import Program
 
 Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 """(outputs and inputs by name) -> what is differentiated, and the results of the step by name."""

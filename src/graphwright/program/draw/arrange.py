@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from graphwright.program.draw.gutters import gutter_tracks
-from graphwright.program.draw.lanes import Occupancy, lanes
-from graphwright.program.draw.rank import ranks, return_arcs, trunk
-from graphwright.program.draw.tree import OUTSIDE, Net
+from graphwright.program.draw.groups import OUTSIDE
+from graphwright.program.draw.ranking import Occupancy, gutter_tracks, lanes, ranks, return_arcs, trunk
+
+if TYPE_CHECKING:
+    from graphwright.program.draw.groups import Net
 
 IN, OUT, TRACK, LANE = 0, 1, 2, 3
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphwright.program.diff import renames
-from graphwright.program.draw.scene import Scene, SceneNode, identities, read
+from graphwright.program.draw.scene import Scene, identities, read
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
+    from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.compose import compose
-from graphwright.program.draw.labels import clean
-from graphwright.program.draw.layout import BUDGET, Box, Edge, Layout
-from graphwright.program.draw.overlay import Overlay, drawn_places, overlay_of
-from graphwright.program.draw.remarks import Remark, Remarks
-from graphwright.program.draw.style import FAMILIES, MARKS
+from graphwright.program.draw.layout import BUDGET, compose
+from graphwright.program.draw.overlay import Overlay, Remarks, drawn_places, overlay_of
+from graphwright.program.draw.style import FAMILIES, MARKS, clean
 
 if TYPE_CHECKING:
+    from graphwright.program.draw.layout import Box, Edge, Layout
+    from graphwright.program.draw.overlay import Remark
     from graphwright.program.program import Program
 
 _LINE = {"data": "solid", "attention": "solid", "residual": "dashed", "state": "dotted"}

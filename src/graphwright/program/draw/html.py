@@ -7,24 +7,46 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphwright.program.draw.arrange import Arrangement
-from graphwright.program.draw.compose import Composition, compose, joint_mark, tip
-from graphwright.program.draw.flow import MIXED, family
-from graphwright.program.draw.labels import LINE, clean, text_width
-from graphwright.program.draw.layout import BUDGET
+from graphwright.program.draw.groups import ROOT
+from graphwright.program.draw.layout import BUDGET, GAP, PAD, PIN, STEP, TITLE, compose, joint_mark, tip
 from graphwright.program.draw.legend import legend
-from graphwright.program.draw.outline import outline
-from graphwright.program.draw.overlay import Overlay, Place, drawn_places, overlay_of
-from graphwright.program.draw.place import GAP, PAD, PIN, STEP, TITLE
-from graphwright.program.draw.remarks import Remark, Remarks
-from graphwright.program.draw.statistics import statistics
-from graphwright.program.draw.style import FONT, text
+from graphwright.program.draw.overlay import Place, Remarks, drawn_places, overlay_of
+from graphwright.program.draw.scene import MIXED, family, statistics
+from graphwright.program.draw.style import FONT, LINE, clean, text, text_width
 from graphwright.program.draw.svg import ROUND, render
-from graphwright.program.draw.tree import ROOT
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
+    from graphwright.program.draw.arrange import Arrangement
+    from graphwright.program.draw.layout import Composition
+    from graphwright.program.draw.overlay import Overlay, Remark
     from graphwright.program.program import Program
+
+
+def outline(made: Composition) -> str:
+    """Nested `<details>`, one per group, and a line per node."""
+    tree, scene = made.view.tree, made.view.scene
+    out: list[str] = []
+    opened = {at for at, top in enumerate(made.view.shown_as()) if top < 0}
+    stack = [(child, False) for child in reversed(tree.modules[ROOT].children)]
+    while stack:
+        child, leaving = stack.pop()
+        if leaving:
+            out.append("</details>")
+        elif child >= 0:
+            node = scene.nodes[child]
+            words = " ".join((node.op, *(repr(s) for s in node.specs), *((node.mark,) if node.mark else ())))
+            name = node.path.rpartition(".")[2]
+            out.append(f'<p title="{text(node.path)}">{text(name)} <small>{text(words)}</small></p>')
+        else:
+            at = ~child
+            show = " open" if at in opened else ""
+            inside = " · ".join(made.lines[at][1:])
+            out.append(f"<details{show}><summary>{text(made.title(at))} <small>{text(inside)}</small></summary>")
+            stack.append((child, True))
+            stack += [(c, False) for c in reversed(tree.modules[at].children)]
+    return "\n".join(out)
+
 
 _STYLE = f"""
 :root{{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--line:#d5dae0}}

@@ -6,13 +6,23 @@ What lies inside a group depends on the group alone, so an edit moves nothing in
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
-from graphwright.graph import NodeId
+from graphwright.program.draw.arrange import IN, LANE, TRACK, Inner, arrange
+from graphwright.program.draw.diff import CHANGED, union
+from graphwright.program.draw.groups import OUTSIDE, ROOT, view
+from graphwright.program.draw.scene import MIXED, family, feedback, inside_readers, kinds, read
+from graphwright.program.draw.style import box_size, clean, group_lines, name_of, short, text_width
+from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program.draw.arrange import Arrangement, X
+    from graphwright.program.draw.groups import Net, View
+    from graphwright.program.draw.scene import SceneEdge, SceneNode
     from graphwright.program.program import Program
 
 BUDGET = 2000
@@ -144,6 +154,449 @@ def layout(
         diff: an earlier program; what it alone has is drawn too, and differences are marked.
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
-    from graphwright.program.draw.compose import compose
-
     return compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff).layout()
+
+
+PAD, TITLE, GAP, STEP, PIN = 16, 22, 24, 8, 12
+"""Pixels: around the children, for a group's title, between boxes, between tracks, between pins."""
+
+Points = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Size:
+    """How far a child reaches left and right of the middle of its lane, its height, and where its pins are.
+
+    `ins` and `outs` are None for a node: its pins are steps of PIN / 2 from the middle, its result leaves there.
+    """
+
+    left: int
+    right: int
+    height: int
+    ins: Sequence[int] | None = None
+    outs: Sequence[int] | None = None
+
+    def pin(self, x: X) -> int:
+        """Offset of a pin from the middle."""
+        if x.kind == IN:
+            return x.b * PIN // 2 if self.ins is None else self.ins[x.b]
+        return 0 if self.outs is None else self.outs[x.b]
+
+
+@dataclass(slots=True)
+class Placed:
+    """A group with pixels: its size as a child of the next group, the middle and top of each child, and its wires."""
+
+    size: Size
+    middles: list[int]
+    tops: list[int]
+    wires: list[Points]
+
+
+def place(arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[Size], title: int) -> Placed:
+    """Place the children of one group.
+
+    Args:
+        arrangement: rows, lanes and wires.
+        nets: those of the group, for the ends of the wires.
+        sizes: of the children.
+        title: width of the group's title; 0 for the whole picture, which has none.
+    """
+    lane_x, track_x, left, right = _columns(arrangement, sizes)
+    row_y, gutter_y, height = _rows(arrangement, sizes, TITLE if title else 0)
+    left, right = left + PAD, right + PAD
+    right = max(right, title + 2 * PAD - left)
+    middles = [lane_x[k] for k in arrangement.lane]
+    tops = [row_y[r] for r in arrangement.rank]
+
+    def across(x: X) -> int:
+        if x.kind == LANE:
+            return lane_x.get(x.a, 0)
+        if x.kind == TRACK:
+            return track_x[x.a, x.b]
+        return middles[x.a] + sizes[x.a].pin(x)
+
+    wires = []
+    for wire in arrangement.wires:
+        net = nets[wire.net]
+        target = net.targets[wire.target][0]
+        y = 0 if net.child == OUTSIDE else tops[net.child] + sizes[net.child].height
+        end = height if target == OUTSIDE else tops[target]
+        points = [(across(wire.xs[0]), y)]
+        for x, (gutter, track) in zip(wire.xs[1:], wire.bends, strict=True):
+            level = gutter_y[gutter + 1] + track * STEP
+            points += [(points[-1][0], level), (across(x), level)]
+        points.append((points[-1][0], end))
+        wires.append(straighten(points))
+    ins, outs = [across(x) for x in arrangement.entries], [across(x) for x in arrangement.exits]
+    return Placed(Size(left, right, height, ins, outs), middles, tops, wires)
+
+
+def straighten(points: Points) -> Points:
+    """The points without those that lie on the way between their neighbours."""
+    kept: Points = []
+    for x, y in points:
+        if kept and kept[-1] == (x, y):
+            continue
+        if len(kept) > 1 and ((kept[-2][0] == kept[-1][0] == x) or (kept[-2][1] == kept[-1][1] == y)):
+            kept[-1] = (x, y)
+        else:
+            kept.append((x, y))
+    return kept
+
+
+def _columns(a: Arrangement, sizes: Sequence[Size]) -> tuple[dict[int, int], dict[tuple[int, int], int], int, int]:
+    """Middle of each lane, place of each track, and how far the group reaches to both sides of lane 0."""
+    wide: dict[int, tuple[int, int]] = {0: (0, 0)}
+    for lane, size in zip(a.lane, sizes, strict=True):
+        left, right = wide.get(lane, (0, 0))
+        wide[lane] = max(left, size.left), max(right, size.right)
+    lane_x, track_x = {0: 0}, {}
+    reach = [wide[0][0], wide[0][1]]
+    for side, sign in ((1, 1), (0, -1)):
+        cursor = reach[side]
+        last = max([sign * lane for lane in wide] + [sign * c + (sign > 0) for c in a.channels])
+        for k in range(1, last + 1):
+            lane, channel = sign * k, k - 1 if sign > 0 else -k
+            tracks = a.channels.get(channel, 0)
+            for t in range(tracks):
+                track_x[channel, t] = sign * (cursor + STEP * t + PIN)
+            used = wide.get(lane)
+            cursor += (2 * PIN if used else PIN // 2) + STEP * tracks if tracks else GAP if used else 0
+            if used:
+                lane_x[lane] = sign * (cursor + used[1 - side])
+                cursor += used[0] + used[1]
+        reach[side] = cursor
+    return lane_x, track_x, reach[0], reach[1]
+
+
+def _rows(a: Arrangement, sizes: Sequence[Size], head: int) -> tuple[list[int], list[int], int]:
+    """Top of each row, first track of each gutter, and the height of the whole."""
+    heights = [0] * a.rows
+    for row, size in zip(a.rank, sizes, strict=True):
+        heights[row] = max(heights[row], size.height)
+    row_y, gutter_y = [], [head + STEP]
+    y = head + (GAP - STEP if not a.gutters[0] else 2 * STEP + STEP * a.gutters[0])
+    for row, tall in enumerate(heights):
+        row_y.append(y)
+        y += tall
+        gutter_y.append(y + STEP)
+        tracks = a.gutters[row + 1]
+        y += max(GAP, 2 * STEP + STEP * tracks) if row + 1 < a.rows else PAD + STEP * tracks
+    return row_y, gutter_y, y
+
+
+@dataclass(slots=True)
+class Composition:
+    """Everything that a picture is made of; `layout()` gives the boxes and edges of its open groups.
+
+    Attributes:
+        view: scene, tree and open groups.
+        kinds: kind of each edge of the scene.
+        arrangements: per group; equal groups share one.
+        lines: per group, its label when it is closed.
+        marks: per group, what the difference of two programs does to it.
+        roomy: nodes whose shape needs more room around its text than a box.
+    """
+
+    view: View
+    kinds: list[str]
+    arrangements: list[Arrangement]
+    lines: list[tuple[str, ...]]
+    marks: list[str]
+    members: list[list[int]]
+    arranged: int
+    roomy: set[int] = field(default_factory=set)
+    _placed: dict[int, Placed] = field(default_factory=dict)
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+    def node_size(self, node: int, pins: int = 0) -> Size:
+        """Size of a node's box, wide enough for its pins."""
+        w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
+        if node in self.roomy:
+            w, h = w * 7 // 10 * 2, h * 3 // 4 * 2
+        w = max(w, (pins + 2) * PIN)
+        return Size(w // 2, w // 2, h)
+
+    def closed_size(self, group: int) -> Size:
+        """Size of a group drawn as one box."""
+        a = self.arrangements[group]
+        w, h = box_size(self.lines[group], junction=False)
+        half = max([w // 2, *(abs(s) * PIN + PIN for s in (*a.entry_steps, *a.exit_steps))])
+        return Size(half, half, h, [s * PIN for s in a.entry_steps], [s * PIN for s in a.exit_steps])
+
+    def title(self, group: int) -> str:
+        """Text on the frame of an open group."""
+        module = self.view.tree.modules[group]
+        repeat = self.view.scene.repeats.get(module.path, 1)
+        return short(name_of(module.path)) + (f" × {repeat}" if repeat > 1 else "")
+
+    def sizes(self, group: int) -> list[Size]:
+        """Sizes of a group's children, as they are drawn now."""
+        found = []
+        for k, child in enumerate(self.view.tree.modules[group].children):
+            if child >= 0:
+                found.append(self.node_size(child, self.arrangements[group].pins[k]))
+            elif ~child in self._placed:
+                found.append(self._placed[~child].size)
+            else:
+                found.append(self.closed_size(~child))
+        return found
+
+    def _place_all(self) -> None:
+        modules, top = self.view.tree.modules, self.view.shown_as()
+        stamped: dict[tuple, Placed] = {}
+        number: dict[int, int] = {}
+        for at in range(len(modules) - 1, -1, -1):
+            if top[at] >= 0:
+                continue
+            module = modules[at]
+            title = text_width(self.title(at)) if at != ROOT else 0
+            inside = tuple(number.get(~c, self.lines[~c]) for c in module.children if c < 0)
+            key = (module.hash, title, inside)
+            if key not in stamped:
+                stamped[key] = place(self.arrangements[at], module.nets, self.sizes(at), title)
+            self._placed[at] = stamped[key]
+            number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
+
+    # -- the layout --------------------------------------------------------------------------------------------------
+    def layout(self) -> Layout:
+        """Boxes, edges and frames in whole pixels."""
+        self._place_all()
+        tree = self.view.tree
+        root = self._placed[ROOT].size
+        origin: dict[int, tuple[int, int]] = {ROOT: (root.left, 0)}
+        boxes: list[tuple[int, Box]] = []
+        groups: dict[str, Group] = {}
+        for at in sorted(self._placed):  # parents first
+            module, placed, arrangement = tree.modules[at], self._placed[at], self.arrangements[at]
+            x0, y0 = origin[at]
+            for k, child in enumerate(module.children):
+                x, y, rank = x0 + placed.middles[k], y0 + placed.tops[k], arrangement.rank[k]
+                if child >= 0:
+                    size = self.node_size(child, arrangement.pins[k])
+                    boxes.append((child, self._node_box(child, x, y, size, rank, module.path)))
+                elif ~child in self._placed:
+                    origin[~child] = (x, y)
+                    groups[tree.modules[~child].path] = self._frame(~child, x, y, rank, module.path)
+                else:
+                    first = self.members[~child][0]
+                    boxes.append((first, self._group_box(~child, x, y, rank, module.path)))
+        boxes.sort(key=lambda item: item[0])
+        return Layout(
+            {box.path: box for _, box in boxes},
+            tuple(self._edges(origin)),
+            groups,
+            root.left + root.right,
+            root.height,
+            self.view.closed,
+            self.arranged,
+        )
+
+    def _node_box(self, node: int, x: int, y: int, size: Size, rank: int, parent: str) -> Box:
+        n = self.view.scene.nodes[node]
+        kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
+        return Box(
+            n.path,
+            kind,
+            family(n),
+            self.view.labels[node],
+            tip(n),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            n.members,
+            n.mark,
+        )
+
+    def _group_box(self, group: int, x: int, y: int, rank: int, parent: str) -> Box:
+        path, size = self.view.tree.modules[group].path, self.closed_size(group)
+        nodes = self.view.scene.nodes
+        members = tuple(m for i in self.members[group] for m in nodes[i].members)
+        return Box(
+            path,
+            "group",
+            "group",
+            self.lines[group],
+            "\n".join((clean(path), *self.lines[group][1:])),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            members,
+            self.marks[group],
+            self.view.scene.repeats.get(path, 1),
+        )
+
+    def _frame(self, group: int, x: int, y: int, rank: int, parent: str) -> Group:
+        path, size = self.view.tree.modules[group].path, self._placed[group].size
+        return Group(
+            path,
+            self.title(group),
+            x - size.left,
+            y,
+            size.left + size.right,
+            size.height,
+            rank,
+            parent,
+            self.view.scene.repeats.get(path, 1),
+        )
+
+    # -- edges -------------------------------------------------------------------------------------------------------
+    def _edges(self, origin: dict[int, tuple[int, int]]) -> list[Edge]:
+        scene, tree = self.view.scene, self.view.tree
+        shown = self.view.visible()
+        merged: dict[tuple[int, int], list[int]] = {}
+        for number, edge in enumerate(scene.edges):
+            a, b = shown[edge.src], shown[edge.dst]
+            if a != b:
+                merged.setdefault((a, b), []).append(number)
+        wires = {
+            at: {
+                (net.node, t): (k, w)
+                for k, (net, t, w) in enumerate(
+                    (tree.modules[at].nets[wire.net], tree.modules[at].nets[wire.net].targets[wire.target][0], wire)
+                    for wire in self.arrangements[at].wires
+                )
+            }
+            for at in self._placed
+        }
+        found = []
+        for (a, b), numbers in merged.items():
+            some = [scene.edges[n] for n in numbers]
+            points, back = self._route(some[0], a, b, wires, origin)
+            all_kinds = {self.kinds[n] for n in numbers}
+            kind = all_kinds.pop() if len(all_kinds) == 1 else MIXED
+            ports = tuple((e.src_port, e.dst_port) for e in some)
+            found.append(
+                Edge(
+                    self._path(a),
+                    self._path(b),
+                    kind,
+                    len(some),
+                    ports,
+                    tuple(points),
+                    back,
+                    joint_mark([e.mark for e in some]),
+                )
+            )
+        return sorted(found, key=lambda e: (e.src, e.dst))
+
+    def _path(self, shown: int) -> str:
+        return self.view.scene.nodes[shown].path if shown >= 0 else self.view.tree.modules[~shown].path
+
+    def _route(
+        self,
+        edge: SceneEdge,
+        a: int,
+        b: int,
+        wires: dict[int, dict],
+        origin: dict[int, tuple[int, int]],
+    ) -> tuple[Points, bool]:
+        """Corners of an edge: out of the groups around its source, across, and into those around its target."""
+        tree = self.view.tree
+        up = tree.home[a] if a >= 0 else tree.modules[~a].parent
+        down = tree.home[b] if b >= 0 else tree.modules[~b].parent
+        child = tree.place[b] if b >= 0 else tree.modules[~b].place
+        legs, tail = [], []
+        while up != down:
+            if tree.modules[up].depth >= tree.modules[down].depth:
+                legs.append((up, OUTSIDE))
+                up = tree.modules[up].parent
+            else:
+                tail.append((down, child))
+                down, child = tree.modules[down].parent, tree.modules[down].place
+        legs.append((up, child))
+        back = wires[up][edge.src, child][1].back
+        points: Points = []
+        for group, target in (*legs, *reversed(tail)):
+            x0, y0 = origin[group]
+            points += [(x0 + x, y0 + y) for x, y in self._placed[group].wires[wires[group][edge.src, target][0]]]
+        return straighten(points), back
+
+
+def joint_mark(marks: list[str]) -> str:
+    """The mark that all have; `changed` if only some do."""
+    first = marks[0]
+    if all(m == first for m in marks):
+        return first
+    return CHANGED
+
+
+def tip(node: SceneNode) -> str:
+    """Path, op, results, attributes and weights of a node, a line each."""
+    lines = [clean(node.path), clean(node.op)]
+    lines += [f"result {spec!r}" for spec in node.specs]
+    lines += [clean(f"{name} = {value}") for name, value in node.attrs.items()]
+    lines += [clean(f"{name}: {spec}, key {key}") for name, spec, key in node.weights]
+    if len(node.members) > 1:
+        lines.append(f"stands for {len(node.members)} nodes")
+    return "\n".join(line if len(line) <= 8192 else line[:8192] + "…" for line in lines)
+
+
+def compose(
+    program: Program,
+    expanded: Set[str] | None = None,
+    budget: int = BUDGET,
+    *,
+    level: int | None = None,
+    fold: bool = False,
+    params: bool = False,
+    diff: Program | None = None,
+) -> Composition:
+    """Read and arrange a program; see `layout` for the arguments."""
+    scene = read(program) if diff is None else union(program, diff)
+    if not params:
+        scene = feedback(inside_readers(scene))
+    chosen = view(scene, expanded, level, fold, budget)
+    scene, tree = chosen.scene, chosen.tree
+    members: list[list[int]] = [[] for _ in tree.modules]
+    for i in range(len(scene.nodes)):
+        for group in tree.chain(i):
+            members[group].append(i)
+    arrangements, arranged = _arrange_all(chosen)
+    lines = [_group_lines(chosen, at, members[at]) for at in range(len(tree.modules))]
+    marks = _marks(chosen, members)
+    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arranged)
+
+
+def _arrange_all(chosen: View) -> tuple[list[Arrangement], int]:
+    modules = chosen.tree.modules
+    known: dict[bytes, Arrangement] = {}
+    found: dict[int, Arrangement] = {}
+    for at in range(len(modules) - 1, -1, -1):
+        module = modules[at]
+        if module.hash not in known:
+            inner = [None if c >= 0 else _pins(found[~c]) for c in module.children]
+            known[module.hash] = arrange(module.nets, inner, len(module.entries), len(module.exits))
+        found[at] = known[module.hash]
+    return [found[at] for at in range(len(modules))], len(known)
+
+
+def _pins(a: Arrangement) -> Inner:
+    return Inner(a.entry_steps, a.exit_steps, a.main)
+
+
+def _group_lines(chosen: View, at: int, members: list[int]) -> tuple[str, ...]:
+    scene, module = chosen.scene, chosen.tree.modules[at]
+    specs = [scene.nodes[i].specs[0] for i in module.exits if scene.nodes[i].specs]
+    inside = {key: spec for i in members for _, spec, key in scene.nodes[i].weights}  # a tied weight is one
+    numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in inside.values())
+    return group_lines(module.path, scene.repeats.get(module.path, 1), len(members), numbers, [repr(s) for s in specs])
+
+
+def _marks(chosen: View, members: list[list[int]]) -> list[str]:
+    scene, tree = chosen.scene, chosen.tree
+    inside: list[set[str]] = [{scene.nodes[i].mark for i in some} for some in members]
+    for edge in scene.edges:
+        if edge.mark:
+            ups = set(tree.chain(edge.src))
+            for group in tree.chain(edge.dst):
+                if group in ups:
+                    inside[group].add(edge.mark)
+    return [next(iter(found)) if len(found) == 1 else CHANGED if found - {""} else "" for found in inside]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from graphwright.program.draw.labels import short, text_width
-from graphwright.program.draw.layout import Layout
-from graphwright.program.draw.overlay import Overlay, shade
-from graphwright.program.draw.remarks import LEVELS, Remarks
-from graphwright.program.draw.style import EDGES, MARKS, text
+from graphwright.program.draw.overlay import LEVELS, Remarks, shade
+from graphwright.program.draw.style import EDGES, MARKS, short, text, text_width
+
+if TYPE_CHECKING:
+    from graphwright.program.draw.layout import Layout
+    from graphwright.program.draw.overlay import Overlay
 
 _ROW, _BAR = 22, 160
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphwright.files import StrPath, atomic_write
+from graphwright.files import atomic_write
 from graphwright.program.draw.style import text
 from graphwright.program.draw.svg import to_svg
 
 if TYPE_CHECKING:
+    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 CELL = 240

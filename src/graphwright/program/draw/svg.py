@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from graphwright.program.draw.compose import compose
-from graphwright.program.draw.labels import LINE
-from graphwright.program.draw.layout import BUDGET, Box, Edge, Group, Layout
-from graphwright.program.draw.legend import Legend, legend
-from graphwright.program.draw.overlay import Overlay, drawn_places, overlay_of
-from graphwright.program.draw.remarks import Remark, Remarks
-from graphwright.program.draw.style import css, text, tips
+from graphwright.program.draw.layout import BUDGET, compose
+from graphwright.program.draw.legend import legend
+from graphwright.program.draw.overlay import drawn_places, overlay_of
+from graphwright.program.draw.style import LINE, css, text, tips
 
 if TYPE_CHECKING:
+    from graphwright.program.draw.layout import Box, Edge, Group, Layout
+    from graphwright.program.draw.legend import Legend
+    from graphwright.program.draw.overlay import Overlay, Remark, Remarks
     from graphwright.program.program import Program
 
 ROUND = 5

@@ -9,19 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graphwright.array import NDArray, Spec
-from graphwright.autograd import Variable
+from graphwright.array import NDArray
 from graphwright.errors import ShapeError, UsageError
-from graphwright.graph import CapacityError, EdgeId, NodeId
+from graphwright.graph import CapacityError
 from graphwright.ops import get
 from graphwright.program.axes.resize import ResizeAxis
 from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
-from graphwright.program.structure import MAX_PORT, Value, is_key
+from graphwright.program.op_graph import MAX_PORT, is_key
 from graphwright.program.weights import payload_json
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
+    from graphwright.autograd import Variable
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 

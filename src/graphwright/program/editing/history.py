@@ -6,19 +6,20 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from graphwright.array import NDArray
-from graphwright.autograd import Variable
 from graphwright.autograd.variable import share
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.editing.edits import SetWeight, made_by, payloads
 from graphwright.program.editing.interrupts import held_back
-from graphwright.program.editing.journal import Entry, Undo
-from graphwright.program.editing.spill import Spill
+from graphwright.program.editing.journal import Undo
+from graphwright.program.editing.undo_storage import Spill
 from graphwright.program.errors import NotUndoable
 
 if TYPE_CHECKING:
-    from graphwright.program.editing.atomic import Atomic
+    from graphwright.array import NDArray
+    from graphwright.autograd import Variable
+    from graphwright.program.editing.journal import Entry
+    from graphwright.program.editing.transaction import Atomic
     from graphwright.program.program import Program
 
 _log = logging.getLogger("graphwright.program")

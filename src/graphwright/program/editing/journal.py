@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from graphwright.array import Spec
-from graphwright.graph import NodeId, Relabelled
 from graphwright.graph.chain import Chain
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
+    from graphwright.graph import NodeId, Relabelled
     from graphwright.program.editing.edits import Edit
 
 

@@ -15,21 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from graphwright.errors import GraphwrightError
-from graphwright.files import StrPath
-from graphwright.program.axes.layers import layers
-from graphwright.program.axes.units import Units, parsed
-from graphwright.program.editing.journal import Entry
+from graphwright.program.axes.units import Units, layers, parsed
 from graphwright.program.editing.replay import Replayed, replay
-from graphwright.program.editing.transaction import Transaction
 from graphwright.program.errors import ProgramFileError, ReplayConflict, UnknownAxis
 from graphwright.program.fork import hollow
-from graphwright.program.paths import matches
-from graphwright.program.program import Program
+from graphwright.program.selection import matches
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
+    from graphwright.program.editing.journal import Entry
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
 
 _LIMIT = 4 << 20
 _OPTIONS = ("why", "ragged", "correct")

@@ -12,21 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, Spec, dtype, empty, from_numpy
+from graphwright.array import Spec, dtype, empty, from_numpy
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError
-from graphwright.files import StrPath
-from graphwright.graph import EdgeId, chain
+from graphwright.graph import chain
 from graphwright.program.axes.resize import by_name, resize
 from graphwright.program.editing import edits
 from graphwright.program.editing.edits import (
     AddEdge,
     AddNode,
-    Edit,
     Remark,
     RemoveEdge,
     RemoveNode,
@@ -42,8 +40,17 @@ from graphwright.program.files import forms
 from graphwright.program.files.load import load
 from graphwright.program.fork import hollow
 from graphwright.program.kinds import PARAM
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
+from graphwright.program.program import Program
 from graphwright.program.weights import array_digest
+
+if TYPE_CHECKING:
+    from graphwright.array import DType, NDArray
+    from graphwright.files import StrPath
+    from graphwright.graph import EdgeId
+    from graphwright.program.editing.edits import (
+        Edit,
+    )
 
 Ports = dict[tuple[str, int], int]
 """(path of a junction, port in the journal) -> port here, where another edge had taken that one."""

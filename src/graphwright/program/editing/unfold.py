@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import Spec
 from graphwright.errors import ShapeError, UsageError
-from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.editing.replace import stand_in
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
+    from graphwright.array import Spec
+    from graphwright.graph import NodeId
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
 
 
 class Axis(NamedTuple):

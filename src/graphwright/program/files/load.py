@@ -11,24 +11,74 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphwright.array import NDArray
+from graphwright.array import CPU, NDArray, Storage
+from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import StrPath, parse_json
+from graphwright.files import parse_json
 from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program.editing.journal import Entry, Journal
-from graphwright.program.editing.packing import Unpacker
+from graphwright.program.editing.undo_storage import Unpacker
 from graphwright.program.errors import InvalidProgram, ProgramFileError
 from graphwright.program.files import forms
-from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFIX
-from graphwright.program.files.tensor_files import TensorFiles
+from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFIX, header_digest
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
+from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.program import Program
-from graphwright.program.structure import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.validate import validate
+from graphwright.program.weights import Promise, digest_of
+from graphwright.safetensors import Checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
+
+
+class TensorFiles:
+    """The tensor files of a saved program, and arrays that map them."""
+
+    def __init__(self, folder: Path, headers: Mapping[str, Any], p: Program) -> None:
+        self.program = p
+        names = [n for n in headers if n.startswith("history")]
+        self.weights = Checkpoint(folder, stem="weights")
+        self.history = Checkpoint(folder, stem="history") if names else None
+        found = [c for c in (self.weights, self.history) if c is not None]
+        files = {f.path.name: (f.path, f.payload_offset) for c in found for f in c.files}
+        files |= {c.index.name: (c.index, c.index.stat().st_size) for c in found if c.index is not None}
+        forms.table(files, headers)
+        for name, (path, length) in files.items():
+            size, digest = forms.array(headers[name], 2)
+            if path.stat().st_size != size or header_digest(path, length) != digest:
+                raise ProgramFileError("the file is not the one that was saved", where=path)
+        self._mapped: list[NDArray] = []
+
+    def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
+        """A tensor, mapped at its first use and checked against its digest then."""
+        info = checkpoint.info(key)
+        kind = BY_TAG.get(info.tag)
+        if kind is None:
+            raise forms.wrong("a dtype of this package", info.tag)
+
+        def touch() -> memoryview:
+            content = checkpoint.bytes(key)
+            if digest_of(array.spec, content) != digest:
+                raise ProgramFileError(
+                    "the bytes of this tensor are damaged", where=f"{checkpoint.path}: {key}", expected=digest
+                )
+            return content
+
+        array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
+        self.program.weights.promises[array] = Promise(digest, reference)
+        self._mapped.append(array)
+        return array
+
+    def verify(self) -> None:
+        """Touch all tensors. Raises: ProgramFileError."""
+        for array in self._mapped:
+            assert array.storage.memory is not None
+
 
 MAX_BYTES = 256 << 20  # of program.json: about a million nodes
 MAX_NESTING = 80

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from graphwright import __version__
-from graphwright.array import NDArray
-from graphwright.autograd import Parameter, Variable
+from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, check_free
+from graphwright.files import atomic_directory, check_free
 from graphwright.graph import chain
-from graphwright.program.editing.packing import Packer
+from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.files.forms import handle_form
 from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.autograd import Variable
+    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 FORMAT, SCHEMA = "graphwright-program", 1

@@ -16,12 +16,13 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program import Program, Value
+from graphwright.program import Value
 from graphwright.program.readers import lead
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.array.spec import Dim
+    from graphwright.program import Program
     from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from warnings import warn
 
 import numpy as np
 
-from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
-from graphwright.program import Program
 from graphwright.structure.additions import gains
-from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
-from graphwright.structure.losses import Terms
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.searching.candidates import Ops, Places, Skips
-from graphwright.structure.searching.trial import Batch, Found, Trials
+from graphwright.structure.searching.candidates import Ops, Skips
+from graphwright.structure.searching.trial import Found, Trials
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.program import Program
+    from graphwright.structure.elements import Element
+    from graphwright.structure.losses import Terms
+    from graphwright.structure.searching.candidates import Places
+    from graphwright.structure.searching.trial import Batch
 
 Method = Callable[[Trials], Found]
 M = TypeVar("M", bound=Method)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.program import Program
 from graphwright.program.cost import parameters
-from graphwright.program.editing.journal import Journal
-from graphwright.structure.errors import NotScalar
-from graphwright.structure.graph import Task
-from graphwright.structure.ranges import whole
-from graphwright.structure.searching.candidates import Candidates
+from graphwright.structure.errors import NotScalar, whole
 from graphwright.structure.searching.methods import METHODS
-from graphwright.structure.searching.trial import Batch, Batches, Trials
+from graphwright.structure.searching.trial import Trials
 
 if TYPE_CHECKING:
+    from graphwright.program import Program
+    from graphwright.program.editing.journal import Journal
     from graphwright.progress import Report
+    from graphwright.structure.graph import Task
+    from graphwright.structure.searching.candidates import Candidates
+    from graphwright.structure.searching.trial import Batch, Batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ import numpy as np
 from graphwright.autograd import no_grad
 from graphwright.errors import UsageError
 from graphwright.optim.lr_scheduler import CosineAnnealingLR
-from graphwright.program import Program
 from graphwright.progress import Progress
-from graphwright.structure.graph import DifferentiableGraph, Task, as_tensor
+from graphwright.structure.graph import DifferentiableGraph, as_tensor
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.searching.candidates import Candidates
 
 if TYPE_CHECKING:
+    from graphwright.program import Program
     from graphwright.progress import Report
+    from graphwright.structure.graph import Task
+    from graphwright.structure.searching.candidates import Candidates
 
 Batch = Mapping[str, Any]
 Batches = Callable[[np.random.Generator], Batch]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.surgery.constraints.constraint import Constraint, from_json
-from graphwright.surgery.constraints.custom import Custom, constraint
-from graphwright.surgery.constraints.learning import GradientFlow, HeadBalance
+from graphwright.surgery.constraints.constraint import Constraint, Custom, constraint, from_json
 from graphwright.surgery.constraints.paths import NoPath, Reachable, Residual
-from graphwright.surgery.constraints.sizes import Budget, MaxDepth, MultipleOf, Uniform
+from graphwright.surgery.constraints.sizes import Budget, GradientFlow, HeadBalance, MaxDepth, MultipleOf, Uniform
 
 __all__ = [
     "Budget",

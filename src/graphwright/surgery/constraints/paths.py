@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import reachable
-from graphwright.program import Program, Value
+from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
 from graphwright.program.readers import lead
 from graphwright.surgery.constraints.constraint import Constraint
-from graphwright.surgery.findings.finding import Finding, Fix, Severity
-from graphwright.surgery.findings.mend import sweep
-from graphwright.surgery.findings.residual_paths import carried, gated
+from graphwright.surgery.findings.finding import Fix, Severity, sweep
+from graphwright.surgery.findings.residuals import carried, gated
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.surgery.findings.finding import Finding
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from graphwright.surgery.errors import CompressionWouldGrow, NotFactorable
 from graphwright.surgery.factorise.allocate import allocate
+from graphwright.surgery.factorise.chain import densify, factored
 from graphwright.surgery.factorise.compress import compress
 from graphwright.surgery.factorise.curve import Point, curve
-from graphwright.surgery.factorise.densify import densify, factored
-from graphwright.surgery.factorise.errors import CompressionWouldGrow, NotFactorable
 from graphwright.surgery.factorise.factors import LowRank, TensorRing, TensorTrain, compression_ratio
 from graphwright.surgery.factorise.lora import lora, merge_lora
-from graphwright.surgery.factorise.low_rank import asvd, svd
+from graphwright.surgery.factorise.methods import asvd, svd
 from graphwright.surgery.factorise.report import CompressionReport, FitRow
 
 __all__ = [

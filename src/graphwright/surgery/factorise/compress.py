@@ -10,28 +10,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
-from graphwright.program import Program, Selection, Transaction
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress
 from graphwright.surgery.budgets import Bytes, Energy, Error, Params, Ratio
-from graphwright.surgery.calibration import Calibration, MissingCalibration
-from graphwright.surgery.drift import input_grams, measured, output_error
+from graphwright.surgery.calibration import MissingCalibration
+from graphwright.surgery.errors import CompressionWouldGrow
 from graphwright.surgery.factorise.allocate import allocate
 from graphwright.surgery.factorise.chain import attach, flops
-from graphwright.surgery.factorise.errors import CompressionWouldGrow
-from graphwright.surgery.factorise.factors import (
-    Factors,
-    compression_ratio,
-    parameters,
-    reconstruct,
-)
-from graphwright.surgery.factorise.fits import METHODS, Fit
-from graphwright.surgery.factorise.low_rank import LowRankFit
-from graphwright.surgery.factorise.measure import Alone, as_stored, milliseconds
-from graphwright.surgery.factorise.report import CompressionReport, FitRow
-from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, values
+from graphwright.surgery.factorise.factors import compression_ratio, parameters, reconstruct
+from graphwright.surgery.factorise.methods import METHODS, LowRankFit
+from graphwright.surgery.factorise.report import Alone, CompressionReport, FitRow, as_stored, milliseconds
+from graphwright.surgery.matrices import Skipped, find_matrices, values
+from graphwright.surgery.measure import input_grams, measured, output_error
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program import Program, Selection, Transaction
+    from graphwright.progress import Report
+    from graphwright.surgery.calibration import Calibration
+    from graphwright.surgery.factorise.factors import Factors
+    from graphwright.surgery.factorise.methods import Fit
+    from graphwright.surgery.matrices import Matrix
 
 Budget = Error | Energy | Ratio | Params | Bytes
 SLACK = 1e-9

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.program import Program
-from graphwright.surgery.calibration import Calibration, MissingCalibration
-from graphwright.surgery.drift import input_grams, output_error
+from graphwright.surgery.calibration import MissingCalibration
 from graphwright.surgery.factorise.compress import Options
 from graphwright.surgery.factorise.factors import compression_ratio, reconstruct
-from graphwright.surgery.factorise.fits import METHODS
+from graphwright.surgery.factorise.methods import METHODS
 from graphwright.surgery.matrices import find_matrices, values
+from graphwright.surgery.measure import input_grams, output_error
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+    from graphwright.surgery.calibration import Calibration
 
 
 class Point(NamedTuple):

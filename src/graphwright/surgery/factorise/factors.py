@@ -6,12 +6,16 @@ Source of the ring: Zhao et al. 2016, "Tensor ring decomposition"; r₀ = 1 is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.surgery.errors import NotFactorable
 
 
 class Core(NamedTuple):
@@ -142,3 +146,111 @@ def reconstruct(factors: Factors) -> np.ndarray:
     modes = [number[f"o{k}"] for k in range(1, len(out) + 1)] + [number[f"i{k}"] for k in range(1, len(inner) + 1)]
     full = np.einsum(*operands, modes, optimize="greedy").reshape(prod(out), prod(inner))
     return full[: factors.shape[0], : factors.shape[1]]
+
+
+class Step(NamedTuple):
+    """One product.
+
+    Attributes:
+        core: which one comes in.
+        kept: labels of the running value that stay, in their order.
+        summed: labels that the product sums over.
+        free: labels of the core that come in.
+    """
+
+    core: int
+    kept: tuple[str, ...]
+    summed: tuple[str, ...]
+    free: tuple[str, ...]
+
+
+def contraction_order(
+    start: Sequence[str], cores: Sequence[Sequence[str]], sizes: Mapping[str, int]
+) -> tuple[list[Step], int]:
+    """The cheapest order, and its floating point operations per vector.
+
+    Args:
+        start: labels of the vector's modes.
+        cores: labels of each core's axes; a label that two of vector and cores have is summed over.
+        sizes: of all labels.
+    """
+    whole = (1 << len(cores)) - 1
+    best: dict[int, tuple[int, int, int]] = {0: (0, -1, -1)}  # cores done -> cost, last core, cores done before it
+    for done in range(whole + 1):  # every subset comes after the subsets of it
+        if done not in best:
+            continue
+        value = set(_open(start, cores, done))
+        for k, labels in enumerate(cores):
+            if done >> k & 1:
+                continue
+            kept = prod(sizes[name] for name in value - set(labels))
+            cost = best[done][0] + 2 * kept * prod(sizes[name] for name in labels)
+            after = done | 1 << k
+            if after not in best or cost < best[after][0]:
+                best[after] = cost, k, done
+    order: list[int] = []
+    done = whole
+    while done:
+        _, k, done = best[done]
+        order.append(k)
+    steps: list[Step] = []
+    running = list(start)
+    for k in reversed(order):
+        shared = tuple(name for name in cores[k] if name in running)
+        kept = tuple(name for name in running if name not in shared)
+        free = tuple(name for name in cores[k] if name not in shared)
+        steps.append(Step(k, kept, shared, free))
+        running = [*kept, *free]
+    return steps, best[whole][0]
+
+
+def _open(start: Sequence[str], cores: Sequence[Sequence[str]], done: int) -> tuple[str, ...]:
+    """Labels of the running value after some cores."""
+    count: dict[str, int] = dict.fromkeys(start, 1)
+    for k, labels in enumerate(cores):
+        if done >> k & 1:
+            for name in labels:
+                count[name] = count.get(name, 0) + 1
+    return tuple(name for name, n in count.items() if n == 1)
+
+
+def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
+    """`order` factors above 1, as equal as they get, of n or of the next number that has so many.
+
+    Raises: NotFactorable if n has not and `pad` is False; UsageError for an order below 2.
+    """
+    if order < 2:
+        raise UsageError("a chain of cores has two or more", where="order", expected=">= 2", got=order)
+    size = n
+    while (found := _balanced(size, order, 2)) is None:
+        if not pad:
+            raise NotFactorable((n,), order)
+        size += 1
+    return found
+
+
+@lru_cache(4096)
+def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
+    """Rising factors of n, each at least `least`, with the smallest sum."""
+    if order == 1:
+        return (n,) if n >= least else None
+    best: tuple[int, ...] | None = None
+    for factor in range(least, round(n ** (1 / order)) + 1):
+        if n % factor == 0 and (rest := _balanced(n // factor, order - 1, factor)) is not None:
+            found = (factor, *rest)
+            best = found if best is None or sum(found) < sum(best) else best
+    return best
+
+
+def to_tensor(w: np.ndarray, out: Sequence[int], inner: Sequence[int]) -> np.ndarray:
+    """[out, in] as [o_1 i_1, .., o_d i_d], padded with zeros where the modes hold more."""
+    d = len(out)
+    padded = np.zeros((prod(out), prod(inner)), w.dtype)
+    padded[: w.shape[0], : w.shape[1]] = w
+    axes = [axis for k in range(d) for axis in (k, d + k)]
+    return padded.reshape(*out, *inner).transpose(axes).reshape([o * i for o, i in zip(out, inner, strict=True)])
+
+
+def to_cores(arrays: Sequence[np.ndarray], out: Sequence[int], inner: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Cores [r, p, r'] of the tensor as cores [r, o, i, r'] of the matrix."""
+    return tuple(a.reshape(a.shape[0], o, i, a.shape[2]) for a, o, i in zip(arrays, out, inner, strict=True))

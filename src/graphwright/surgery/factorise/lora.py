@@ -5,14 +5,20 @@ Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
+from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
 from graphwright.program.readers import lead
-from graphwright.surgery.matrices import Matrix, find_matrices, stored, values
+from graphwright.surgery.matrices import find_matrices, stored, values
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Selection, Transaction
+    from graphwright.surgery.matrices import Matrix
 
 ENDING = ".lora.outer.weight"
 

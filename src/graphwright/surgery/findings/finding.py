@@ -5,14 +5,20 @@ It is a `Mismatch`, as `program.validate()` gives them, that also says how bad i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Mismatch, Program
-from graphwright.program.editing.transaction import Transaction
+from graphwright.program import Mismatch, Value
+from graphwright.program.readers import lead
+from graphwright.surgery.findings.wiring import Wiring
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import AxisGroup, Program
+    from graphwright.program.editing.transaction import Transaction
 
 
 class Severity(IntEnum):
@@ -131,3 +137,84 @@ class Finding(Mismatch):
             "witness": dict(self.witness),
             "fixes": [f.to_json() for f in self.fixes],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From where on something is a finding.
+
+    Attributes:
+        siblings: share of alike blocks that have a residual path, from which on one without it stands out.
+        head_ratio: a head's norm above this times the median of its layer, or below its inverse, is unbalanced.
+        dead_head: share of the median below which a head is dead.
+        rank: effective rank as a share of the smaller side of a matrix, below which it is degenerate.
+        gradient: share of the median gradient norm of its kind below which a param hardly learns.
+        rows: of the probe that must leave a unit inactive before it counts as such.
+        width: a dominator narrower than this share of both neighbours is a bottleneck.
+        declared: path patterns of bottlenecks that are meant.
+        redundant: largest change of an output, as a share of its largest entry, that an edge may make and be redundant.
+        gain: largest ratio of gradients along the trunk, and of the gain of a chain without norms.
+        stable_rank: of the representations of tokens, below which they have collapsed.
+    """
+
+    siblings: float = 0.5
+    head_ratio: float = 8.0
+    dead_head: float = 1e-3
+    rank: float = 0.05
+    gradient: float = 1e-6
+    rows: int = 32
+    width: float = 0.25
+    declared: tuple[str, ...] = ()
+    redundant: float = 1e-6
+    gain: float = 1e4
+    stable_rank: float = 1.5
+
+
+def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
+    """Remove those of some nodes that are still there."""
+    e.remove([n for n in nodes if n in e.program.graph])
+
+
+def sweep(e: Transaction, *ends: NodeId) -> None:
+    """Remove those of some nodes that nothing reads, with all that only they use."""
+    w = Wiring(e.program)
+    dead = [w.at[n] for n in ends if n in w.at and w.unread(w.at[n])]
+    remove(e, [w.nodes[i] for i in w.cone(dead)])
+
+
+def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
+    """Let an edge read another value; what only the old one needed goes."""
+    before = p.graph.source(edge)
+
+    def apply(e: Transaction) -> None:
+        e.rewire(edge, source)
+        sweep(e, before)
+
+    return Fix(f"rewire {p.path(edge)} to {p.path(source)}", apply, edges=1, keeps_function=keeps)
+
+
+def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
+    """Let what reads a one-operand node read its operand, and remove it."""
+
+    def apply(e: Transaction) -> None:
+        (operand,) = e.program.operands(node)
+        lead(e, Value(node), operand)
+        sweep(e, node)
+
+    return Fix(f"take {p.path(node)} ({p.op(node)}) out", apply, edges=1, keeps_function=keeps)
+
+
+def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
+    """Remove nodes."""
+    more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
+    return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
+
+
+def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
+    """Grow an axis by units that change nothing; none if it can't be grown."""
+    if group.frozen or len(group.atoms) != 1:
+        return ()
+    more = size - group.size
+    held = sum(prod(group.axes.program.weights.array(m.key).shape) for m in group.members if m.key is not None)
+    what = f"grow {group.name} by {more}"
+    return (Fix(what, lambda e: e.grow(group.name, more), parameters=held * more // group.size, keeps_function=True),)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
-from graphwright.graph import NodeId
 from graphwright.ops import OPS
-from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import KINDS
-from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.interface import template
 from graphwright.surgery.findings.kinds import finding
-from graphwright.surgery.findings.sources import template
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Value
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.surgery.findings.diagnosis import Diagnosis
 
 KIND = "unbalanced_heads"
 _BETWEEN = frozenset({"rope", "rms_norm"})

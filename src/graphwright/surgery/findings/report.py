@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.program import Entry, Program
-from graphwright.program.draw.remarks import Remark
+from graphwright.program.draw.overlay import Remark
 from graphwright.program.kinds import STORED
-from graphwright.surgery.findings.finding import Finding, Fix, Severity
+from graphwright.surgery.findings.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Entry, Program
+    from graphwright.surgery.findings.finding import Fix
 
 SCHEMA = 1
 TOOL = "graphwright diagnose"

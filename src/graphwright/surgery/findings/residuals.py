@@ -3,15 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphwright.graph import NodeId
-from graphwright.program import Program, Value
-from graphwright.surgery.findings.diagnosis import Diagnosis
-from graphwright.surgery.findings.finding import Finding, Severity
+import numpy as np
+
+from graphwright.ops import OPS
+from graphwright.program import Value
+from graphwright.program.kinds import CONST, KINDS, PARAM
+from graphwright.program.weights import as_array
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, sweep
+from graphwright.surgery.findings.interface import shifted, template
 from graphwright.surgery.findings.kinds import finding
-from graphwright.surgery.findings.residual_paths import around, bridges, carried
-from graphwright.surgery.findings.sources import shifted, template
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program, Run
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.surgery.findings.diagnosis import Diagnosis
+
+GATE = "gate"
+"""The op that makes the values of all gates of a program."""
+_FAR = 400
+"""Nodes of a branch that are looked at before it counts as having another start."""
+
+
+def hands_on(p: Program, node: NodeId) -> bool:
+    """Whether a node's result is the sum of what it reads, up to a cast or a factor that is one number."""
+    op = p.op(node)
+    row = None if op in KINDS else OPS.get(op)
+    if row is None:
+        return False
+    gated = op == "mul" and any(p.op(v.node) in (PARAM, CONST, GATE) and _one(p, v) for v in p.operands(node))
+    return row.traits.convert or row.traits.sums or row.traits.nary or gated
+
+
+def _one(p: Program, value: Value) -> bool:
+    return p.specs(value.node)[value.port].size == 1
+
+
+def carried(p: Program, source: NodeId, target: NodeId) -> bool:
+    """Whether a value reaches a sum by identity edges, past other sums, casts and gates."""
+    stack, seen = [target], {target}
+    while stack:
+        for value in p.operands(stack.pop()):
+            if value.node == source:
+                return True
+            if value.node not in seen and hands_on(p, value.node):
+                seen.add(value.node)
+                stack.append(value.node)
+    return False
+
+
+def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
+    """(source, first node of the branch) of an identity path into a sum, around its branch; None if there is none."""
+    operands = [v.node for v in p.operands(junction)]
+    for source in operands:
+        starts = [n for n in operands if n != source]
+        came = _back(p, starts, source)
+        if came is not None:
+            return source, came
+    return None
+
+
+def _back(p: Program, starts: list[NodeId], source: NodeId) -> NodeId | None:
+    """The node through which a walk back from the ends of a branch first meets its source."""
+    order, seen = list(starts), set(starts)
+    for node in order:  # grows while it is walked
+        if len(order) > _FAR:
+            return None
+        for value in p.operands(node):
+            if value.node == source:
+                return node
+            if value.node not in seen:
+                seen.add(value.node)
+                order.append(value.node)
+    return None
+
+
+def bridges(p: Program, source: Value, junction: NodeId) -> tuple[Fix, ...]:
+    """The identity path that is missing: gated at zero, so that nothing changes until it is trained, or open."""
+    ends = f"{p.path(source)} -> {p.path(junction)}"
+    return (
+        Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, source, junction), 1, 1, 1, keeps_function=True),
+        Fix(f"connect {ends}", lambda e: e.connect(source, junction), edges=1),
+    )
+
+
+def gated(e: Transaction, source: Value, junction: NodeId) -> None:
+    """An edge that multiplies by a trained number, which starts at 0."""
+    e.gate(e.connect(source, junction), "scale", init=0.0)
 
 
 @finding("missing_residual")
@@ -85,3 +165,76 @@ def _finding(p: Program, junction: NodeId, entry: Value, what: str, witness: dic
         witness={"block": f"{p.path(entry)} .. {p.path(junction)}", **witness},
         fixes=bridges(p, entry, junction),
     )
+
+
+_SCREEN = 1e-4
+"""Share of the largest |<dL/dy, m>| below which an edge is worth a run."""
+_MOST = 64
+"""Runs of one diagnosis."""
+
+
+@finding("redundant", reads="probe")
+def redundant(d: Diagnosis) -> Iterator[Finding]:
+    """Edges whose message moves no output: screened by |<dL/dy, m>|, then proved with zero in its place."""
+    p, probe = d.program, d.probe
+    if probe is None or probe.loss is None or not p.valid:
+        return
+    junctions = [n for n in p.junctions() if p.graph.in_degree(n) > 1]
+    run = probe.run(p)
+    reached = [n for n in junctions if Value(n) in run.values and p.spec(n).dtype.is_float]
+    slopes = probe.gradients(p, [Value(n) for n in reached])
+    weight: dict[EdgeId, float] = {}
+    for node in reached:
+        for edge in p.in_edges(node):
+            message = run.value(p.edge_value(edge)).to_numpy("float64")
+            weight[edge] = abs(float((slopes[Value(node)] * message).sum()))
+    top = max(weight.values(), default=0.0)
+    suspects = sorted((e for e, x in weight.items() if x <= _SCREEN * top), key=weight.__getitem__)[:_MOST]
+    for at, edge in enumerate(suspects):
+        probe.step("leaving edges out", at, len(suspects))
+        if _waits(p, edge):
+            continue
+        moved = _moved(d, run, edge)
+        if moved < d.limits.redundant:
+            yield Finding.of(
+                p,
+                "redundant",
+                Severity.INFO,
+                "moves no output",
+                p.graph.source(edge),
+                edges=(edge,),
+                where=p.path(edge),
+                got=f"{moved:.3g} of the largest entry",
+                witness={"moved": moved, "edge": p.path(edge)},
+                fixes=(Fix(f"cut {p.path(edge)}", lambda e, edge=edge: _cut(e, edge), edges=1, keeps_function=True),),
+            )
+
+
+def _moved(d: Diagnosis, run: Run, edge: EdgeId) -> float:
+    """Largest change of an output, as a share of its largest entry, with zero in place of what an edge carries."""
+    p = d.program
+    assert d.probe is not None
+    carried = run.value(p.edge_value(edge))
+    feeds = {name: x for name, x in d.probe.inputs.items() if name in p.input_names()}
+    zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
+    without = p.fork().run(feeds, keep="outputs", patch={edge: zero})
+    moved = 0.0
+    for value in p.outputs():
+        before, after = run.value(value).to_numpy("float64"), without.value(value).to_numpy("float64")
+        moved = max(moved, float(np.abs(before - after).max() / max(np.abs(before).max(), 1e-30)))
+    return moved
+
+
+def _waits(p: Program, edge: EdgeId) -> bool:
+    """Whether an edge was made to start at zero: behind a trained number that gates it, or a new zero matrix."""
+    node = p.graph.source(edge)
+    operands = p.operands(node)
+    gated = hands_on(p, node) and p.op(node) == "mul"
+    matrix = p.op(node) == "linear" and p.op(operands[1].node) == PARAM
+    return gated or (matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any())
+
+
+def _cut(e: Transaction, edge: EdgeId) -> None:
+    source = e.program.graph.source(edge)
+    e.cut(edge)
+    sweep(e, source)

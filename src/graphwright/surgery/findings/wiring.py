@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.ops.registry import OPS
-from graphwright.program import Program
 from graphwright.program.kinds import INPUT, KINDS, WRITE
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
 
 VALUELESS = frozenset({"full_like", "size", "iota", "uniform", "normal", "gumbel", "randint"})
 """Ops whose result depends on the shape of what they read, not on its values."""

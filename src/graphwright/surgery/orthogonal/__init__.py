@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from graphwright.surgery.orthogonal.errors import NotAbsorbable, NotRotation
+from graphwright.surgery.errors import NotAbsorbable, NotRotation
 from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, skew, so_generator
-from graphwright.surgery.orthogonal.measures import condition, gain, gram_error, is_orthogonal
-from graphwright.surgery.orthogonal.newton_schulz import newton_schulz
+from graphwright.surgery.orthogonal.methods import (
+    condition,
+    gain,
+    gram_error,
+    is_orthogonal,
+    newton_schulz,
+    polar,
+    qr,
+    stretch,
+)
 from graphwright.surgery.orthogonal.orthogonalize import orthogonalize
-from graphwright.surgery.orthogonal.parametrize import bake, parametrize, parametrized, settle, unbake
-from graphwright.surgery.orthogonal.polar import polar, stretch
-from graphwright.surgery.orthogonal.qr import qr
+from graphwright.surgery.orthogonal.parametrize import bake, parametrize, parametrized, retract, settle, unbake
 from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
-from graphwright.surgery.orthogonal.retract import retract
 
 __all__ = [
     "NotAbsorbable",

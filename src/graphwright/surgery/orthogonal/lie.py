@@ -11,8 +11,8 @@ from math import ceil, log2
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.surgery.orthogonal.errors import NotRotation
-from graphwright.surgery.orthogonal.measures import gram_error
+from graphwright.surgery.errors import NotRotation
+from graphwright.surgery.orthogonal.methods import gram_error
 
 PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000, 10559470521600,
         670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1)  # fmt: skip

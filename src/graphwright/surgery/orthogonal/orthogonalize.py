@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.program import Program, Selection, Transaction, Units
-from graphwright.progress import Progress, Report
-from graphwright.surgery.calibration import Calibration
-from graphwright.surgery.drift import input_grams, measured, output_error
+from graphwright.program import Units
+from graphwright.progress import Progress
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import LowRank
-from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, rounded, stored, values
-from graphwright.surgery.orthogonal.absorb import absorb, neighbour
-from graphwright.surgery.orthogonal.heads import Part, head_parts, parts_of, selected_by
-from graphwright.surgery.orthogonal.measures import condition, gain, gram_error
-from graphwright.surgery.orthogonal.methods import METHODS, orthonormal
-from graphwright.surgery.orthogonal.polar import stretch
+from graphwright.surgery.matrices import Skipped, find_matrices, rounded, stored, values
+from graphwright.surgery.measure import input_grams, measured, output_error
+from graphwright.surgery.orthogonal.absorb import Part, absorb, head_parts, neighbour, parts_of, selected_by
+from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, stretch
 from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program import Program, Selection, Transaction
+    from graphwright.progress import Report
+    from graphwright.surgery.calibration import Calibration
+    from graphwright.surgery.matrices import Matrix
 
 PER = ("matrix", "head")
 FOLDS = ("none", "insert", "absorb", "scale")

@@ -7,15 +7,22 @@ gone. Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.w
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
+from graphwright.errors import ShapeError, UsageError
+from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
 from graphwright.program.readers import lead
-from graphwright.surgery.matrices import Matrix, find_matrices, stored, values
-from graphwright.surgery.orthogonal.polar import polar, stretch
+from graphwright.surgery.matrices import find_matrices, stored, values
+from graphwright.surgery.orthogonal.lie import cayley, skew
+from graphwright.surgery.orthogonal.methods import polar, qr, stretch
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Selection, Transaction
+    from graphwright.surgery.matrices import Matrix
 
 MAPS = ("cayley", "exp", "householder")
 SCALES = ("none", "scalar", "diag", "spd")
@@ -218,3 +225,33 @@ def _chosen(p: Program, where: str | Selection) -> list[str]:
 def _need(bases: list[str], where: object) -> None:
     if not bases:
         raise EmptySelection("nothing here is in that state", where=str(where), fix="parametrize(program, where) first")
+
+
+WAYS = ("qr", "polar", "cayley")
+
+
+def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
+    """One step against a gradient; the result has orthonormal columns (rows, if it is wide) as `w` has.
+
+    ξ = W skew(WᵀG) + (I - WWᵀ) G is the part of G that does not stretch W.
+
+    Args:
+        w: [out, in], orthonormal.
+        gradient: [out, in], of a loss by w.
+        lr: length of the step, in units of the gradient.
+        by: how to come back: `qr` (cheapest), `polar` (nearest), `cayley` (a rotation from the left).
+    Raises: UsageError for no such way, ShapeError.
+    """
+    w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
+    if w.ndim != 2 or w.shape != gradient.shape:
+        raise ShapeError("a gradient has the shape of its matrix", expected=list(w.shape), got=list(gradient.shape))
+    if by not in WAYS:
+        raise UsageError("no such retraction", where="by", expected=", ".join(WAYS), got=by)
+    if w.shape[0] < w.shape[1]:
+        return retract(w.T, gradient.T, lr, by).T
+    inner = w.T @ gradient
+    tangent = w @ skew(inner) + gradient - w @ inner
+    if by != "cayley":
+        return (qr if by == "qr" else polar)(w - lr * tangent)
+    half = tangent - w @ (w.T @ tangent) / 2
+    return cayley(-lr * (half @ w.T - w @ half.T)) @ w

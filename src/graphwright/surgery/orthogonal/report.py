@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.surgery.drift import Drift
-from graphwright.surgery.matrices import Skipped
 from graphwright.surgery.table import table
+
+if TYPE_CHECKING:
+    from graphwright.surgery.matrices import Skipped
+    from graphwright.surgery.measure import Drift
 
 
 @dataclass(slots=True)

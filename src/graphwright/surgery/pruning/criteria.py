@@ -16,12 +16,15 @@ Sources: Sun et al. 2024 (wanda), Hassibi and Stork 1993 (obs), Molchanov et al.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.surgery.pruning.downdate import Downdate
-from graphwright.surgery.pruning.gram import Gram, regularised
+from graphwright.surgery.pruning.restore import Downdate, regularised
+
+if TYPE_CHECKING:
+    from graphwright.surgery.pruning.restore import Gram
 
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
 ROUNDS = 512

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.nn import functional
 from graphwright.optim import AdamW, clip_grad_norm_
 from graphwright.plan import compile
-from graphwright.program import Program
-from graphwright.progress import Progress, Report
-from graphwright.surgery.calibration import Calibration, Stream
+from graphwright.progress import Progress
+from graphwright.surgery.calibration import Stream
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.statistics import need_tokens
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.program import Program
+    from graphwright.progress import Report
+    from graphwright.surgery.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True)

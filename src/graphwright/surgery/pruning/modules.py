@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Program, Value
-from graphwright.program.editing.transaction import Transaction
+from graphwright.program import Value
 from graphwright.program.kinds import INPUT, PARAM
 from graphwright.surgery.calibration import Stream, moving
 from graphwright.surgery.measure import loss
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program
+    from graphwright.program.editing.transaction import Transaction
 
 KINDS = ("attention", "mlp")
 SHORTLIST = 8

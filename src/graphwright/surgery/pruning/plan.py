@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
-from graphwright.program import Program
 from graphwright.program.axes.units import Units, runs
-from graphwright.program.editing.transaction import Transaction
-from graphwright.surgery.pruning.errors import StaleStep
+from graphwright.surgery.errors import StaleStep
 from graphwright.surgery.pruning.modules import modules, remove_module
 
 if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.program import Program
+    from graphwright.program.editing.transaction import Transaction
     from graphwright.surgery.pruning.report import PruneReport
 
 TOOL = "graphwright.surgery.prune"

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from graphwright.errors import UsageError
 from graphwright.program import Program
-from graphwright.progress import Report
-from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, MissingCalibration
 from graphwright.surgery.measure import facts, speaks, speed
+from graphwright.surgery.pruning.allocate import Goal
 from graphwright.surgery.pruning.criteria import need_method
-from graphwright.surgery.pruning.goal import Goal
 from graphwright.surgery.pruning.plan import PrunePlan
 from graphwright.surgery.pruning.prunable import NEURONS, check_finite, prunable, scope
 from graphwright.surgery.pruning.recipe import Pruner, Settings
@@ -22,6 +20,8 @@ from graphwright.surgery.pruning.report import PruneReport
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.progress import Report
+    from graphwright.surgery.budgets import SizeBudget
 
 
 class Options(TypedDict, total=False):

@@ -10,25 +10,31 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.errors import BudgetUnreachable, UsageError
-from graphwright.graph import NodeId
-from graphwright.program import Program
-from graphwright.progress import Progress, Report
-from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, Stream
+from graphwright.progress import Progress
+from graphwright.surgery.calibration import CalibrationTooSmall, Stream
 from graphwright.surgery.measure import loss, speaks
-from graphwright.surgery.pruning.allocate import Curve, allocate, smallest
-from graphwright.surgery.pruning.goal import Goal, unit_cost
-from graphwright.surgery.pruning.gram import RIDGE, Gram
-from graphwright.surgery.pruning.modules import Module, cheapest, modules, remove_module
+from graphwright.surgery.pruning.allocate import Curve, allocate, smallest, unit_cost
+from graphwright.surgery.pruning.modules import cheapest, modules, remove_module
 from graphwright.surgery.pruning.plan import TOOL, Step, quantiles
-from graphwright.surgery.pruning.prunable import Prunable, of_group, prunable
-from graphwright.surgery.pruning.restore import Change, Restored, restored
+from graphwright.surgery.pruning.prunable import of_group, prunable
+from graphwright.surgery.pruning.restore import RIDGE, Change, restored
 from graphwright.surgery.pruning.statistics import grams, importance, removal, scales
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
+    from graphwright.progress import Report
+    from graphwright.surgery.calibration import Calibration
+    from graphwright.surgery.pruning.allocate import Goal
+    from graphwright.surgery.pruning.modules import Module
+    from graphwright.surgery.pruning.prunable import Prunable
+    from graphwright.surgery.pruning.restore import Gram, Restored
 
 SHARES = (0.0, 0.25, 0.5)
 """Shares of what is to go that whole attention modules are tried for."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.graph import NodeId
-from graphwright.program import Program
-from graphwright.program.axes.axes import AxisGroup
-from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
+from graphwright.surgery.calibration import MissingCalibration, Stream
+from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.measure import loss_gradients, speaks
-from graphwright.surgery.pruning.consumers import Consumer
 from graphwright.surgery.pruning.criteria import greedy, need_method, of_units, taylor
-from graphwright.surgery.pruning.errors import NothingToPrune
-from graphwright.surgery.pruning.gram import Gram
-from graphwright.surgery.pruning.prunable import Prunable, of_group
-from graphwright.surgery.pruning.restore import energy
+from graphwright.surgery.pruning.prunable import of_group
+from graphwright.surgery.pruning.restore import Gram, energy
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program
+    from graphwright.program.axes.axes import AxisGroup
+    from graphwright.surgery.calibration import Calibration
+    from graphwright.surgery.pruning.prunable import Consumer, Prunable
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,23 @@ whatever the input: rows of zeros make zeros, and sums, products and activations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.ops import get
 from graphwright.ops.terms import atoms
-from graphwright.program import Program, Value
+from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
-from graphwright.surgery.pruning.consumers import unit_places
-from graphwright.surgery.pruning.errors import NothingToPrune
+from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL
-from graphwright.surgery.pruning.prunable import Prunable, prunable
+from graphwright.surgery.pruning.prunable import prunable, unit_places
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+    from graphwright.surgery.pruning.prunable import Prunable
 
 KEEPS_ZERO = frozenset(
     ("relu", "silu", "gelu", "tanh", "neg", "abs", "sqrt", "sin", "erf", "expm1", "log1p", "leaky_relu", "elu")

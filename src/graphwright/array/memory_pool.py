@@ -1,0 +1,458 @@
+"""MemoryPool: device memory that is kept and cut up, so that a step asks the driver for nothing.
+
+Sizes are rounded up to one of eight classes per power of two, so less than an eighth is lost. Pieces come from
+segments, best fit first, are split and merged with their neighbours; small ones (to 1 MiB) have segments of their own,
+larger ones than 1 GiB a segment each. A freed piece carries one event of each stream that used it, for which the stream
+of its next owner waits.
+
+Invariant: the pieces of a segment tile it, and no two free ones are neighbours.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Unpack
+
+import numpy as np
+
+from graphwright.array.device import Device
+from graphwright.array.dtype import uint8
+from graphwright.array.ndarray import NDArray, empty, from_numpy
+from graphwright.errors import ComputeError, Facts, UsageError
+
+Place = int | np.ndarray
+"""An address on the device, or bytes of the host (uint8)."""
+
+
+class DriverError(ComputeError):
+    """A call to a driver failed, or broke a rule of the device."""
+
+
+class DeviceFull(DriverError):
+    """The device has no room of the size asked for."""
+
+
+class OutOfDeviceMemory(ComputeError):
+    """A pool found no room, not even after it gave back what it kept.
+
+    Attributes:
+        asked: bytes asked for.
+        live, reserved: bytes in use, and taken from the driver.
+        largest_free: the largest free piece.
+        owners: (bytes, name) of the largest live blocks.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        asked: int = 0,
+        live: int = 0,
+        reserved: int = 0,
+        largest_free: int = 0,
+        owners: tuple[tuple[int, str], ...] = (),
+        **facts: Unpack[Facts],
+    ) -> None:
+        super().__init__(what, **facts)
+        self.asked, self.live, self.reserved = asked, live, reserved
+        self.largest_free, self.owners = largest_free, owners
+
+
+class Driver(Protocol):
+    """Memory, streams and events of one device. Work on a stream runs in order, and after the call that asked for it.
+
+    All calls raise DriverError; a failed call has changed nothing.
+    """
+
+    device: Device
+
+    def alloc(self, nbytes: int) -> int:
+        """The address of new memory. Raises: DeviceFull."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory back; nothing queued may use it."""
+        ...
+
+    def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
+        """Queue a copy; host bytes must stay alive and unchanged until it ran."""
+        ...
+
+    def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
+        """Queue writing one byte value everywhere."""
+        ...
+
+    def stream(self) -> int:
+        """A new stream; stream 0 is always there."""
+        ...
+
+    def record(self, stream: int) -> int:
+        """An event that is done when what the stream holds now has run."""
+        ...
+
+    def wait(self, stream: int, event: int) -> None:
+        """What is queued on the stream from here on runs after the event."""
+        ...
+
+    def done(self, event: int) -> bool:
+        """Whether an event has happened."""
+        ...
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for a stream, or for all."""
+        ...
+
+    def begin_capture(self, stream: int) -> None:
+        """Keep what is queued on the stream instead of running it."""
+        ...
+
+    def end_capture(self, stream: int) -> int:
+        """The graph of what was kept. Whatever it raises, the stream captures no more."""
+        ...
+
+    def instantiate(self, graph: int) -> int:
+        """A captured graph made ready to be replayed."""
+        ...
+
+    def replay(self, ready: int, stream: int) -> None:
+        """Queue an instantiated graph, as a whole or not at all."""
+        ...
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a stream captures."""
+        ...
+
+    def mem_info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+        ...
+
+
+SMALLEST = 256
+SMALL = 2**20
+SLAB = 2**21
+DIRECT = 2**30
+LIMIT = "GRAPHWRIGHT_CUDA_LIMIT"
+_OWNERS = 5  # named in an error
+
+
+def size_class(nbytes: int) -> int:
+    """The size that a request gets: eight classes per power of two, from 256 bytes on."""
+    if nbytes <= SMALLEST:
+        return SMALLEST
+    step = 1 << ((nbytes - 1).bit_length() - 4)
+    return -(-nbytes // step) * step
+
+
+class Stats(NamedTuple):
+    """True sums over a pool, in bytes and counts.
+
+    Attributes:
+        live: bytes asked for and not given back; `peak` is the most there was.
+        waste: bytes lost to size classes.
+        cached: bytes kept for later; reserved = live + waste + cached.
+        reserved: bytes taken from the driver.
+        allocs, frees: of blocks.
+        stale: blocks given back a second time, or to a pool that was reset since; dropped.
+        failed: finalizers that raised.
+    """
+
+    live: int
+    peak: int
+    waste: int
+    cached: int
+    reserved: int
+    allocs: int
+    frees: int
+    stale: int
+    failed: int
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """Part of a segment, linked to its neighbours."""
+
+    address: int
+    size: int
+    small: bool
+    before: _Piece | None = None
+    after: _Piece | None = None
+    free: bool = True
+    events: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Memory in use.
+
+    Attributes:
+        streams: those it was used on; each must be named before the block is given back.
+        pins: captured graphs that hold its address; with one it is not given back.
+    """
+
+    address: int
+    nbytes: int
+    owner: str
+    streams: set[int]
+    epoch: int
+    piece: _Piece | None
+    pins: int = 0
+
+
+class MemoryPool:
+    """See the module.
+
+    Args:
+        driver: where memory comes from.
+        limit: most bytes to take from it, or a fraction of the device; by default what GRAPHWRIGHT_CUDA_LIMIT says, or
+            all there are.
+    Raises: UsageError for a limit that is none.
+    """
+
+    def __init__(self, driver: Driver, limit: float | None = None) -> None:
+        self.driver, self.limit = driver, None
+        self.epoch = 0
+        self.failed = 0
+        self._stale = self._allocs = self._frees = 0
+        self._clear()
+        said = _environment_limit() if limit is None else limit
+        if said is not None:
+            self.set_limit(said)
+
+    def _clear(self) -> None:
+        self._free: dict[bool, list[tuple[int, int, _Piece]]] = {True: [], False: []}
+        self._blocks: dict[int, Block] = {}
+        self._reserved = self._live = self._taken = self._peak = 0
+
+    def alloc(self, nbytes: int, stream: int = 0, owner: str = "") -> Block:
+        """Memory for a stream. Raises: OutOfDeviceMemory, with the pool as it was but for what it had kept."""
+        size = size_class(nbytes)
+        piece = self._fitting(size) or self._segment(size)
+        if piece is None:
+            self.empty_cache()
+            piece = self._segment(size)
+        if piece is None:
+            raise self._full(nbytes)
+        for other, event in piece.events.items():
+            if other != stream and not self.driver.done(event):
+                self.driver.wait(stream, event)
+        self._unlist(piece)
+        if piece.size - size >= SMALLEST and piece.size <= DIRECT:
+            self._split(piece, size)
+        piece.free, piece.events = False, {}
+        block = self._blocks[piece.address] = Block(piece.address, nbytes, owner, {stream}, self.epoch, piece)
+        self._allocs += 1
+        self._live += nbytes
+        self._taken += piece.size
+        self._peak = max(self._peak, self._live)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back; one that is no longer this pool's to take is counted and dropped.
+
+        Raises: UsageError for one that a captured graph holds.
+        """
+        piece = block.piece
+        if block.pins:
+            raise _pinned(block)
+        if block.epoch != self.epoch or piece is None:
+            self._stale += 1
+            return
+        events = {stream: self.driver.record(stream) for stream in sorted(block.streams)}
+        block.piece = None
+        del self._blocks[block.address]
+        self._frees += 1
+        self._live -= block.nbytes
+        self._taken -= piece.size
+        piece.free, piece.events = True, events
+        for other in (piece.after, piece.before):
+            if other is not None and other.free:
+                self._unlist(other)
+                piece = _merged(*sorted((piece, other), key=lambda p: p.address))
+        insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
+
+    def empty_cache(self) -> int:
+        """Give whole free segments back to the driver, after the work that used them; returns the bytes."""
+        whole = [p for pieces in self._free.values() for _, _, p in pieces if p.before is None and p.after is None]
+        if any(not self.driver.done(e) for p in whole for e in p.events.values()):
+            self.driver.synchronize()
+        for piece in whole:
+            self.driver.free(piece.address)
+            self._unlist(piece)
+            self._reserved -= piece.size
+        return sum(p.size for p in whole)
+
+    def set_limit(self, limit: float) -> None:
+        """The most to take from the driver: bytes, or a fraction of the device. Raises: UsageError if negative."""
+        if not limit >= 0:
+            raise UsageError("a limit is a fraction or a number of bytes", got=limit)
+        self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
+
+    def reset_peak(self) -> None:
+        """Count the peak from what is live now."""
+        self._peak = self._live
+
+    def reset(self) -> None:
+        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped.
+
+        Raises: UsageError while a captured graph holds a block.
+        """
+        for block in self._blocks.values():
+            if block.pins:
+                raise _pinned(block)
+        self.epoch += 1
+        self._clear()
+
+    def stats(self) -> Stats:
+        """What is in use, kept and lost."""
+        return Stats(
+            live=self._live,
+            peak=self._peak,
+            waste=self._taken - self._live,
+            cached=self._reserved - self._taken,
+            reserved=self._reserved,
+            allocs=self._allocs,
+            frees=self._frees,
+            stale=self._stale,
+            failed=self.failed,
+        )
+
+    def summary(self) -> str:
+        """`stats` as a table."""
+        return "\n".join(f"{name:<9}{value:>16,}" for name, value in self.stats()._asdict().items())
+
+    def pieces(self) -> Iterable[tuple[int, int, bool]]:
+        """(address, size, free) of every piece, by address."""
+        live = ((b.address, b.piece.size, False) for b in self._blocks.values() if b.piece is not None)
+        return sorted([*live, *((a, s, True) for pieces in self._free.values() for s, a, _ in pieces)])
+
+    # -- pieces ------------------------------------------------------------------------------------------------------
+    def _fitting(self, size: int) -> _Piece | None:
+        pieces = self._free[size <= SMALL]
+        at = bisect_left(pieces, (size, 0), key=lambda t: t[:2])
+        if at == len(pieces) or (pieces[at][0] > DIRECT and pieces[at][0] != size):
+            return None
+        return pieces[at][2]
+
+    def _segment(self, size: int) -> _Piece | None:
+        """A new segment as one free piece, or None if there is no room."""
+        nbytes = SLAB if size <= SMALL else size if size > DIRECT else -(-size // SLAB) * SLAB
+        if self.limit is not None and self._reserved + nbytes > self.limit:
+            return None
+        try:
+            address = self.driver.alloc(nbytes)
+        except DeviceFull:
+            return None
+        self._reserved += nbytes
+        piece = _Piece(address, nbytes, size <= SMALL)
+        insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
+        return piece
+
+    def _unlist(self, piece: _Piece) -> None:
+        pieces = self._free[piece.small]
+        del pieces[bisect_left(pieces, (piece.size, piece.address), key=lambda t: t[:2])]
+
+    def _split(self, piece: _Piece, size: int) -> None:
+        rest = _Piece(
+            piece.address + size, piece.size - size, piece.small, piece, piece.after, True, dict(piece.events)
+        )
+        if piece.after is not None:
+            piece.after.before = rest
+        piece.after, piece.size = rest, size
+        insort(self._free[rest.small], (rest.size, rest.address, rest), key=lambda t: t[:2])
+
+    def _full(self, nbytes: int) -> OutOfDeviceMemory:
+        largest = max((pieces[-1][0] for pieces in self._free.values() if pieces), default=0)
+        owners = sorted(((b.nbytes, b.owner) for b in self._blocks.values()), reverse=True)[:_OWNERS]
+        return OutOfDeviceMemory(
+            "no room on the device",
+            asked=nbytes,
+            live=self._live,
+            reserved=self._reserved,
+            largest_free=largest,
+            owners=tuple(owners),
+            where=str(self.driver.device),
+            expected=f"{nbytes:,} bytes",
+            got=f"{self._live:,} live, {self._reserved:,} reserved, {largest:,} in the largest free piece; "
+            + ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners),
+            fix="smaller batches, or free what is not needed",
+        )
+
+
+def _environment_limit() -> float | None:
+    """GRAPHWRIGHT_CUDA_LIMIT as bytes (`8589934592`) or as a fraction (`0.5`); None if it is not set."""
+    text = os.environ.get(LIMIT)
+    if not text:
+        return None
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError as error:
+        raise UsageError("a limit is a fraction or a number of bytes", where=LIMIT, got=repr(text)) from error
+
+
+def _pinned(block: Block) -> UsageError:
+    return UsageError(
+        "a captured graph holds this memory",
+        where=block.owner or None,
+        got=f"{block.nbytes:,} bytes",
+        fix="release() it",
+    )
+
+
+def _merged(first: _Piece, second: _Piece) -> _Piece:
+    """Two free neighbours as one; a later event of a stream stands for an earlier one."""
+    events = {s: max(first.events.get(s, -1), second.events.get(s, -1)) for s in {*first.events, *second.events}}
+    first.size, first.after, first.events = first.size + second.size, second.after, events
+    if second.after is not None:
+        second.after.before = first
+    return first
+
+
+MOST_BYTES = 64 * 2**20
+MOST_ARRAYS = 4096
+_ALIGN = 64  # bytes, as single arrays are
+
+
+def chunks(sizes: Sequence[int]) -> Iterator[range]:
+    """Ranges that tile the arrays in their order, each of at most 4096 and 64 MiB; a larger array stands alone.
+
+    Args:
+        sizes: bytes of each array.
+    """
+    start, used = 0, 0
+    for at, size in enumerate(sizes):
+        room = _aligned(size)
+        if at > start and (used + room > MOST_BYTES or at - start == MOST_ARRAYS):
+            yield range(start, at)
+            start, used = at, 0
+        used += room
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
+    """The arrays on a device, in their order, shape and dtype: row-major, one copy a chunk; those there stay.
+
+    Arrays of one chunk lie in one block, which lives as long as one of them. Raises: DeviceUnavailable.
+    """
+    moving = [place for place, array in enumerate(arrays) if array.device != device]
+    result = list(arrays)
+    for part in chunks([arrays[place].nbytes for place in moving]):
+        places = [moving[at] for at in part]
+        ends = np.cumsum([_aligned(arrays[place].nbytes) for place in places])
+        host = np.zeros(int(ends[-1]), np.uint8)
+        starts = [0, *map(int, ends[:-1])]
+        for place, start in zip(places, starts, strict=True):
+            host[start : start + arrays[place].nbytes] = np.frombuffer(arrays[place].tobytes(), np.uint8)
+        block = empty(host.shape, uint8, device).copy_from(from_numpy(host))
+        for place, start in zip(places, starts, strict=True):
+            array = arrays[place]
+            result[place] = NDArray(block.storage, array.dtype, array.shape, offset=start // array.dtype.itemsize)
+    return result
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

@@ -1,0 +1,140 @@
+"""IDX files, as MNIST comes in: a header of big-endian sizes, then the elements, row by row; plain or gzipped.
+
+Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on the file formats.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+from math import prod
+from typing import BinaryIO
+
+import numpy as np
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor
+from graphwright.data.dataset import Dataset
+from graphwright.errors import IndexOutOfRange, UsageError
+from graphwright.files import FileError, StrPath, UnreadableFile
+
+DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+MOST_BYTES = 2**32
+_PIECE = 2**20  # read at once, so that a header that lies costs no memory
+
+
+class CorruptIdx(FileError):
+    """A file is no whole IDX file."""
+
+
+def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
+    """The array in an IDX file; a gzipped one is recognised by its first bytes.
+
+    Args:
+        most: bytes of elements that are read at most.
+    Returns: uint8, int8, int16, int32, float32 or float64, of the host's byte order, any number of axes.
+    Raises: UnreadableFile; CorruptIdx for another format, a header that lies, missing, damaged or further bytes.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if not packed:
+                return _array(file, path, most)
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                return _array(unpacked, path, most)  # pyright: ignore[reportArgumentType]
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise CorruptIdx("this gzip file is damaged", where=path, got=str(error)) from error
+    except FileError:
+        raise
+    except OSError as error:
+        raise UnreadableFile("cannot read this file", where=path, cause=error) from error
+
+
+def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
+    magic = _bytes(file, 4, path)
+    if magic[:2] != b"\0\0" or magic[2] not in DTYPES:
+        raise CorruptIdx("not an IDX file", where=path, expected=f"0, 0, {_KINDS}, rank", got=magic.hex(" "))
+    kind = np.dtype(DTYPES[magic[2]])
+    shape = tuple(int.from_bytes(_bytes(file, 4, path), "big") for _ in range(magic[3]))
+    size = prod(shape) * kind.itemsize
+    if size > most:
+        raise CorruptIdx("more elements than are read", where=path, expected=f"at most {most} bytes", got=shape)
+    host = np.frombuffer(_bytes(file, size, path), kind).reshape(shape)
+    if file.read(1):  # which also makes gzip check its sum
+        raise CorruptIdx("bytes follow the last element", where=path, expected=f"{size} bytes of {shape}")
+    return host.astype(kind.newbyteorder("="))
+
+
+def _bytes(file: BinaryIO, count: int, path: StrPath) -> bytearray:
+    found = bytearray()
+    while len(found) < count:
+        piece = file.read(min(_PIECE, count - len(found)))
+        if not piece:
+            raise CorruptIdx("the file ends early", where=path, expected=f"{count} bytes", got=len(found))
+        found += piece
+    return found
+
+
+_KINDS = "/".join(f"{code:02x}" for code in DTYPES)
+
+
+class TokenWindows(Dataset):
+    """Item i is a pair of int64 [window]: ids, and the ids one place later, which are to be predicted.
+
+    Windows are packed one after another through each file (every `stride` ids) and never reach from one into the next.
+
+    Args:
+        paths: files of nothing but ids, one after another, little-endian.
+        window: ids per window.
+        stride: places between starts of windows; `window` by default, so that each id is predicted once.
+        dtype: `uint16`, `uint32`, `int32` or `int64`.
+    Raises: UnreadableFile; UsageError for a file that is no whole number of ids, or shorter than one window.
+    """
+
+    def __init__(
+        self, paths: StrPath | Sequence[StrPath], window: int, *, stride: int | None = None, dtype: str = "uint16"
+    ) -> None:
+        self.window, self.stride = window, window if stride is None else stride
+        if window < 1 or self.stride < 1 or dtype not in ("uint16", "uint32", "int32", "int64"):
+            expected = "window and stride from 1 up, dtype uint16, uint32, int32 or int64"
+            raise UsageError("windows cannot be like this", expected=expected, got=(window, stride, dtype))
+        kind = np.dtype(dtype).newbyteorder("<")
+        self.files: list[np.ndarray] = []
+        for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+            try:
+                raw = np.memmap(path, np.uint8, "r")
+            except (OSError, ValueError) as error:  # an empty file cannot be mapped
+                cause = error if isinstance(error, OSError) else None
+                raise UnreadableFile("cannot map this file of tokens", where=path, cause=cause) from error
+            if raw.size % kind.itemsize or raw.size // kind.itemsize <= window:
+                raise UsageError(
+                    "this file does not hold a window of whole ids",
+                    where=path,
+                    expected=f"more than {window} ids of {kind.itemsize} bytes",
+                    got=f"{raw.size} bytes",
+                )
+            self.files.append(raw.view(kind))
+        counts = [(len(ids) - window - 1) // self.stride + 1 for ids in self.files]
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        """Windows in all files."""
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and targets of one window."""
+        if not 0 <= index < len(self):
+            raise IndexOutOfRange("no such window", expected=f"0..{len(self) - 1}", got=index)
+        file = int(np.searchsorted(self._ends, index, side="right"))
+        start = (index - int(self._ends[file - 1] if file else 0)) * self.stride
+        ids = self.files[file][start : start + self.window + 1].astype(np.int64)
+        return ids[:-1], ids[1:]
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Ids and targets int64 [len(indices), window]."""
+        pairs = [self[int(i)] for i in indices]
+        ids, targets = (np.stack(column) for column in zip(*pairs, strict=True))
+        return Tensor(from_numpy(ids)), Tensor(from_numpy(targets))

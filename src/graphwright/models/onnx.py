@@ -1,0 +1,391 @@
+"""Writing an ONNX file, and running it with onnxruntime beside the program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from graphwright.array import Spec
+from graphwright.errors import MissingExtra, UsageError
+from graphwright.files import check_free, target_path
+from graphwright.models.errors import ExportError, VerificationFailed
+from graphwright.models.generation.cached_program import LENGTH, derive
+from graphwright.ops import OPS
+from graphwright.ops.onnx import NO_ONNX, OPSET
+from graphwright.ops.onnx_23 import OPSETS, row_of
+from graphwright.ops.onnx_use import ONNX_DTYPES, Use
+from graphwright.program import Value
+from graphwright.program.kinds import INPUT, STATE, STORED
+
+if TYPE_CHECKING:
+    from graphwright.files import StrPath
+    from graphwright.graph import NodeId
+    from graphwright.ops.onnx import Row
+    from graphwright.program import Program
+
+EXTERNAL = 1_500_000_000
+"""Bytes of weights from which on they lie in a file of their own: one protobuf message ends at 2 GiB."""
+TOLERANCE = 1e-4
+"""Largest difference of results, relative to the largest entry, that other kernels may make in float32."""
+
+
+_STEPS = 8
+"""Tokens behind each prompt that a file with cache is checked on."""
+
+
+def need_onnx() -> None:
+    """Raises: MissingExtra without the libraries that write ONNX and run it."""
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        raise MissingExtra("onnx", "ONNX")
+
+
+def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int = OPSET, cache: bool = False) -> Path:
+    """Write a program as an ONNX file; named sizes stay open.
+
+    Args:
+        p: what to write.
+        path: `model.onnx`; weights past 1.5 GB go beside it, into `model.onnx.data`.
+        overwrite: replace what stands there.
+        opset, cache: see `models.onnx.graph.to_model`.
+    Raises: MissingExtra without the onnx library, ExportError naming every op that has no form in ONNX,
+        DestinationExists, UsageError for another opset.
+    """
+    need_onnx()
+    import onnx
+
+    place = target_path(path)
+    check_free(place, overwrite)
+    model = to_model(p, opset=opset, cache=cache)
+    large = sum(len(t.raw_data) for t in model.graph.initializer) > EXTERNAL
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
+        made = Path(folder) / place.name
+        beside = {"save_as_external_data": True, "location": f"{place.name}.data"} if large else {}
+        onnx.save(model, str(made), **beside)
+        onnx.checker.check_model(str(made), full_check=True)
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the values before what names them
+            os.replace(file, place.with_name(file.name))
+    return place
+
+
+def run_onnx(path: StrPath, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """What onnxruntime computes from a file, on the CPU: outputs by name. Raises: MissingExtra."""
+    session = _session(path)
+    return [_run(session, feed) for feed in feeds]
+
+
+def run_cached(path: StrPath, ids: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
+    """Logits [B, T, V] of a file with cache for ids [B, T] fed in pieces that end at `cuts`, rows handed on.
+
+    Raises: MissingExtra.
+    """
+    session = _session(path)
+    held = [i for i in session.get_inputs() if i.name.startswith("past_key_values.")]
+    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+    rows = {i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), kinds[i.type]) for i in held}
+    places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    found = []
+    for start, end in pairwise((0, *cuts, ids.shape[1])):
+        made = _run(session, {"ids": ids[:, start:end], "positions": places[:, start:end].copy(), **rows})
+        found.append(made["logits"])
+        rows = {name: made[name.replace("past_key_values", "present")] for name in rows}
+    return np.concatenate(found, axis=1)
+
+
+def _session(path: StrPath) -> Any:
+    need_onnx()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own have no other class in common
+        fix = 'other runtimes may; for this one open the model with compute="float32"'
+        words = str(error).splitlines()[0][:300]
+        raise VerificationFailed(
+            "onnxruntime cannot run this file", where=Path(path).name, got=words, fix=fix
+        ) from error
+
+
+def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs by name; what the file does not read may be fed too."""
+    names, wanted = [o.name for o in session.get_outputs()], {i.name for i in session.get_inputs()}
+    return dict(zip(names, session.run(names, {k: v for k, v in feed.items() if k in wanted}), strict=True))
+
+
+def compare_onnx(
+    path: Path,
+    prompts: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
+    greedy: Sequence[np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Logits of a file against those of the program; of one with cache also the tokens chosen behind each prompt.
+
+    Args:
+        path: of the file.
+        prompts: ids [T].
+        logits: of the program, [T, V] each.
+        greedy: for a file with cache what the program chose; each token must be within `TOLERANCE` of the best here.
+    Raises: VerificationFailed past `TOLERANCE`.
+    """
+    feeds = [{"ids": ids[None], "positions": np.arange(len(ids), dtype=np.int64)[None]} for ids in prompts]
+    if greedy is None:
+        found = [run["logits"][0] for run in run_onnx(path, feeds)]
+    else:
+        texts = [np.concatenate([ids, tokens[:_STEPS]]) for ids, tokens in zip(prompts, greedy, strict=True)]
+        found = [run_cached(path, t[None], range(len(p), len(t)))[0] for p, t in zip(prompts, texts, strict=True)]
+    scale = max(float(np.abs(a).max()) for a in logits)
+    pairs = zip(logits, found, strict=True)
+    worst = max(float(np.abs(a - b[: len(a)].astype(np.float32)).max()) for a, b in pairs)
+    if not worst <= TOLERANCE * scale:
+        raise VerificationFailed(
+            "onnxruntime computes other logits than the program", where=path.name, expected=TOLERANCE * scale, got=worst
+        )
+    for ids, tokens, scores in zip(prompts, greedy or (), found if greedy is not None else (), strict=True):
+        rows = scores[len(ids) - 1 : -1]
+        short = rows.max(-1) - rows[np.arange(len(rows)), tokens[: len(rows)]]
+        if not short.max(initial=0) <= 2 * TOLERANCE * scale:
+            at = int(short.argmax())
+            raise VerificationFailed(
+                "onnxruntime chooses another token than the program",
+                where=f"{path.name}, token {at} behind a prompt",
+                expected=int(tokens[at]),
+                got=int(rows[at].argmax()),
+            )
+    import onnxruntime
+
+    return {"onnxruntime": onnxruntime.__version__, "max_abs": worst, "max_rel": worst / scale, "tol": TOLERANCE}
+
+
+PAST, TOTAL = "past", "total"
+"""Sizes of a graph with cache: rows that are given, and those with the new ones."""
+_APPEND = "kv_append"
+_IR = {20: 9, 23: 11}
+"""Version of the file format that came with an opset; later ones are refused by runtimes of its time."""
+
+
+def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: bool = False) -> onnx.ModelProto:
+    """The program as a model.
+
+    Args:
+        p: what to write.
+        name: of the graph; the program's by default.
+        opset: 20, or 23, which has norms, rotations and attention as one node each.
+        cache: take `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and give `present.<n>`
+            [B, G, past + T, D].
+    Raises: ExportError naming every op that has no node, with its reason; UsageError for another opset, or with a cache
+        for attention that cannot be cached.
+    """
+    if opset not in OPSETS:
+        raise UsageError("this opset is not written", expected=" or ".join(map(str, OPSETS)), got=opset)
+    caches: dict[str, str] = {}
+    if cache:
+        derived = derive(p, TOTAL, last_only=False)
+        held = [key.removesuffix(".k") for key in derived.states if key.endswith(".k")]
+        caches = {
+            f"{key}.{s}": f"{n}.{long}" for n, key in enumerate(held) for s, long in (("k", "key"), ("v", "value"))
+        }
+        p, name = derived.program, name or p.name
+    graph = _Graph(_simpler(p, opset, caches), opset, caches)
+    graph.write()
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
+        opset_imports=[helper.make_opsetid("", opset)],
+        producer_name="graphwright",
+    )
+    model.ir_version = _IR[opset]
+    return model
+
+
+def _needed(p: Program) -> list[NodeId]:
+    reached = p.reachable(p.outputs())
+    return [n for n in p.order() if n in reached]
+
+
+def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
+    """A copy with ops that have no row written out. Raises: ExportError."""
+    if (p.states() or p.writes()) and not caches:
+        held = ", ".join(p.path(n) for n in (*p.states(), *p.writes())[:3])
+        raise ExportError("an ONNX graph carries no state from run to run", where=held)
+    twin = p.fork()
+    while True:
+        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
+        bare = [n for n in ops if _row(twin, n, opset) is None]
+        lost = {n: NO_ONNX.get(twin.op(n), "it has no row") for n in bare if OPS[twin.op(n)].expand is None}
+        lost |= {n: NO_ONNX[twin.op(n)] for n in bare if twin.op(n) in NO_ONNX}
+        if lost:
+            lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in lost.items()]
+            raise ExportError(
+                f"{len(lost)} nodes have no form in ONNX:\n  " + "\n  ".join(lines),
+                where=twin.path(next(iter(lost))),
+                got=", ".join(dict.fromkeys(twin.op(n) for n in lost)),
+            )
+        if not bare:
+            return twin
+        twin.expand(bare)
+
+
+def _row(p: Program, node: NodeId, opset: int) -> Row | None:
+    return row_of(p.op(node), [p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
+
+
+class _Graph:
+    """The parts of a graph, and what rows write into; `caches` has for each state its number and what it holds."""
+
+    def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
+        self.p, self.opset, self.caches = p, opset, caches
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.names: dict[Value, str] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._sizes: dict[str, str] = {}
+        self._where: dict[str, tuple[str, int]] = {}
+        self._weights: set[str] = set()
+        self._at, self._count = "", 0
+
+    # -- what rows write into ----------------------------------------------------------------------------------------
+    def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
+        """Add a node."""
+        made = tuple(self._fresh() for _ in range(outputs))
+        self.nodes.append(helper.make_node(kind, list(inputs), list(made), name=made[0], **attributes))
+        return made
+
+    def constant(self, array: np.ndarray) -> str:
+        """A tensor of fixed values, once per value."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = f"constant_{len(self._constants)}"
+            self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape),
+                                                        self._constants[key]))  # fmt: skip
+        return self._constants[key]
+
+    def size(self, dim: str) -> str:
+        """A named size, read off an input."""
+        if dim not in self._sizes:
+            name, axis = self._where[dim]
+            self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
+        return self._sizes[dim]
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"{self._at}#{self._count}"
+
+    # -- the graph ---------------------------------------------------------------------------------------------------
+    def write(self) -> None:
+        """Inputs, then nodes in order, then outputs."""
+        p, order = self.p, _needed(self.p)
+        for node in order:
+            if p.op(node) == INPUT:
+                name = self.names[Value(node)] = p.path(node)
+                self.inputs.append(_info(name, p.spec(node)))
+                for axis, dim in enumerate(p.spec(node).shape):
+                    if isinstance(dim, str):
+                        self._where.setdefault(dim, (name, axis))
+        self._take_caches()
+        refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
+        if refused:
+            lines = [f"{p.path(n)} ({p.op(n)} with {dict(p.attrs(n))})" for n in refused]
+            raise ExportError(
+                f"{len(refused)} nodes have no form in ONNX as they are used:\n  " + "\n  ".join(lines),
+                where=p.path(refused[0]),
+                got=", ".join(dict.fromkeys(p.op(n) for n in refused)),
+            )
+        grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if p.op(n) == _APPEND}
+        for name, value in (
+            *zip(p.output_names(), p.outputs(), strict=True),
+            *((f"present.{what}", grown[key]) for key, what in self.caches.items()),
+        ):
+            self.nodes.append(helper.make_node("Identity", [self.names[value]], [name], name=f"output {name}"))
+            self.outputs.append(_info(name, p.spec(value)))
+
+    def _take_caches(self) -> None:
+        """Rows so far as inputs, in the order of their numbers; their count is read off the first."""
+        p, self._at = self.p, LENGTH
+        nodes = {p.key(n): n for n in p.states()}
+        for key, what in self.caches.items():
+            shape = [PAST if d == TOTAL else d for d in p.spec(nodes[key]).shape]
+            name = self.names[Value(nodes[key])] = f"past_key_values.{what}"
+            self.inputs.append(_info(name, Spec(tuple(shape), p.spec(nodes[key]).dtype)))
+        if self.caches:
+            first = self.inputs[-len(self.caches)].name
+            size = self.node("Shape", [first], 1, {"start": 2, "end": 3})[0]
+            zero = self.constant(np.zeros(1, np.int64))
+            self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
+
+    def _append(self, node: NodeId) -> None:
+        """New rows behind those so far."""
+        past, rows = self.p.operands(node)[:2]
+        made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
+        self.names[Value(node)] = made
+        self._where.setdefault(TOTAL, (made, 2))
+
+    def _write(self, node: NodeId) -> bool:
+        """One node; False if its row does not have this use of the op, or does not give a result that is read."""
+        p, op, self._at = self.p, self.p.op(node), self.p.path(node)
+        if op == STATE:
+            return True  # a cache
+        if op in STORED:
+            key = p.key(node)
+            self.names[Value(node)] = key if self._only_widened(key) else self._weight(key)
+            return True
+        operands = p.operands(node)
+        if any(v not in self.names for v in operands):
+            return True  # told for the node that it reads
+        if self._widened(node):
+            self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
+            return True
+        if op == _APPEND:
+            self._append(node)
+            return True
+        ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
+        assert row is not None, "what has none was written out"
+        made = row(Use(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
+        if made is None:
+            return False
+        results = (made,) if isinstance(made, str) else made
+        for port in range(len(p.specs(node))):
+            if port < len(results):
+                self.names[Value(node, port)] = results[port]
+            elif p.consumers(Value(node, port)) or Value(node, port) in p.outputs():
+                return False
+        return True
+
+    def _widened(self, node: NodeId) -> bool:
+        """True for a cast of a weight in 16 bits to float32 or wider: the values are written so, exactly."""
+        p = self.p
+        if p.op(node) != "cast" or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
+            return False
+        source = p.operands(node)[0].node
+        return p.op(source) in STORED and p.spec(source).dtype.is_low
+
+    def _weight(self, key: str, wide: str | None = None) -> str:
+        """The name of a weight's tensor, in its own dtype or in a wider one."""
+        array = self.p.weights.array(key)
+        name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
+        if name not in self._weights:
+            self._weights.add(name)
+            if wide is None and array.dtype.is_low:
+                raw = array.to_numpy(bits=True).tobytes()
+                self.tensors.append(helper.make_tensor(name, ONNX_DTYPES[array.dtype.name], array.shape, raw, raw=True))
+            else:
+                host = np.ascontiguousarray(array.to_numpy(wide)).reshape(array.shape)
+                self.tensors.append(numpy_helper.from_array(host, name))
+        return name
+
+    def _only_widened(self, key: str) -> bool:
+        return all(self._widened(m) for n in self.p.readers(key) for m in self.p.consumers(n))
+
+
+def _info(name: str, spec: Spec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[spec.dtype.name], list(spec.shape))

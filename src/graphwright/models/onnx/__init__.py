@@ -1,1 +1,0 @@
-"""Programs as ONNX files, and the proof that onnxruntime computes the same."""

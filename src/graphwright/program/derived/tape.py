@@ -1,0 +1,117 @@
+"""The tape behind a tensor as a program: to draw, to search, or to run again with other inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import NDArray
+from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.op_graph import Value
+from graphwright.program.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.array import Spec
+
+STEPS = 3
+"""Uses of one parameter from which on the tape is taken for a loop over steps; a tied weight has two."""
+
+
+def tape(*tensors: Tensor, name: str = "tape") -> Program:
+    """What the gradients of eager tensors will flow through: `gw.tape(loss).to_svg("loss.svg")`.
+
+    Parameters and variables are params and states that share memory with their owners; an op that reads a parameter is
+    named after its module. Other operands are consts where the tape kept a scalar, else inputs, as their values are not
+    known any more. The ops of a loop over time are named `step.0`, `step.1`, ... by how often their parameters were
+    used before, so that pictures fold the loop. Outputs are `out`, `out_1`, ...
+    Raises: UsageError for a tensor without a tape, or inside a trace.
+    """
+    for t in tensors:
+        if not isinstance(t, Tensor) or t.node is None or not isinstance(t.data, NDArray):
+            raise UsageError(
+                "only a tensor that was computed from what requires gradients has a tape",
+                got=repr(t)[:80],
+                fix="gw.trace(fn, *examples) takes down any tensor code",
+            )
+    nodes = sorted(_behind([t.node for t in tensors]), key=lambda node: node.seq)
+    made = _Taped(name, _steps(nodes))
+    for node in nodes:
+        made.add(node)
+    made.program.set_outputs({f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
+    return made.program
+
+
+def _behind(roots: Sequence[Any]) -> set[Any]:
+    """Tape nodes that roots depend on, themselves included."""
+    stack, seen = list(roots), set(roots)
+    while stack:
+        for edge in stack.pop().edges:
+            if isinstance(edge, tuple) and edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
+    return seen
+
+
+def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
+    """Step of each tape node: how often its parameters were used before, at least that of what it reads."""
+    uses: Counter[int] = Counter()
+    step: dict[Any, int] = {}
+    for node in nodes:
+        own = {id(edge) for edge in node.edges if isinstance(edge, Parameter)}
+        before = [step[edge[0]] for edge in node.edges if isinstance(edge, tuple)]
+        step[node] = max([0, *before, *(uses[leaf] for leaf in own)])
+        uses.update(own)
+    return step if max(uses.values(), default=0) >= STEPS else {}
+
+
+class _Taped:
+    """The program while it is written; `values` maps (tape node, port) and id of a leaf to what stands for it."""
+
+    def __init__(self, name: str, steps: Mapping[Any, int]) -> None:
+        self.program = Program(name)
+        self.values: dict[Any, Value] = {}
+        self._steps = steps
+        self._leaves: list[Tensor] = []  # alive, so that no id is given out twice
+
+    def add(self, node: Any) -> None:
+        """Write an operation down; what it reads is written already."""
+        p = self.program
+        step = f"step.{self._steps[node]}." if self._steps else ""
+        operands = [self._operand(node, place, edge, step) for place, edge in enumerate(node.edges)]
+        owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
+        module = f"{owners[0].rpartition('.')[0]}." if owners else ""
+        name = p.free_name(step + module + node.op.name)
+        made = p.insert_node(node.op.name, node.attrs, name, tuple(node.out_specs))
+        for port, value in enumerate(operands):
+            p.insert_edge(value, made, port)
+        for port in range(len(node.out_specs)):
+            self.values[node, port] = Value(made, port)
+
+    def _operand(self, node: Any, place: int, edge: Any, step: str) -> Value:
+        if isinstance(edge, tuple):
+            return self.values[edge]
+        if edge is None:
+            kept = next((value for at, value, _ in node.saved or () if at == place), None)
+            if isinstance(kept, NDArray) and not kept.shape:
+                return self._stored(CONST, f"{step}scalar", Variable(kept))
+            return self._source(INPUT, f"{step}input", node.in_specs[place], {})
+        if id(edge) not in self.values:
+            self._leaves.append(edge)
+            if isinstance(edge, Variable):
+                kind = PARAM if isinstance(edge, Parameter) else STATE
+                self.values[id(edge)] = self._stored(kind, edge.name or kind, edge)
+            else:
+                self.values[id(edge)] = self._source(INPUT, edge.name or "leaf", edge.spec, {})
+        return self.values[id(edge)]
+
+    def _source(self, kind: str, name: str, spec: Spec, attrs: dict[str, Any]) -> Value:
+        return Value(self.program.add_source(kind, self.program.free_name(name), spec, attrs))
+
+    def _stored(self, kind: str, name: str, variable: Variable) -> Value:
+        name = self.program.free_name(name)
+        self.program.weights.add(name, variable)
+        attrs: dict[str, Any] = {"key": name, "trainable": True} if kind == PARAM else {"key": name}
+        return self._source(kind, name, variable.spec, attrs)

@@ -1,0 +1,529 @@
+"""The modules of a scene as a tree of groups, and the nets that join the children of each group.
+
+A net is one source with all its readers, as seen inside one group: it starts at a child or enters through the group's
+top, and ends at children or leaves through the bottom. What stands here depends on the group's content alone, so equal
+modules have equal nets and one hash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from graphwright.errors import UsageError
+from graphwright.program.draw.scene import Scene
+from graphwright.program.draw.style import node_lines
+from graphwright.program.kinds import STATE
+
+if TYPE_CHECKING:
+    from graphwright.program.draw.scene import SceneEdge
+
+ROOT = 0
+OUTSIDE = -1
+
+
+@dataclass(slots=True)
+class Net:
+    """One source inside one group.
+
+    Attributes:
+        node: place of the source in `Scene.nodes`.
+        child, slot: the child it starts at and which of that child's exits it is; child is OUTSIDE for an entry.
+        targets: (child, entry of that child) for each reader; child is OUTSIDE for the exit.
+        edges: per target, places in `Scene.edges` of the edges that run there.
+    """
+
+    node: int
+    child: int = OUTSIDE
+    slot: int = 0
+    targets: list[tuple[int, int]] = field(default_factory=list)
+    edges: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Module:
+    """One group.
+
+    Attributes:
+        path: dotted path; empty for the whole program.
+        segment: last part of the path.
+        parent, place: its parent in `Tree.modules`, and its place among the parent's children.
+        children: places in `Scene.nodes`, or ~place in `Tree.modules`, by creation of their first node.
+        entries, exits: sources outside that are read inside, in order of use; sources inside that are read outside.
+        nets: by source child, entries first.
+        hash: equal for modules of equal content: ops, attributes, labels, wiring, relative names.
+    """
+
+    path: str
+    segment: str
+    parent: int
+    place: int
+    depth: int
+    children: list[int] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    nets: list[Net] = field(default_factory=list)
+    hash: bytes = b""
+
+
+@dataclass(slots=True)
+class Tree:
+    """All groups, parents before children; `home[i]` and `place[i]` say where node i of the scene hangs."""
+
+    modules: list[Module]
+    home: list[int]
+    place: list[int]
+    by_path: dict[str, int]
+
+    def chain(self, node: int) -> list[int]:
+        """The groups a node is in, innermost first, the root last."""
+        found, at = [], self.home[node]
+        while at != ROOT:
+            found.append(at)
+            at = self.modules[at].parent
+        found.append(ROOT)
+        return found
+
+
+def grow(scene: Scene) -> Tree:
+    """The tree of a scene, without nets. A node whose path is also that of a group lies in this group."""
+    prefixes: set[str] = set()
+    for node in scene.nodes:
+        path = node.path
+        cut = path.rfind(".")
+        while cut >= 0 and (prefix := path[:cut]) not in prefixes:
+            prefixes.add(prefix)
+            cut = prefix.rfind(".")
+    root = Module("", "", ROOT, 0, 0)
+    tree = Tree([root], [], [], {"": ROOT})
+    for i, node in enumerate(scene.nodes):
+        path = node.path if node.path in prefixes else node.path.rpartition(".")[0]
+        home = tree.by_path.get(path)
+        if home is None:
+            home = _open(tree, path)
+        children = tree.modules[home].children
+        tree.home.append(home)
+        tree.place.append(len(children))
+        children.append(i)
+    return tree
+
+
+def _open(tree: Tree, path: str) -> int:
+    missing = []
+    while path not in tree.by_path:
+        missing.append(path)
+        path = path.rpartition(".")[0]
+    at = tree.by_path[path]
+    for path in reversed(missing):
+        parent = tree.modules[at]
+        place = len(tree.modules)
+        tree.modules.append(Module(path, path.rpartition(".")[2], at, len(parent.children), parent.depth + 1))
+        parent.children.append(~place)
+        tree.by_path[path] = at = place
+    return at
+
+
+def wire(scene: Scene, tree: Tree) -> None:
+    """Fill in entries, exits and nets of every group. O(edges · depth)."""
+    modules = tree.modules
+    nets: list[dict[int, Net]] = [{} for _ in modules]
+    ends: list[dict[tuple[int, int], int]] = [{} for _ in modules]
+    entries: list[dict[int, int]] = [{} for _ in modules]
+    exits: list[dict[int, None]] = [{} for _ in modules]
+
+    def join(group: int, node: int, child: int, edge: int) -> None:
+        net = nets[group].get(node)
+        if net is None:
+            net = nets[group][node] = Net(node)
+        place = ends[group].get((node, child))
+        if place is None:
+            ends[group][node, child] = len(net.targets)
+            net.targets.append((child, 0))
+            net.edges.append([edge])
+        else:
+            net.edges[place].append(edge)
+
+    for number, (src, _, dst, _, _) in enumerate(scene.edges):
+        up, down = tree.home[src], tree.home[dst]
+        up_child, down_child = tree.place[src], tree.place[dst]
+        below: list[tuple[int, int]] = []
+        while up != down:
+            if modules[up].depth >= modules[down].depth:
+                exits[up][src] = None
+                join(up, src, OUTSIDE, number)
+                up, up_child = modules[up].parent, modules[up].place
+            else:
+                below.append((down, down_child))
+                down, down_child = modules[down].parent, modules[down].place
+        if up_child != down_child:
+            join(up, src, down_child, number)
+        for group, child in below:
+            entries[group].setdefault(src, len(entries[group]))
+            join(group, src, child, number)
+    for group, module in enumerate(modules):
+        module.entries, module.exits = list(entries[group]), sorted(exits[group])
+    exit_slot = [{node: k for k, node in enumerate(m.exits)} for m in modules]
+    for group, module in enumerate(modules):
+        _finish(tree, group, list(nets[group].values()), entries, exit_slot)
+        module.nets.sort(key=lambda n: (n.child, n.slot))
+
+
+def _finish(
+    tree: Tree, group: int, nets: list[Net], entries: list[dict[int, int]], exits: list[dict[int, int]]
+) -> None:
+    """Name the source child of each net, and the slots of children that are groups themselves."""
+    module = tree.modules[group]
+    for net in nets:
+        slot = entries[group].get(net.node)
+        if slot is not None:
+            net.slot = slot
+        else:
+            at, net.child = tree.home[net.node], tree.place[net.node]
+            while at != group:
+                net.slot, net.child = exits[at][net.node], tree.modules[at].place
+                at = tree.modules[at].parent
+        for k, (child, _) in enumerate(net.targets):
+            if child == OUTSIDE:
+                net.targets[k] = (child, exits[group][net.node])
+            elif (inner := module.children[child]) < 0:
+                net.targets[k] = (child, entries[~inner][net.node])
+        order = sorted(range(len(net.targets)), key=lambda k: (net.targets[k][0] == OUTSIDE, net.targets[k]))
+        net.targets, net.edges = [net.targets[k] for k in order], [net.edges[k] for k in order]
+    module.nets = nets
+
+
+def digest(scene: Scene, tree: Tree, labels: list[tuple[str, ...]]) -> None:
+    """Hash every group, children first. `labels` are the texts of the nodes."""
+    for module in reversed(tree.modules):
+        parts: list[object] = [len(module.entries), len(module.exits)]
+        for child in module.children:
+            if child < 0:
+                inner = tree.modules[~child]
+                parts.append((inner.segment, inner.hash))
+            else:
+                node = scene.nodes[child]
+                attrs = [(k, v) for k, v in node.attrs.items() if k != "key"]  # a key holds the full path
+                if node.attrs.get("axis") == 1 and str(node.attrs.get("start")) == module.segment:
+                    attrs.remove(("start", node.attrs["start"]))  # each step of a loop reads its own step of a sequence
+                parts.append((labels[child], node.path.rpartition(".")[2], node.op, attrs, node.mark))
+        parts.extend((n.child, n.slot, n.targets) for n in module.nets)
+        module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+BUNDLE = "nodes"
+"""Name of the groups that consecutive nodes are put into when there is no module to close."""
+
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
+
+
+def runs(tree: Tree) -> dict[int, list[list[int]]]:
+    """Per group, runs of two or more children that are equal groups numbered one after the other."""
+    found: dict[int, list[list[int]]] = {}
+    for at, module in enumerate(tree.modules):
+        run: list[int] = []
+        last: tuple[str, int, bytes] | None = None
+        for child in (~c for c in module.children if c < 0):
+            inner = tree.modules[child]
+            match = _NUMBERED.fullmatch(inner.segment)
+            key = (match[1], int(match[2]), inner.hash) if match and len(match[2]) < 10 else None
+            if key is not None and last is not None and key == (last[0], last[1] + 1, last[2]):
+                run.append(child)
+                if len(run) == 2:
+                    found.setdefault(at, []).append(run)
+            else:
+                run = [child]
+            last = key
+    return found
+
+
+def folded(scene: Scene, tree: Tree) -> Scene:
+    """The scene with each run of equal modules drawn once, as `layers.[0-21]`; edges within a run are left out."""
+    found = runs(tree)
+    stands_for: dict[int, tuple[int, str, int]] = {}  # module -> (first of its run, new segment, length)
+    for lists in found.values():
+        for run in lists:
+            first, last = tree.modules[run[0]].segment, tree.modules[run[-1]].segment
+            match = _NUMBERED.fullmatch(first)
+            assert match is not None, "only numbered modules form runs"
+            segment = f"{match[1]}[{match[2]}-{last[len(match[1]) :]}]"
+            for member in run:
+                stands_for[member] = (run[0], segment, len(run))
+    if not stands_for:
+        return scene
+    paths, repeats = _new_paths(tree, stands_for)
+    taken: dict[str, int] = {}
+    nodes = []
+    at = []
+    for i, node in enumerate(scene.nodes):
+        module = tree.modules[tree.home[i]]
+        path = paths[tree.home[i]] + node.path[len(module.path) :] if module.path else node.path
+        known = taken.get(path)
+        if known is None:
+            known = taken[path] = len(nodes)
+            nodes.append(replace(node, path=path))
+        else:
+            nodes[known] = replace(nodes[known], members=nodes[known].members + node.members)
+        at.append(known)
+    edges: dict[SceneEdge, None] = {}
+    for edge in scene.edges:
+        if not _within_a_run(tree, edge, stands_for):
+            edges[edge._replace(src=at[edge.src], dst=at[edge.dst])] = None
+    return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port)), repeats)
+
+
+def _new_paths(tree: Tree, stands_for: dict[int, tuple[int, str, int]]) -> tuple[list[str], dict[str, int]]:
+    paths, repeats = [""], {}
+    for at, module in enumerate(tree.modules[1:], start=1):
+        head = paths[module.parent]
+        _, segment, times = stands_for.get(at, (at, module.segment, 1))
+        paths.append(f"{head}.{segment}" if head else segment)
+        if times > 1:
+            repeats[paths[at]] = times
+    return paths, repeats
+
+
+def _within_a_run(tree: Tree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
+    """True for an edge from one member of a run to another: drawn, it would be a loop."""
+    ups = {tree.modules[m].parent: m for m in tree.chain(edge.src) if m != ROOT}
+    for m in tree.chain(edge.dst):
+        other = ups.get(tree.modules[m].parent) if m != ROOT else None
+        if other is not None and other != m and m in stands_for and other in stands_for:
+            return stands_for[m][0] == stands_for[other][0]
+    return False
+
+
+def bundled(scene: Scene, tree: Tree, size: int) -> Scene:
+    """The scene with the root's children put into groups of `size` consecutive ones, in topological order."""
+    order = _topological(scene)
+    top = [ROOT]
+    for module in tree.modules[1:]:
+        top.append(len(top) if module.parent == ROOT else top[module.parent])
+    units: dict[int, list[int]] = {}
+    for i, home in enumerate(tree.home):
+        units.setdefault(i if home == ROOT else ~top[home], []).append(i)
+    ordered = sorted(units, key=lambda u: min(order[i] for i in units[u]))
+    nodes, repeats = list(scene.nodes), dict(scene.repeats)
+    taken = {m.segment for m in tree.modules if m.depth == 1}
+    for start in range(0, len(ordered), size):
+        part = ordered[start : start + size]
+        name = f"{BUNDLE}[{start}-{start + len(part) - 1}]"
+        while name in taken:
+            name += "'"
+        for unit in part:
+            for i in units[unit]:
+                nodes[i] = replace(nodes[i], path=f"{name}.{nodes[i].path}")
+            if unit < 0:
+                head = tree.modules[~unit].path
+                moved = {p: n for p, n in scene.repeats.items() if p == head or p.startswith(f"{head}.")}
+                repeats.update({f"{name}.{p}": n for p, n in moved.items()})
+    return Scene(nodes, scene.edges, repeats)
+
+
+def _topological(scene: Scene) -> list[int]:
+    """Place of each node in an order along the edges; nodes on cycles come last."""
+    waiting = [0] * len(scene.nodes)
+    after: list[list[int]] = [[] for _ in scene.nodes]
+    for edge in scene.edges:
+        if scene.nodes[edge.dst].op != STATE:  # the step ends there
+            waiting[edge.dst] += 1
+            after[edge.src].append(edge.dst)
+    ready = [i for i, n in enumerate(waiting) if not n]
+    for i in ready:  # grows while it is walked
+        for j in after[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                ready.append(j)
+    place = [len(ready)] * len(scene.nodes)
+    for k, i in enumerate(ready):
+        place[i] = k
+    return place
+
+
+SMALL = 24
+"""Up to this many nodes are drawn without closing any group; found by looking at pictures."""
+
+FLAT = 200
+"""More nodes side by side than this, without any module, are put into bundles by default: half as many at most."""
+
+LONG = 64
+"""Runs of more equal groups than this are drawn once by default: steps of a loop, not the layers of a decoder."""
+
+ROOMY = 60
+"""Boxes that groups without repeated children may be opened to by default."""
+
+
+@dataclass(slots=True)
+class View:
+    """A scene, its tree, and which modules of it are open. `closed` are the paths that the budget closed or bundled."""
+
+    scene: Scene
+    tree: Tree
+    labels: list[tuple[str, ...]]
+    open: set[int]
+    closed: tuple[str, ...] = ()
+
+    def shown_as(self) -> list[int]:
+        """Per module, the closed module that hides it (itself, if it is drawn as a box), or -1 if it is open."""
+        top = [-1]
+        for at, module in enumerate(self.tree.modules[1:], start=1):
+            above = top[module.parent]
+            top.append(above if above >= 0 else -1 if at in self.open else at)
+        return top
+
+    def visible(self) -> list[int]:
+        """Per node, what stands for it in the picture: itself, or ~module."""
+        top = self.shown_as()
+        return [i if top[home] < 0 else ~top[home] for i, home in enumerate(self.tree.home)]
+
+    def elements(self) -> int:
+        """Boxes, frames and edges that would be drawn."""
+        seen = self.visible()
+        top = self.shown_as()
+        joined = {(seen[e.src], seen[e.dst]) for e in self.scene.edges}
+        return len(set(seen)) + top[1:].count(-1) + sum(a != b for a, b in joined)
+
+
+def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> View:
+    """Choose the open groups.
+
+    Args:
+        scene: what to draw.
+        expanded: paths of groups to open; a group opens only if those around it are open. None chooses.
+        level: instead of `expanded`: open every group above this depth.
+        fold: draw runs of equal groups once; long ones are anyway where nothing else is asked for.
+        budget: most boxes, frames and edges.
+    Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
+    """
+    if budget < 16:
+        raise UsageError("a picture needs a budget of at least 16 elements", got=budget)
+    if expanded is not None and level is not None:
+        raise UsageError("`expanded` and `level` say the same thing twice", fix="give one of them")
+    found = _prepared(scene)
+    if expanded is None and level is None:
+        fold = fold or any(len(run) > LONG for series in runs(found.tree).values() for run in series)
+    if fold:
+        found = _prepared(folded(found.scene, found.tree))
+    found.open = _wanted(found, expanded, level)
+    if expanded is None and level is None and len(found.tree.modules[ROOT].children) > FLAT:
+        found = _bundled(found, -(-len(found.tree.modules[ROOT].children) // (FLAT // 2)))
+    return _within(found, expanded, level, fold, budget)
+
+
+def _bundled(found: View, size: int) -> View:
+    """The root's children in groups of `size`, all closed, and said to be."""
+    made = _prepared(bundled(found.scene, found.tree, size))
+    made.open = {ROOT}
+    made.closed = tuple(m.path for m in made.tree.modules[1:] if m.depth == 1)
+    return made
+
+
+def _prepared(scene: Scene) -> View:
+    tree = grow(scene)
+    wire(scene, tree)
+    labels = [node_lines(node) for node in scene.nodes]
+    digest(scene, tree, labels)
+    return View(scene, tree, labels, set())
+
+
+def _wanted(found: View, expanded: Set[str] | None, level: int | None) -> set[int]:
+    modules = found.tree.modules
+    if level is not None:
+        return {at for at, m in enumerate(modules) if m.depth < level} | {ROOT}
+    if expanded is None:
+        return _readable(found) | _marked(found)
+    chosen = {ROOT}
+    for at, module in enumerate(modules[1:], start=1):
+        if module.parent in chosen and (module.path in expanded or _is_one_node(found, at)):
+            chosen.add(at)
+    return chosen
+
+
+def _is_one_node(found: View, at: int) -> bool:
+    """True for a group that is little more than the node of the same path: `mid` and the `mid.tanh` put before it."""
+    module = found.tree.modules[at]
+    nodes = found.scene.nodes
+    return (
+        len(module.children) <= 3
+        and all(c >= 0 for c in module.children)
+        and any(nodes[c].path == module.path for c in module.children)
+    )
+
+
+def _marked(found: View) -> set[int]:
+    """Groups that a difference of two programs touches."""
+    scene, tree = found.scene, found.tree
+    chosen = {at for i, node in enumerate(scene.nodes) if node.mark for at in tree.chain(i)}
+    for edge in scene.edges:
+        if edge.mark:
+            chosen.update(tree.chain(edge.src), tree.chain(edge.dst))
+    return chosen
+
+
+def _readable(found: View) -> set[int]:
+    """All of a small program; else down to where modules repeat (the blocks of a decoder); else while there is room."""
+    modules = found.tree.modules
+    if len(found.scene.nodes) <= SMALL:
+        return set(range(len(modules)))
+    chosen = {ROOT}
+    series = _numbered_parents(found)
+    for at in series:
+        up = modules[at].parent
+        while up != ROOT and up not in series:
+            up = modules[up].parent
+        if up == ROOT and (ROOT not in series or at == ROOT):
+            while at not in chosen:
+                chosen.add(at)
+                at = modules[at].parent
+    if series:
+        return chosen
+    boxes = len(modules[ROOT].children)
+    for at, module in enumerate(modules[1:], start=1):  # parents come first
+        if module.parent in chosen and boxes + len(module.children) <= ROOMY:
+            chosen.add(at)
+            boxes += len(module.children)
+    return chosen
+
+
+def _numbered_parents(found: View) -> set[int]:
+    """Groups with two or more child groups whose names end in a number: layers, blocks, experts."""
+    counts: dict[int, int] = {}
+    for module in found.tree.modules[1:]:
+        if module.segment[-1:].isdigit() or module.path in found.scene.repeats:
+            counts[module.parent] = counts.get(module.parent, 0) + 1 + (module.path in found.scene.repeats)
+    return {at for at, n in counts.items() if n > 1}
+
+
+def _within(found: View, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> View:
+    """Close the deepest groups until the budget holds; before a run of equal groups is hidden, it is folded."""
+    closed: list[str] = []
+    while found.elements() > budget:
+        modules = found.tree.modules
+        top = found.shown_as()
+        deepest = max((modules[at].depth for at in found.open if at != ROOT and top[at] < 0), default=0)
+        series = runs(found.tree) if not fold else {}
+        if any(at in series and (at == ROOT or top[at] < 0) and modules[at].depth == deepest for at in found.open):
+            fold = True
+            closed.extend(
+                f"{modules[run[0]].path} … {modules[run[-1]].path}"
+                for at in sorted(series)
+                for run in series[at]
+                if top[run[0]] in (-1, run[0])
+            )
+            found = _prepared(folded(found.scene, found.tree))
+            found.open = _wanted(found, expanded, level)
+            continue
+        if deepest:
+            going = sorted(at for at in found.open if modules[at].depth == deepest)
+            closed.extend(modules[at].path for at in going if top[at] < 0)
+            found.open.difference_update(going)
+            continue
+        size, most, whole = 2, len(modules[ROOT].children), found
+        while found.elements() > budget and size < 2 * most:
+            size = max(size * 2, 4 * most // budget)
+            found = _bundled(whole, size)
+        break
+    found.closed = (*closed, *found.closed)
+    return found

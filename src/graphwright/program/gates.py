@@ -1,0 +1,322 @@
+"""The gates of a program as they are: a view of the one node `gates`, its logits and its table. Nothing is kept twice.
+
+A gate is a part of the logits and the products that it stands in, its sites: an edge gate has one, a gate of units one
+per sum over them, the gate of a layer one per branch. In front of a softmax the site is a sum, scores + ln g: a unit's
+weight is multiplied by g before all of them are divided by their sum. The node of the first site is the handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.autograd import grad_enabled
+from graphwright.graph import NodeId
+from graphwright.ops import call, get
+from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.errors import SoftGates, UnknownGate
+from graphwright.program.kinds import KINDS as KINDS_OF_NODES
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.graph import EdgeId
+    from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.program import Program
+
+NODE = "gates"
+SITES = ("mul", "add")
+"""A gate multiplies, or its logarithm is added to scores."""
+LOGARITHM = ("clamp", "log")
+LEAST = 1.2e-38
+"""Of a gate whose logarithm is taken, the least normal number of float32: a weight that no sum of others feels."""
+LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
+RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
+KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
+SOFT, OPEN, CLOSED, FROZEN, FREE = range(len(STATES))
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate of a program.
+
+    Attributes:
+        handle: the node of its first site.
+        sites: the products it stands in.
+        port: its part among the results of the node `gates`, its slot.
+        offset, length: where its logits lie.
+        kind: see `graphwright.ops.gate.KINDS`.
+        group: name of its temperature.
+        owner: what it opens: `source -> junction`, the name of an axis, or the path of a node.
+        over: `edges`, `units`, `nodes`, `layers` or `choice`.
+        rows: its rows of the table, int64 [length, 7].
+    """
+
+    handle: NodeId
+    sites: tuple[NodeId, ...]
+    port: int
+    offset: int
+    length: int
+    kind: str
+    group: str
+    owner: str
+    over: str
+    rows: np.ndarray
+
+    @property
+    def places(self) -> slice:
+        """Of its logits in the vector."""
+        return slice(self.offset, self.offset + self.length)
+
+    @property
+    def generation(self) -> int:
+        """How often its slot was given out before."""
+        return int(self.rows[0, GENERATION])
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """`soft`, `open`, `closed` or `frozen`, per element."""
+        return tuple(STATES[i] for i in self.rows[:, STATE])
+
+    @property
+    def cost(self) -> np.ndarray:
+        """What an element costs, int64 [length]."""
+        return self.rows[:, COST]
+
+    def names(self) -> list[str]:
+        """A name per element: of units with their place."""
+        return [self.owner] if self.length == 1 else [f"{self.owner}[{i}]" for i in range(self.length)]
+
+
+class Gates(Mapping[NodeId, Gate]):
+    """All gates of one state of a program by handle, in order of their logits."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.version = program, program.version
+        self._gates: dict[NodeId, Gate] = {}
+        self._named: dict[str, tuple[Gate, int]] | None = None
+        if there(program):
+            self._read()
+
+    def _read(self) -> None:
+        p = self.program
+        node = p.node(NODE)
+        table, groups, offset = p.weights[TABLE].data.to_numpy(), p.attrs(node)["groups"], 0
+        readers: dict[int, list[NodeId]] = {}
+        for edge in p.out_edges(node):
+            readers.setdefault(p.edge_value(edge).port, []).append(p.graph.target(edge))
+        for port, length in enumerate(p.attrs(node)["sizes"]):
+            rows = table[offset : offset + length]
+            if length and rows[0, STATE] != FREE:
+                sites = tuple(site for reader in readers.get(port, ()) for site in _sites(p, reader))
+                if sites:
+                    kind, group = KINDS[rows[0, KIND]], groups[rows[0, GROUP]]
+                    over, owner = _owner(p, sites, kind, length)
+                    found = Gate(sites[0], sites, port, offset, length, kind, group, owner, over, rows.copy())
+                    self._gates[sites[0]] = found
+            offset += length
+
+    def __getitem__(self, handle: NodeId) -> Gate:
+        self.program.node(handle)  # raises StaleHandle
+        try:
+            return self._gates[handle]
+        except KeyError:
+            raise UnknownGate("the node is no gate", where=self.program.path(handle)) from None
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self._gates)
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def at(self, port: int) -> Gate:
+        """The gate in a slot. Raises: UnknownGate."""
+        found = next((g for g in self._gates.values() if g.port == port), None)
+        if found is None:
+            raise UnknownGate("no gate has this slot", got=port)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Number of elements, over all gates."""
+        return sum(g.length for g in self.values())
+
+    def named(self) -> dict[str, tuple[Gate, int]]:
+        """Name of an element -> its gate, and which one of it; parallel edges are told apart by a number."""
+        if self._named is None:
+            found: dict[str, tuple[Gate, int]] = {}
+            last: dict[str, int] = {}  # the number that was given last: a hub may have many edges of one name
+            for gate in self._gates.values():
+                for i, name in enumerate(gate.names()):
+                    n, unique = last.get(name, 1), name
+                    while unique in found:
+                        n, unique = n + 1, f"{name} #{n + 1}"
+                    found[unique], last[name] = (gate, i), n
+            self._named = found
+        return dict(self._named)
+
+    def logits(self) -> np.ndarray:
+        """All logits, those of free slots included; a copy."""
+        return self.program.weights[LOGITS].data.to_numpy().copy() if there(self.program) else np.zeros(0)
+
+    @property
+    def mode(self) -> str:
+        """What a run of the program does with the gates: `eval` but inside `using`."""
+        run = self.program.weights[RUN].data.to_numpy() if there(self.program) else np.zeros(3, np.int64)
+        return MODES[run[2]]
+
+    def __repr__(self) -> str:
+        kinds = sorted({g.kind for g in self.values()})
+        return f"Gates({len(self)} of {self.program.name!r}, {self.count} elements, {', '.join(kinds) or 'none'})"
+
+
+def there(p: Program) -> bool:
+    """Whether the program has gates, or had them and keeps their slots."""
+    return bool(p.of_kind("gate"))
+
+
+def gates(p: Program) -> Gates:
+    """The gates of a program's present state, changes of an open edit included."""
+    known: Any = p.derived.get("gates")
+    if p.history.open is None and isinstance(known, Gates) and known.program is p and known.version == p.version:
+        return known
+    found = Gates(p)
+    if p.history.open is None:
+        p.derived["gates"] = found
+    return found
+
+
+def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
+    """The products that a reader of a part of the gates is or leads to, over what gives the part their shape."""
+    if p.op(reader) in SITES:
+        yield reader
+    elif p.op(reader) not in KINDS_OF_NODES and _carries(p, reader):
+        for after in p.consumers(reader):
+            yield from _sites(p, after)
+
+
+def _carries(p: Program, node: NodeId) -> bool:
+    """Whether a node may stand between a gate and its site: gives it another shape or dtype, or takes its logarithm."""
+    row = get(p.op(node))
+    return row.view is not None or row.traits.convert or p.op(node) in LOGARITHM
+
+
+def of_site(p: Program, site: NodeId) -> Value | None:
+    """The part of the gates that multiplies at a site; None if the node is none."""
+    if p.op(site) not in SITES:
+        return None
+    value = p.operands(site)[1]
+    while p.op(value.node) not in KINDS_OF_NODES and _carries(p, value.node):
+        value = p.operands(value.node)[0]
+    return value if p.op(value.node) == "gate" else None
+
+
+def carrier(p: Program, site: NodeId) -> list[NodeId]:
+    """The nodes between the gates and a site, which serve it alone: those nearest to the site first."""
+    found, value = [], p.operands(site)[1]
+    while p.op(value.node) != "gate":
+        found.append(value.node)
+        value = p.operands(value.node)[0]
+    return found
+
+
+def refuse_soft(p: Program, what: str) -> None:
+    """Raises: SoftGates naming the gates of a program that is to leave with a finished structure."""
+    names = [gate.owner for gate in gates(p).values()]
+    if names:
+        raise SoftGates(
+            f"{what} takes a finished structure",
+            where=p.name,
+            got=", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
+            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to keep them as they are',
+        )
+
+
+def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
+    """The one edge that leaves a site, if it enters a junction."""
+    edges = p.out_edges(site)
+    return edges[0] if len(edges) == 1 and p.is_junction(p.graph.target(edges[0])) else None
+
+
+def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tuple[str, str]:
+    """What a gate stands over, and its name."""
+    site = sites[0]
+    plain = p.path(site).removesuffix(".gate")
+    if kind == "choice":
+        return "choice", p.path(p.graph.target(p.out_edges(site)[0])) if p.out_edges(site) else plain
+    if length > 1:
+        return "units", plain
+    edge = junction_edge(p, site)
+    if len(sites) == 1 and edge is not None:
+        return "edges", f"{p.path(p.operands(site)[0])} -> {p.path(p.graph.target(edge))}"
+    return "nodes" if len(sites) == 1 else "layers", plain
+
+
+def axis_of(p: Program, gate: Gate) -> AxisGroup:
+    """The axis whose units a gate opens."""
+    from graphwright.ops.terms import atoms
+
+    axes = p.axes()
+    term = axes.solution.dims[Value(p.node(NODE), gate.port)][0]
+    mine = tuple(atoms(term))
+    found = next((g for g in axes.values() if g.atoms == mine), None)
+    if found is None:
+        raise UnknownGate("the axis of the gate is gone, or its units were gated alone", where=gate.owner)
+    return found
+
+
+LINEAR, MERGES = "linear", frozenset({"reshape", "flatten"})
+
+
+def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
+    """Site -> the one product that reads it, as its x, behind nothing but reshapes that nobody else looks at.
+
+    Args:
+        kept: values that are asked for.
+    """
+    if not grad_enabled():
+        return {}
+    found = {}
+    for site in (s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if p.op(s) == "mul"):
+        value = Value(site)
+        while value not in kept and len(edges := p.out_edges(value.node)) == 1:
+            reader = p.graph.target(edges[0])
+            if p.op(reader) == LINEAR and p.operands(reader)[0] == value:
+                found[site] = reader
+            if p.op(reader) not in MERGES:
+                break
+            value = Value(reader)
+    return found
+
+
+def worth(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
+    """Whether the weight is trained, has fewer rows than x, and its columns are the last dimensions of x in order."""
+    weight = origin(p, p.operands(product)[1])
+    x, g = (values[v] for v in p.operands(site))
+    if weight is None or not p.weights[p.key(weight)].requires_grad:
+        return False
+    rows, columns = p.weights[p.key(weight)].shape
+    lead = _lead(x.shape, columns)
+    return lead is not None and len(g.shape) <= len(x.shape) - lead and prod(x.shape[:lead]) > rows
+
+
+def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
+    """The weight [out, in] with its columns multiplied by gates that stood over x, float [out, in]."""
+    rows, columns = weight.shape
+    lead = _lead(x, columns)
+    assert lead is not None
+    wide = call("reshape", weight, shape=(rows, *x[lead:]))
+    return call("reshape", wide * g, shape=(rows, columns))
+
+
+def _lead(shape: tuple[int, ...], columns: int) -> int | None:
+    """How many dimensions stand before those that make up so many columns."""
+    for lead in range(len(shape) - 1, -1, -1):
+        if prod(shape[lead:]) >= columns:
+            return lead if prod(shape[lead:]) == columns else None
+    return None

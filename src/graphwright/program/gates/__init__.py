@@ -1,1 +1,0 @@
-"""Gates: the view of them, and putting them in and taking them out."""

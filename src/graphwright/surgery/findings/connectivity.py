@@ -1,0 +1,283 @@
+"""Cycles: nodes that wait for each other. A loop over time goes through a state, and is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from graphwright.graph.analysis import connected_components, strongly_connected_components
+from graphwright.program.kinds import INPUT, SOURCES, STORED, WRITE
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, removed, rewired, sweep
+from graphwright.surgery.findings.interface import best_source, empty_places, fits
+from graphwright.surgery.findings.kinds import finding
+
+if TYPE_CHECKING:
+    from graphwright.graph import EdgeId, NodeId
+    from graphwright.program import Program, Value
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.surgery.findings.diagnosis import Diagnosis
+
+
+@finding("cycle")
+def cycle(d: Diagnosis) -> Iterator[Finding]:
+    """The shortest cycle of each strongly connected component."""
+    p = d.program
+    if not p.loose:  # every edge goes forwards in the order
+        return
+    for component in strongly_connected_components(p.graph):
+        if len(component) == 1 and not p.graph.has_edge(component[0], component[0]):
+            continue
+        edges = shortest_cycle(p, component)
+        nodes = tuple(p.graph.source(e) for e in edges)
+        names = [p.path(n) for n in nodes]
+        yield Finding.of(
+            p,
+            "cycle",
+            Severity.CRITICAL,
+            "nodes depend on each other",
+            *nodes,
+            edges=edges,
+            got=" -> ".join([*names, names[0]]),
+            witness={"path": names},
+            fixes=tuple(_fixes(d, edges)),
+        )
+
+
+def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...]:
+    """The edges of a shortest cycle within a strongly connected component, the one that closes it last."""
+    inside = set(component)
+    best: list[EdgeId] = []
+    loose = [e for e in sorted(p.loose) if set(p.graph.endpoints(e)) <= inside]
+    for closing in loose or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
+        goal, start = p.graph.endpoints(closing)
+        came: dict[NodeId, EdgeId | None] = {start: None}
+        queue = [start]
+        for node in queue:
+            if node == goal:
+                break
+            for edge in p.graph.out_edges(node):
+                after = p.graph.target(edge)
+                if after in inside and after not in came:
+                    came[after] = edge
+                    queue.append(after)
+        if goal not in came:
+            continue
+        path, node = [closing], goal
+        while (edge := came[node]) is not None:
+            path.append(edge)
+            node = p.graph.source(edge)
+        if not best or len(path) < len(best):
+            best = path
+    return tuple(best[::-1])
+
+
+def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
+    """Cut an edge into a junction, the one that closed the cycle first; else let a port read something earlier."""
+    p = d.program
+    cuttable = [e for e in edges if p.is_junction(p.graph.target(e)) and p.graph.in_degree(p.graph.target(e)) > 1]
+    cuttable.sort(key=lambda e: e not in p.loose)
+    for edge in cuttable[:1]:
+        yield Fix(f"cut {p.path(edge)}", lambda e, edge=edge: e.cut(edge), edges=1, keeps_function=edge in p.loose)
+        if not p.spec(p.edge_value(edge)).symbolic:
+            yield Fix(f"delay {p.path(edge)} by one step", lambda e, edge=edge: _delay(e, edge), edges=1, ops=2)
+    for edge in (e for e in edges if e in p.loose and e not in cuttable):
+        source = best_source(p, d.wiring, p.graph.target(edge), p.edge_port(edge))
+        if source is not None:
+            yield rewired(p, edge, source, keeps=True)
+
+
+def _delay(e: Transaction, edge: EdgeId) -> None:
+    source, target = e.program.edge_value(edge), e.program.graph.target(edge)
+    e.cut(edge)
+    e.connect(source, target, delay=1)
+
+
+@finding("components")
+def components(d: Diagnosis) -> Iterator[Finding]:
+    """Connected parts that hold ops beside the one that most outputs belong to; what only counts steps is none."""
+    p, w = d.program, d.wiring
+    parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
+    parts = [sorted(part) for part in parts if any(w.is_op(i) for i in part)]
+    parts.sort(key=lambda part: (-len(w.outputs.intersection(part)), -len(part), part[0]))
+    for part in parts[1:]:
+        nodes = [w.nodes[i] for i in part]
+        if not w.outputs.intersection(part) and not any(s.dtype.is_float for n in nodes for s in p.specs(n)):
+            continue  # a counter of batches, say
+        outputs = [name for name, v in zip(p.output_names(), p.outputs(), strict=True) if v.node in nodes]
+        yield Finding.of(
+            p,
+            "components",
+            Severity.ERROR,
+            "a network of its own beside the main one",
+            *nodes,
+            witness={"nodes": len(nodes), "outputs": outputs},
+            fixes=(_remove(p, nodes, outputs),),
+        )
+
+
+def _remove(p: Program, nodes: list[NodeId], outputs: list[str]) -> Fix:
+    def apply(e: Transaction) -> None:
+        if outputs:
+            rest = zip(e.program.output_names(), e.program.outputs(), strict=True)
+            e.set_outputs(**{name: v for name, v in rest if name not in outputs})
+        remove(e, nodes)
+
+    what = f"remove the {len(nodes)} nodes around {p.path(nodes[0])}"
+    return Fix(what, apply, edges=1, keeps_function=not outputs)
+
+
+@finding("unreachable")
+def unreachable(d: Diagnosis) -> Iterator[Finding]:
+    """Outputs that no input has an effect on, and inputs without effect on any output."""
+    p, w = d.program, d.wiring
+    inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
+    if not inputs or not w.outputs:
+        return
+    reached, reaching = w.reached(), w.reaching(w.outputs)
+    cut_off = [
+        (name, w.at[v.node])
+        for name, v in zip(p.output_names(), p.outputs(), strict=True)
+        if w.at[v.node] not in reached
+    ]
+    idle = [i for i in inputs if i not in reaching]
+    if cut_off:
+        name, output = cut_off[0]
+        starts = idle or inputs
+        yield _finding(d, f"no input has an effect on the output {name!r}", w.nodes[output], starts, [output], reached)
+    else:
+        for i in idle:
+            yield _finding(d, "has no effect on any output", w.nodes[i], [i], sorted(w.outputs), reached)
+
+
+def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]) -> Finding:
+    p, w = d.program, d.wiring
+    ahead = [i for i in w.flood(starts, w.after) if i in reached and w.ops[i] != WRITE]
+    frontier = [i for i in ahead if i not in w.outputs and not any(j in reached for j in w.after[i])]
+    nodes = [w.nodes[i] for i in frontier]
+    fix = _reconnect(d, frontier, set(w.flood(ends, w.before)), reached)
+    return Finding.of(
+        p,
+        "unreachable",
+        Severity.ERROR,
+        what,
+        about,
+        *(n for n in nodes if n != about),
+        witness={"frontier": [p.path(n) for n in nodes]},
+        fixes=() if fix is None else (fix,),
+    )
+
+
+def _reconnect(d: Diagnosis, frontier: list[int], behind: set[int], reached: set[int]) -> Fix | None:
+    """Let the nearest port behind the gap that fits read the last node before it."""
+    p, w = d.program, d.wiring
+    best: tuple[int, int, int, list[EdgeId]] | None = None
+    for last in frontier:
+        earlier = set(w.flood([last], w.before))
+        spec = p.specs(w.nodes[last])[0]
+        for i in sorted(behind - earlier):
+            for edge in p.in_edges(w.nodes[i]):
+                source = w.at[p.graph.source(edge)]
+                if source in reached or w.ops[source] in STORED or not fits(p, w.nodes[i], p.edge_port(edge), spec):
+                    continue
+                if best is None or (abs(i - last), last) < best[:2]:
+                    value = p.edge_value(edge)
+                    best = abs(i - last), last, source, [e for e in p.out_edges(value.node) if p.edge_value(e) == value]
+    if best is None:
+        return None
+    last, source, edges = w.nodes[best[1]], w.nodes[best[2]], best[3]
+    edges = [e for e in edges if p.graph.target(e) != last and w.at[p.graph.target(e)] in behind]
+
+    def apply(e: Transaction) -> None:
+        for edge in edges:
+            e.rewire(edge, last)
+        sweep(e, source)
+
+    return Fix(f"let {p.path(p.graph.target(edges[0]))} read {p.path(last)}", apply, edges=len(edges))
+
+
+@finding("isolated")
+def isolated(d: Diagnosis) -> Iterator[Finding]:
+    """Nodes without any edge that are no output."""
+    p, w = d.program, d.wiring
+    for i, node in enumerate(w.nodes):
+        alone = not w.before[i] and w.unread(i) and w.ops[i] not in STORED
+        if alone and node not in d.claimed:
+            fixes = (removed(p, [node], keeps=True),)
+            yield Finding.of(p, "isolated", Severity.WARNING, "is connected to nothing", node, fixes=fixes)
+
+
+@finding("dead_end")
+def dead_end(d: Diagnosis) -> Iterator[Finding]:
+    """Nodes whose results nothing reads, with what only they use.
+
+    Where inputs lie in that cone it is the way to the outputs that is missing: see `unreachable`.
+    """
+    p, w = d.program, d.wiring
+    needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == WRITE)])
+    for i, node in enumerate(w.nodes):
+        if w.ops[i] in SOURCES or not w.unread(i) or not w.before[i] or node in d.claimed:
+            continue
+        cone = w.cone([i])
+        inside = set(cone)
+        feeds = {j for k in cone for j in w.before[k]} - inside
+        if any(w.ops[j] == INPUT and j not in needed for j in feeds):
+            continue
+        members = [w.nodes[j] for j in cone]
+        yield Finding.of(
+            p,
+            "dead_end",
+            Severity.WARNING,
+            "computes what nothing reads",
+            *members,
+            witness={"cone": [p.path(n) for n in members]},
+            fixes=(removed(p, members, keeps=True), _output(p, node)),
+        )
+
+
+def _output(p: Program, node: NodeId) -> Fix:
+    def apply(e: Transaction) -> None:
+        outputs = dict(zip(e.program.output_names(), e.program.outputs(), strict=True))
+        e.set_outputs(**outputs, **{e.program.path(node): node})
+
+    return Fix(f"make {p.path(node)} an output", apply, edges=1)
+
+
+@finding("orphan_source")
+def orphan_source(d: Diagnosis) -> Iterator[Finding]:
+    """Each port that misses its edge, and each junction that is zero because nothing enters it."""
+    p, w = d.program, d.wiring
+    for node, port in empty_places(p, w):
+        junction = p.is_junction(node)
+        source = best_source(p, w, node, port)
+        lost = source is not None and source.node in d.claimed
+        fixes = [_connect(p, source, node, port, junction)] if source is not None else []
+        if junction and not lost:
+            fixes += _without(p, node)
+        yield Finding.of(
+            p,
+            "orphan_source",
+            Severity.WARNING if junction else Severity.ERROR,
+            "sums nothing, and is zero" if junction else f"port {port} has no edge",
+            node,
+            where=p.path(node) if junction else f"{p.path(node)}, port {port}",
+            witness={"port": port, "nearest": None if source is None else p.path(source)},
+            fixes=tuple(fixes),
+        )
+
+
+def _connect(p: Program, source: Value, node: NodeId, port: int, junction: bool) -> Fix:
+    return Fix(
+        f"connect {p.path(source)} to {p.path(node)}",
+        lambda e: e.connect(source, node, None if junction else port),
+        edges=1,
+        keeps_function=not junction,  # what misses a port did not run
+    )
+
+
+def _without(p: Program, node: NodeId) -> list[Fix]:
+    """Where only sums read a zero, it can go."""
+    readers = p.consumers(node)
+    plain = readers and all(p.is_junction(n) and p.graph.in_degree(n) > 1 for n in readers)
+    if not plain or any(v.node == node for v in p.outputs()):
+        return []
+    return [Fix(f"remove {p.path(node)}, a zero among sums", lambda e: e.remove(node), edges=1, keeps_function=True)]
