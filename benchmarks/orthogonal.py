@@ -14,9 +14,7 @@ import torch
 
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright.surgery.orthogonal import gram_error
-from graphwright.surgery.orthogonal import methods as newton_schulz
-from graphwright.surgery.orthogonal import methods as polar
-from graphwright.surgery.orthogonal import methods as qr
+from graphwright.surgery.orthogonal.methods import newton_schulz, polar, qr
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy
-from graphwright.array import memory_pool as upload
+from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy, upload
 from graphwright.array.memory_pool import MOST_ARRAYS, MOST_BYTES, chunks
 from graphwright.array.sim import SimBackend
 

@@ -14,7 +14,7 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
 from graphwright.surgery.orthogonal import gram_error
-from graphwright.surgery.orthogonal import methods as polar
+from graphwright.surgery.orthogonal.methods import polar
 
 ATTENTION = "layers.*.attn.{q,k,v,o}"
 BOUND = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}

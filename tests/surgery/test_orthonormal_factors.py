@@ -17,11 +17,8 @@ from graphwright import surgery
 from graphwright.errors import ShapeError
 from graphwright.surgery import orthogonal
 from graphwright.surgery.orthogonal import condition, gain, gram_error, is_orthogonal, stretch
-from graphwright.surgery.orthogonal import methods as newton_schulz
-from graphwright.surgery.orthogonal import methods as polar
 from graphwright.surgery.orthogonal import methods as products
-from graphwright.surgery.orthogonal import methods as qr
-from graphwright.surgery.orthogonal.methods import orthonormal
+from graphwright.surgery.orthogonal.methods import newton_schulz, orthonormal, polar, qr
 
 SHAPES = [(1, 1), (5, 1), (1, 5), (7, 7), (40, 40), (90, 50), (50, 90), (64, 3), (3, 64), (128, 128)]
 DEGENERATE = {

@@ -10,7 +10,7 @@ import graphwright as gw
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
 from graphwright.surgery.orthogonal import gram_error, stretch
-from graphwright.surgery.orthogonal import methods as polar
+from graphwright.surgery.orthogonal.methods import polar
 
 MAPS = ("cayley", "exp", "householder")
 

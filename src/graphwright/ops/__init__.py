@@ -8,6 +8,7 @@ from graphwright.ops import (
     attention,
     choose,
     conv,
+    elementwise,
     gate,
     identity,
     index,
@@ -20,16 +21,6 @@ from graphwright.ops import (
     reduce,
     shape,
 )
-from graphwright.ops import attention as paged
-from graphwright.ops import attention as update
-from graphwright.ops import elementwise as arithmetic
-from graphwright.ops import elementwise as compare
-from graphwright.ops import elementwise as functions
-from graphwright.ops import index as gather
-from graphwright.ops import linear as grouped
-from graphwright.ops import linear as solve
-from graphwright.ops import norm as softmax
-from graphwright.ops import reduce as sort
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
@@ -43,20 +34,16 @@ __all__ = [
     "Traits",
     "UnknownOp",
     "activation",
-    "arithmetic",
     "arrange",
     "attention",
     "call",
     "choose",
-    "compare",
     "compute",
     "conv",
+    "elementwise",
     "explain",
-    "functions",
     "gate",
-    "gather",
     "get",
-    "grouped",
     "identity",
     "index",
     "linear",
@@ -64,14 +51,9 @@ __all__ = [
     "norm",
     "op",
     "optimize",
-    "paged",
     "pool",
     "random",
     "reduce",
     "shape",
-    "softmax",
-    "solve",
-    "sort",
-    "update",
     "writable_over",
 ]

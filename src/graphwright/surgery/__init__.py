@@ -35,7 +35,7 @@ from graphwright.surgery.factorise import (
     merge_lora,
     svd,
 )
-from graphwright.surgery.factorise import chain as densify
+from graphwright.surgery.factorise.chain import densify
 from graphwright.surgery.findings import Diagnosis, Finding, Findings, Fix, Limits, Severity, finding
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
 from graphwright.surgery.orthogonal import (
@@ -54,10 +54,8 @@ from graphwright.surgery.orthogonal import (
     so_generator,
     unbake,
 )
-from graphwright.surgery.orthogonal import methods as newton_schulz
-from graphwright.surgery.orthogonal import methods as polar
-from graphwright.surgery.orthogonal import methods as qr
-from graphwright.surgery.orthogonal import parametrize as retract
+from graphwright.surgery.orthogonal.methods import newton_schulz, polar, qr
+from graphwright.surgery.orthogonal.parametrize import retract
 from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
 from graphwright.surgery.reports import Comparison, ErrorReport, activation_memory, compare, optimise_report
 from graphwright.surgery.solve import Solution, Unsatisfied, solve

@@ -14,6 +14,7 @@ from graphwright.array.cpu import (
     attention,
     choose,
     conv,
+    elementwise,
     gate,
     index,
     linear,
@@ -24,18 +25,6 @@ from graphwright.array.cpu import (
     random,
     reduce,
 )
-from graphwright.array.cpu import attention as paged
-from graphwright.array.cpu import elementwise as activation
-from graphwright.array.cpu import elementwise as arithmetic
-from graphwright.array.cpu import elementwise as compare
-from graphwright.array.cpu import elementwise as functions
-from graphwright.array.cpu import elementwise as identity
-from graphwright.array.cpu import index as gather
-from graphwright.array.cpu import linear as grouped
-from graphwright.array.cpu import linear as solve
-from graphwright.array.cpu import norm as softmax
-from graphwright.array.cpu import optimize as update
-from graphwright.array.cpu import reduce as sort
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
 from graphwright.array.device import CPU, Device
@@ -48,31 +37,20 @@ from graphwright.array.storage import Storage
 
 __all__ = [
     "CpuBackend",
-    "activation",
-    "arithmetic",
     "arrange",
     "attention",
     "choose",
-    "compare",
     "conv",
-    "functions",
+    "elementwise",
     "gate",
-    "gather",
-    "grouped",
-    "identity",
     "index",
     "linear",
     "loss",
     "norm",
     "optimize",
-    "paged",
     "pool",
     "random",
     "reduce",
-    "softmax",
-    "solve",
-    "sort",
-    "update",
 ]
 
 _ALIGN = 64

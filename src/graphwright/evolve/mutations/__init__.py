@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from graphwright.evolve.mutations.cells import cell_type, insert_cell
 from graphwright.evolve.mutations.delays import add_delay_link, remove_delay_link
+from graphwright.evolve.mutations.images import kernel, stride
 from graphwright.evolve.mutations.layers import (
     add_skip,
     insert_layer,
@@ -19,7 +20,7 @@ from graphwright.evolve.mutations.layers import (
 )
 from graphwright.evolve.mutations.links import add_link, remove_link, split_link, toggle_link
 from graphwright.evolve.mutations.registry import MUTATIONS, Kind, linears, mutation
-from graphwright.evolve.mutations.units import kernel, narrow, stride, widen, widths
+from graphwright.evolve.mutations.units import narrow, widen, widths
 
 __all__ = [
     "MUTATIONS",

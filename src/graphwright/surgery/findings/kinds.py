@@ -36,10 +36,7 @@ ORDER = (
 )
 """Kinds in the order in which they are asked: a defect is reported once, under the first kind that explains it."""
 
-_FILES = (
-    *("interface", "tensors", "cycles", "unused", "ports", "parts"),
-    *("gradients", "residuals", "heads", "widths", "redundancy", "gain", "losses"),
-)
+_FILES = (*("interface", "tensors", "connectivity", "gradients", "residuals", "heads"),)
 
 
 @dataclass(frozen=True, slots=True)
