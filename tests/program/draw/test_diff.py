@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from graphwright.program import Program
-from graphwright.program.draw import Layout, layout
+from graphwright.program.draw import PictureLayout, layout
 
 from . import models
 from .random_programs import nested_programs
@@ -19,7 +19,7 @@ from .test_svg import groups
 ALL = 20
 
 
-def marked(made: Layout) -> dict[str, set]:
+def marked(made: PictureLayout) -> dict[str, set]:
     """Marked nodes and edges of a picture."""
     found: dict[str, set] = {}
     for path, box in made.boxes.items():
@@ -98,7 +98,7 @@ def test_a_renamed_node_is_marked_as_changed_alone() -> None:
 
 def test_a_closed_group_is_marked_if_something_inside_is() -> None:
     program, before = edited()
-    made = layout(program, frozenset({"layers"}), diff=before)
+    made = layout(program, expanded=frozenset({"layers"}), diff=before)
     assert {p: b.mark for p, b in made.boxes.items() if b.mark} == {"layers.0": "changed", "layers.1": "changed"}
 
 

@@ -93,7 +93,7 @@ def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Pr
 @given(program=nested_programs(15), data=st.data())
 def test_a_dot_parser_finds_them_in_any_program(program: Program, data: st.DataObject) -> None:
     chosen = data.draw(st.frozensets(st.sampled_from(all_groups(program) or [""])))
-    made = layout(program, chosen)
+    made = layout(program, expanded=chosen)
     nodes, edges, clusters = parsed(program.to_dot(expanded=chosen))
     assert set(nodes) == set(made.boxes)
     assert {(a, b) for a, b, _ in edges} == {(e.src, e.dst) for e in made.edges}
@@ -156,5 +156,5 @@ def test_colours_can_be_left_out_or_be_numbers() -> None:
     assert nodes["body.act"]["fillcolor"] == "#440154"
     assert "fillcolor" not in nodes["body.sum"]
     assert "// scale from 1.0 to 3.0" in small().to_dot(color={"body.act": 1.0, "x": 3.0})
-    with pytest.raises(UsageError, match="no such colouring"):
+    with pytest.raises(UsageError, match="unknown colouring"):
         small().to_dot(color="rainbow")

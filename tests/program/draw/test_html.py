@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from graphwright.program import Program, load
-from graphwright.program.draw import Layout, layout
+from graphwright.program.draw import PictureLayout, layout
 
 from . import models
 from .hostile import NAMES, hostile
@@ -145,7 +145,7 @@ def drawn(page: str, script: str, folder: Path) -> dict[str, list[int]]:
     return json.loads(found[1])
 
 
-def rectangles(made: Layout) -> dict[str, list[int]]:
+def rectangles(made: PictureLayout) -> dict[str, list[int]]:
     return {p: [b.x, b.y, b.w, b.h] for p, b in (*made.boxes.items(), *made.groups.items())}
 
 
@@ -162,7 +162,7 @@ def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, ope
     script = "document.getElementById('gw-close').click();" + "".join(
         f"graphwright.toggle('{p}');" for p in sorted(opened)
     )
-    assert drawn(program.to_html(), script, tmp_path) == rectangles(layout(program, frozenset(opened)))
+    assert drawn(program.to_html(), script, tmp_path) == rectangles(layout(program, expanded=frozenset(opened)))
 
 
 @pytest.mark.browser
