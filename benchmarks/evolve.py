@@ -19,7 +19,7 @@ import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import Recipe
+from graphwright.evolve.layers.candidate import TrainingGenes
 from graphwright.evolve.seeds import wilson
 
 PARTS = ("xor", "ablation", "hybrid", "gradients", "inherited", "data", "layers", "cart", "ppo", "double_pole",
@@ -237,7 +237,7 @@ def add_pairs(figure: Figure, who: str, unit: str, pairs: np.ndarray) -> None:
 def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
     """Steps of a widened net until 95 % of the validation digits are right: its weights inherited, and fresh."""
     task, s, rng = ev.tasks.digits(seed=seed), ev.Layers(), np.random.default_rng(seed)
-    recipe = Recipe.of(s.lr, s.optimizer, task.loss)
+    recipe = TrainingGenes.of(s.lr, s.optimizer, task.loss)
     b = gw.Builder("digits")
     x = b.input("x", ("B", 64))
     for name, (i, o) in (("hidden", (64, 16)), ("out", (16, 10))):
@@ -245,12 +245,12 @@ def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
         x = b.linear(x, weight, b.param(f"{name}.bias", np.zeros(o, np.float32)), name=name)
         x = b.relu(x) if name == "hidden" else x
     b.output(x, "y")
-    mother = b.build()
-    opt = train.optimizer(mother, recipe)
-    train.fit(task, mother, opt, recipe, s, rng, train.Seats())
+    fitter_parent = b.build()
+    opt = train.optimizer(fitter_parent, recipe)
+    train.fit(task, fitter_parent, opt, recipe, s, rng, train.Seats())
     counts = []
     for fresh in (False, True):
-        child, moments = mother.fork("child"), train.moments(opt)
+        child, moments = fitter_parent.fork("child"), train.moments(opt)
         own = train.optimizer(child, recipe)
         train.restore(own, moments)
         with child.edit("widen") as e:

@@ -14,8 +14,8 @@ import pytest
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
+from graphwright.evolve.neurons.program import founder
 from graphwright.evolve.pictures import structure
-from graphwright.evolve.program import founder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = {  # kind: shape, corners, is it round?, hue of its outline
@@ -55,8 +55,8 @@ def genome() -> gw.Program:
         (8, 0, 4, True, 9.5),
         (9, 4, 3, True, 0.0),
     ]
-    nodes = (ev.Node(3, "tanh"), ev.Node(4, "relu"))
-    return founder(ev.Genome(2, 1, nodes, tuple(ev.Link(i, s, d, 0, o, w) for i, s, d, o, w in links)))
+    nodes = (ev.NodeGene(3, "tanh"), ev.NodeGene(4, "relu"))
+    return founder(ev.Genome(2, 1, nodes, tuple(ev.LinkGene(i, s, d, 0, o, w) for i, s, d, o, w in links)))
 
 
 def read(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], Any], str]:

@@ -11,11 +11,11 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.genomes import genome
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import GENES
+from graphwright.evolve.layers.candidate import GENES
 from graphwright.evolve.mutations.links import links
 from graphwright.evolve.mutations.registry import parts
+from graphwright.evolve.neurons.genomes import genome
 
 rng = np.random.default_rng(0)
 WILD = {"population": 12, "split_link": 0.3, "add_link": 0.4, "set_activation": 0.1, "activation": ("tanh", "relu")}
@@ -45,10 +45,10 @@ def test_an_edit_takes_the_place_of_who_was_edited_and_is_scored():
     before, genes, c = genome(run.genes, 4, 2, 1), run.genes, run.counters.evaluations
     number = split(run, 4)
     key = run.alive(4)
-    assert key == ev.Key(4, 4, 1)
+    assert key == ev.IndividualKey(4, 4, 1)
     after = genome(run.genes, 4, 2, 1)
     assert after == run.lineage.genome(key)
-    assert run.lineage.genome(ev.Key(4, 4)) == before
+    assert run.lineage.genome(ev.IndividualKey(4, 4)) == before
     assert [n for n in range(12) if genome(run.genes, n, 2, 1) != genome(genes, n, 2, 1)] == [4]
     assert run.counters.evaluations == c + 1
     one = run.individual(key)
@@ -59,7 +59,7 @@ def test_an_edit_takes_the_place_of_who_was_edited_and_is_scored():
     for e in after.links:
         assert keys[e.id].tolist() == [3, e.src, e.dst, e.delay]
     birth = run.lineage.birth(key)
-    assert (birth.author, birth.why, birth.mother) == ("human", "a neuron in the middle", ev.Key(4, 4))
+    assert (birth.author, birth.why, birth.fitter_parent) == ("human", "a neuron in the middle", ev.IndividualKey(4, 4))
     assert str(birth) == "generation 4: by hand, a neuron in the middle"
 
 
@@ -70,8 +70,8 @@ def test_a_split_by_hand_and_one_by_evolution_have_equal_numbers():
     run.run(8, target=9.0)
     births = run.lineage.past[1].births
     assert 4 in births.site[births.mutation == 3]  # the first link is split by evolution too
-    child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.mother != 0))[0])
-    assert by_hand <= {n.id for n in run.lineage.genome(ev.Key(1, child)).nodes}
+    child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.fitter_parent != 0))[0])
+    assert by_hand <= {n.id for n in run.lineage.genome(ev.IndividualKey(1, child)).nodes}
 
 
 def test_children_descend_from_the_edit_and_blame_names_the_human():
@@ -89,19 +89,19 @@ def test_children_descend_from_the_edit_and_blame_names_the_human():
         e.connect(e.add("mul", "n99.out", w, name="n3.l300"), "n3.sum", port=300)
     key = run.alive(best)
     run.run(run.generation + 3, target=9.0)
-    heirs = [g for g in range(12) if key in [b.key for b in run.lineage.path(ev.Key(run.generation, g))]]
+    heirs = [g for g in range(12) if key in [b.key for b in run.lineage.path(ev.IndividualKey(run.generation, g))]]
     assert heirs
     node = max(n.id for n in run.lineage.genome(key).nodes)
     assert run.registry.keys[node, 0] == 6
     for g in heirs:
-        who = ev.Key(run.generation, g)
+        who = ev.IndividualKey(run.generation, g)
         p, genes = run.lineage.replay(who), run.lineage.genome(who)
         assert ev.program.read(p) == genes
         assert p.structure_hash() == ev.program.founder(genes, run.task.names).structure_hash()
         if node in {n.id for n in genes.nodes}:
             assert p.blame(f"n{node}.out")[0].author == "human"
             assert p.blame(f"n{node}.out")[0].why == "generation 4: by hand, a look at the product"
-    assert "by hand, a look at the product" in run.lineage.to_html(key=ev.Key(run.generation, heirs[0]))
+    assert "by hand, a look at the product" in run.lineage.to_html(key=ev.IndividualKey(run.generation, heirs[0]))
 
 
 @pytest.mark.parametrize("kind", ["neat", "hybrid", "baldwin"])
@@ -121,7 +121,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == {
         p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
     }
-    assert rest.alive(3) == ev.Key(4, 3, 2)
+    assert rest.alive(3) == ev.IndividualKey(4, 3, 2)
     assert state(rest) == state(whole)
     assert [c.tobytes() for c in rest.scored] == [c.tobytes() for c in whole.scored]
     for run in (whole, rest):
@@ -129,7 +129,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     assert state(rest) == state(whole)
     assert rest.log == whole.log
     for g in range(12):
-        who = ev.Key(8, g)
+        who = ev.IndividualKey(8, g)
         assert [str(b) for b in rest.lineage.path(who)] == [str(b) for b in whole.lineage.path(who)]
         assert rest.lineage.replay(who).structure_hash() == whole.lineage.replay(who).structure_hash()
     plain = run_of(**how)
@@ -215,7 +215,7 @@ def test_what_genes_cannot_hold_is_refused_and_changes_nothing(edit, message):
         edit(e)
     assert state(run) == before
     assert not run.lineage.past[-1].edits
-    assert run.alive(1) == ev.Key(1, 1)
+    assert run.alive(1) == ev.IndividualKey(1, 1)
 
 
 def test_only_the_living_are_edited():
@@ -223,15 +223,15 @@ def test_only_the_living_are_edited():
     with pytest.raises(UsageError, match="nobody lives yet"), fresh.edit(0):
         pass
     run = run_of()
-    for who in (ev.Key(0, 3), 12, -1, ev.Key(4, 3, 1)):
+    for who in (ev.IndividualKey(0, 3), 12, -1, ev.IndividualKey(4, 3, 1)):
         with pytest.raises(UsageError, match="nobody lives by this key"), run.edit(who):
             pass
     split(run, 3)
-    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit(ev.Key(4, 3)):
+    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit(ev.IndividualKey(4, 3)):
         pass
-    with run.edit(ev.Key(4, 3, 1), "nothing at all"):
+    with run.edit(ev.IndividualKey(4, 3, 1), "nothing at all"):
         pass
-    assert run.alive(3) == ev.Key(4, 3, 1)
+    assert run.alive(3) == ev.IndividualKey(4, 3, 1)
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_member_that_was_edited_is_a_candidate_by_a_human(inherit):
     new = next(n for n in run.members if n.birth is birth)
     assert old not in run.members
     assert set(archive) & set(run.archive)
-    assert (birth.author, birth.mother, birth.what) == ("human", old.number, "by hand, a layer and another")
+    assert (birth.author, birth.fitter_parent, birth.what) == ("human", old.number, "by hand, a layer and another")
     assert train.measure(run.task, new.program, run.task.valid) == (birth.metric, birth.loss)
     assert len(run.births) == run.counters.evaluations
     made = parts(new.program) - parts(old.program)

@@ -13,8 +13,8 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, RegistryConflict, ResumeMismatch, TaskError
-from graphwright.evolve.genomes import genome
-from graphwright.evolve.species import founding
+from graphwright.evolve.neurons.genomes import genome
+from graphwright.evolve.neurons.species import founding
 
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
@@ -272,7 +272,7 @@ def test_labels_of_the_test_cases_decide_nothing():
 def test_no_program_is_made_until_somebody_looks(monkeypatch):
     made = []
     real = ev.program.founder
-    for place in ("graphwright.evolve.program.founder", "graphwright.evolve.lineage.founder"):
+    for place in ("graphwright.evolve.neurons.program.founder", "graphwright.evolve.neurons.lineage.founder"):
         monkeypatch.setattr(place, lambda *a, **k: made.append(1) or real(*a, **k))
     run = run_of(generations=8)
     assert not made
@@ -354,7 +354,7 @@ def test_what_a_child_inherits(inherit):
         parents.weight[parents.link_off[m]:parents.link_off[m + 1]].tolist(), strict=True)}  # fmt: skip
     for g in range(8):
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
-            key = (int(run.births.mother[g]), int(run.genes.link_id[e]))
+            key = (int(run.births.fitter_parent[g]), int(run.genes.link_id[e]))
             if key in old:
                 assert run.genes.weight[e] == np.float32(old[key])
     if inherit == "none":
@@ -443,7 +443,7 @@ def test_calls_that_cannot_be_are_refused_before_anything_runs(tmp_path):
 
 
 def test_inputs_of_another_width_are_not_stretched():
-    best = run_of(generations=1, population=4).individual(ev.Key(0, 0))
+    best = run_of(generations=1, population=4).individual(ev.IndividualKey(0, 0))
     for shape in ((3, 1), (3, 5), (3, 2, 1), ()):
         with pytest.raises(TaskError, match="2 inputs"):
             best.predict(np.zeros(shape))
@@ -451,7 +451,13 @@ def test_inputs_of_another_width_are_not_stretched():
 
 def test_nobody_has_a_key_beyond_the_run():
     lineage = run_of(generations=2, population=4).lineage
-    for key in (ev.Key(9, 0), ev.Key(1, 4), ev.Key(-1, 0), ev.Key(1, -2), ev.Key(0, 0, 1)):
+    for key in (
+        ev.IndividualKey(9, 0),
+        ev.IndividualKey(1, 4),
+        ev.IndividualKey(-1, 0),
+        ev.IndividualKey(1, -2),
+        ev.IndividualKey(0, 0, 1),
+    ):
         with pytest.raises(KeyError, match="nobody"):
             lineage.birth(key)
         with pytest.raises(KeyError, match="nobody"):

@@ -11,9 +11,9 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.evolve.genomes import columns_of, take
 from graphwright.evolve.gradient_paths import FLAT, blocked_links, blocked_params
-from graphwright.evolve.program import founder
+from graphwright.evolve.neurons.genomes import columns_of, take
+from graphwright.evolve.neurons.program import founder
 
 
 def wild(output) -> list[ev.Genome]:
@@ -22,7 +22,7 @@ def wild(output) -> list[ev.Genome]:
                        activation=("tanh", "step", "sign"))  # fmt: skip
     run: Any = ev.Evolution(task, None, settings, seed=3)
     run.run(15)
-    return [run.individual(ev.Key(14, g)).genome for g in range(30)]
+    return [run.individual(ev.IndividualKey(14, g)).genome for g in range(30)]
 
 
 def blocked_by_networkx(g: ev.Genome) -> set[int]:
@@ -30,7 +30,7 @@ def blocked_by_networkx(g: ev.Genome) -> set[int]:
     flat = {n.id for n in g.nodes if n.activation in FLAT}
     ends = range(g.inputs + 1, g.inputs + 1 + g.outputs)
 
-    def leads(link: ev.Link, without: set[int]) -> bool:
+    def leads(link: ev.LinkGene, without: set[int]) -> bool:
         net = nx.DiGraph([(e.src, e.dst) for e in g.links if e.open])
         net.add_nodes_from(ends)
         net.remove_nodes_from(without)
@@ -93,8 +93,8 @@ def test_adaline_a_sign_node_learns_by_the_delta_rule_before_it():
     apart = np.abs(distance) > 0.4
     x, t = x[apart][:200], np.sign(distance[apart][:200]).astype(np.float32)[:, None]
     assert len(x) == 200
-    links = tuple(ev.Link(4 + i, i, 3, 0, True, 0.0) for i in range(3))
-    p = founder(ev.Genome(2, 1, (ev.Node(3, "sign"),), links))
+    links = tuple(ev.LinkGene(4 + i, i, 3, 0, True, 0.0) for i in range(3))
+    p = founder(ev.Genome(2, 1, (ev.NodeGene(3, "sign"),), links))
     assert len(blocked_params(p)) == 3
     with p.edit("take the error before the sign") as e:
         e.set_outputs(y="n3.out", net="n3.sum")

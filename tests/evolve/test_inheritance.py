@@ -11,10 +11,10 @@ from test_mutations import cnn, mlp
 from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import Recipe
+from graphwright.evolve.layers.candidate import TrainingGenes
 
 rng = np.random.default_rng(0)
-ADAM = Recipe.of(0.01, "adam", "bce")
+ADAM = TrainingGenes.of(0.01, "adam", "bce")
 
 
 def with_cell():

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from graphwright import evolve as ev
-from graphwright.evolve import genomes as islands
 from graphwright.evolve.errors import RegistryConflict
-from graphwright.evolve.genomes import HAND, LINK, SPLIT, genome, number, with_room
-from graphwright.evolve.species import Species, distance
+from graphwright.evolve.neurons import genomes as islands
+from graphwright.evolve.neurons.genomes import LINK, MANUAL, SPLIT, genome, number, with_room
+from graphwright.evolve.neurons.species import Species, distance
 
 WILD = {"population": 30, "grow": 0.2, "split_link": 0.4, "add_link": 0.5, "delays": 0.4}
 
@@ -85,15 +85,15 @@ def test_guests_answer_as_at_home():
 def test_neurons_by_hand_are_the_same_where_the_past_is():
     mine = wild(7)
     mine.registry = with_room(mine.registry, 10)
-    number(mine.registry, HAND, 12345, 0)
+    number(mine.registry, MANUAL, 12345, 0)
     at = int(mine.registry.count[0]) - 1
     _, numbers = islands.merge(mine.registry, mine.registry)
     np.testing.assert_array_equal(numbers, np.arange(at + 1))
     other = wild(8)
     other.registry = with_room(other.registry, 10)
-    stranger = number(other.registry, HAND, 12345, 0)
+    stranger = number(other.registry, MANUAL, 12345, 0)
     merged, numbers = islands.merge(mine.registry, other.registry)
-    assert merged.keys[numbers[stranger]].tolist() == [HAND, 12345, 1, 0]
+    assert merged.keys[numbers[stranger]].tolist() == [MANUAL, 12345, 1, 0]
 
 
 def test_runs_of_other_inputs_do_not_meet():

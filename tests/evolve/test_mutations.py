@@ -13,12 +13,12 @@ from graphwright import evolve as ev
 from graphwright.array.population.deal import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.genomes import columns_of, minimal
-from graphwright.evolve.genomes import genome as read_genome
 from graphwright.evolve.mutations.delays import delayed
 from graphwright.evolve.mutations.layers import branches
 from graphwright.evolve.mutations.links import junctions, links, open_links
-from graphwright.evolve.species import Nursery
+from graphwright.evolve.neurons.genomes import columns_of, minimal
+from graphwright.evolve.neurons.genomes import genome as read_genome
+from graphwright.evolve.neurons.species import Breeder
 from graphwright.program.cost import parameters
 from graphwright.program.kinds import STORED
 from seeds import deep
@@ -360,14 +360,14 @@ def test_a_link_in_columns_is_a_link_in_a_program(name):
     """Chains of neurons, closed links, a state that two links read: what goes, and what stays."""
     ends = [(4, 0, 3, 0), (5, 1, 3, 0), (6, 2, 3, 0), (8, 3, 7, 1), (9, 3, 3, 1), (11, 7, 10, 0), (12, 1, 13, 0),
             (14, 13, 15, 2), (17, 16, 3, 0)]  # fmt: skip
-    links_ = tuple(ev.Link(i, s, d, k, i != 12, 0.25 * i) for i, s, d, k in ends)
-    nodes = tuple(ev.Node(n, "tanh") for n in (3, 7, 10, 13, 15, 16))
+    links_ = tuple(ev.LinkGene(i, s, d, k, i != 12, 0.25 * i) for i, s, d, k in ends)
+    nodes = tuple(ev.NodeGene(n, "tanh") for n in (3, 7, 10, 13, 15, 16))
     before = ev.Genome(2, 1, nodes, links_)
     none = dict.fromkeys(("split_link", "add_link", "weights"), 0)
     settings: Any = ev.NEAT(population=200, mutate_only=1.0, **{**none, name: 1.0})
     one = np.zeros(200, np.int64)
     alone, registry = Parents(one - 1, one, np.array([0, 1]), np.arange(1)), minimal(2, 1, 1, settings, 0)[1]
-    bred, births, _ = Nursery(settings, 2, 1, 5).breed(columns_of([before]), np.zeros(1), alone, registry, 1)
+    bred, births, _ = Breeder(settings, 2, 1, 5).breed(columns_of([before]), np.zeros(1), alone, registry, 1)
     assert set(births.site.tolist()) == {i for i, *_, k in ends if k or name != "remove_delay_link"}
     hidden = set()
     for site in set(births.site.tolist()):

@@ -24,7 +24,7 @@ def run_of(**changes):
 def test_a_network_shows_its_nodes_and_links():
     run = run_of(delays=0.5, toggle_link=0.1)
     for g in range(20):
-        genome = run.individual(ev.Key(29, g)).genome
+        genome = run.individual(ev.IndividualKey(29, g)).genome
         text = pictures.network(genome, run.task.names)
         root: Any = ElementTree.fromstring(text)
         kinds = [c.get("class") for c in root.iter(f"{SVG}circle")]
@@ -66,8 +66,8 @@ def test_genes_of_those_without_descendants_are_dropped():
     assert max(kept[:60]) <= 20
     assert sum(kept[:60]) < 0.5 * 60 * 20
     for g in range(20):
-        assert run.lineage.path(ev.Key(run.generation, g))[0].mother is None
-    assert run.lineage.replay(ev.Key(run.generation, 0)).valid
+        assert run.lineage.path(ev.IndividualKey(run.generation, g))[0].fitter_parent is None
+    assert run.lineage.replay(ev.IndividualKey(run.generation, 0)).valid
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
 
 

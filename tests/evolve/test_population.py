@@ -13,10 +13,10 @@ from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
 from graphwright.evolve import tasks
-from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.genomes import columns_of, genome, join, minimal, take, with_room
+from graphwright.evolve.neurons.genomes import columns_of, genome, join, minimal, take, with_room
+from graphwright.evolve.neurons.species import Breeder, Species, distance, rates
+from graphwright.evolve.run import Evolution
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Nursery, Species, distance, rates
 
 erf = np.vectorize(math.erf)
 ACT = {
@@ -65,7 +65,7 @@ def same(a, b):
 def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
     """A population some generations on, by random fitness."""
     genes, registry, _ = setup(inputs, outs, settings, seed)
-    rng, nursery = np.random.default_rng(seed), Nursery(settings, inputs, outs, seed)
+    rng, nursery = np.random.default_rng(seed), Breeder(settings, inputs, outs, seed)
     count = settings.population
     for g in range(1, generations):
         pool = rng.permutation(count)[: count // 2]
@@ -101,7 +101,7 @@ def test_children_are_those_of_the_slow_version(settings):
         elite = np.where(rng.random(count) < 0.1, rng.integers(0, count, count), -1)
         species = rng.integers(0, 3, count)
         chosen = Parents(elite, species, off, pool)
-        genes, births, registry = Nursery(settings, inputs, outs, 99).breed(
+        genes, births, registry = Breeder(settings, inputs, outs, 99).breed(
             genes, fitness, chosen, registry, generation
         )
         new = []
@@ -111,7 +111,12 @@ def test_children_are_those_of_the_slow_version(settings):
                                      outs, numbers, stream)  # fmt: skip
             native = slow_of(genes, c, inputs, outs)
             same(native, kid)
-            assert record == (births.mother[c], births.father[c], MUTATIONS[births.mutation[c]], births.site[c])
+            assert record == (
+                births.fitter_parent[c],
+                births.other_parent[c],
+                MUTATIONS[births.mutation[c]],
+                births.site[c],
+            )
             made.add(record[2])
             new.append(native)  # rounding of sums must not add up
         old = new
@@ -183,10 +188,10 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     genes.link_open[:4] = 0  # all of the first parent, none of the second
     count = settings.population
     parents = Parents(np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]), np.arange(2))
-    out, births, _ = Nursery(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
-    crossed = np.repeat(births.father >= 0, 4)
+    out, births, _ = Breeder(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
+    crossed = np.repeat(births.other_parent >= 0, 4)
     assert abs((1 - out.link_open[crossed]).mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / crossed.sum())
-    alone = np.repeat((births.father < 0) & (births.mother == 0), 4)
+    alone = np.repeat((births.other_parent < 0) & (births.fitter_parent == 0), 4)
     assert (out.link_open[alone] == 0).all()  # a genome crossed with itself is itself
 
 
@@ -327,7 +332,7 @@ def test_rows_of_a_genome_that_did_not_change_are_its_mother_s():
             np.testing.assert_array_equal(getattr(run.table, name), getattr(anew, name))
         changed = [
             g
-            for g, m in enumerate(run.births.mother.tolist())
+            for g, m in enumerate(run.births.fitter_parent.tolist())
             if (a := genome(run.genes, g, 1, 1)).nodes != (b := genome(old, m, 1, 1)).nodes
             or [e[:5] for e in a.links] != [e[:5] for e in b.links]
         ]

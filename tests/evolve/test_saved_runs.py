@@ -111,7 +111,7 @@ def test_all_that_a_run_of_neurons_is_made_of_comes_back(whole):
         assert run.counters == again.counters
         assert run.lineage.pinned == again.lineage.pinned
         for g in range(0, interrupted.GENERATIONS, 6):
-            assert run.lineage.birth(ev.Key(g, 2)) == again.lineage.birth(ev.Key(g, 2))
+            assert run.lineage.birth(ev.IndividualKey(g, 2)) == again.lineage.birth(ev.IndividualKey(g, 2))
         assert run.lineage.genome(run.best) == again.lineage.genome(run.best)
     assert run.genes.steps.any()
     assert whole[1]["neat"].genes.link_delay.any()

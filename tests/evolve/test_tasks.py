@@ -128,7 +128,7 @@ def test_fitness_on_two_poles_is_the_steps_until_something_falls():
     run.run(2, target=2000.0)
     seen = set()
     for g in range(0, 12, 3):
-        one = run.individual(ev.Key(run.generation, g))
+        one = run.individual(ev.IndividualKey(run.generation, g))
         s, steps, fell = np.array([0, 0, 0.07, 0, 0, 0]), 0, False
         while not fell and steps < 60:
             answer = one.predict((s / [4.8, 2, 0.52, 2, 0.52, 2])[None].astype("f4"))[0, 0]
