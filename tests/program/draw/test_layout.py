@@ -125,7 +125,7 @@ def test_the_residual_trunk_is_one_straight_lane() -> None:
 
 def test_equal_modules_are_arranged_once() -> None:
     few, many = layout(models.llama(2), level=ALL), layout(models.llama(9), level=ALL)
-    assert few.arranged == many.arranged == 5  # the whole, layers, one block, attn, mlp
+    assert few.arrangement_count == many.arrangement_count == 5  # the whole, layers, one block, attn, mlp
     same = [relative(many, f"layers.{i}") for i in range(9)]
     assert all(list(r.values()) == list(same[0].values()) for r in same)
 

@@ -46,7 +46,7 @@ class HeadSpec:
 
     @staticmethod
     def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
-        """Check a head and place it among the outputs. Raises: TaskError."""
+        """Check a head and assign its outputs. Raises: TaskError."""
         if head.loss not in LOSSES:
             raise TaskError("unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
         metric = head.metric or ("r2" if head.loss == "mse" else "accuracy")

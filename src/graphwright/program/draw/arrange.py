@@ -143,8 +143,8 @@ def _steps(positions: list[int], main: int) -> list[int]:
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     steps = [0] * len(positions)
-    for place, k in enumerate(order):
-        steps[k] = place - zero
+    for position, k in enumerate(order):
+        steps[k] = position - zero
     return steps
 
 
@@ -246,7 +246,7 @@ class _Router:
         return net.slot == self.entry and child == self.first
 
     def _come_in(self, net: Net, wire: Wire, child: int) -> tuple[int, X | None]:
-        """Place an entry right above its first reader, if the lane there is free."""
+        """Put an entry right above its first reader, if the lane there is free."""
         own = self.lane[child]
         if not self.taken.free(own, 0, self.rank[child] - 1):
             return own, None

@@ -50,7 +50,7 @@ class ModuleGroup:
     Attributes:
         path: dotted path; empty for the whole program.
         segment: last part of the path.
-        parent, place: index of the parent in `GroupTree.modules`, and index among the children of the parent.
+        parent, position: index of the parent in `GroupTree.modules`, and index among the children of the parent.
         children: indices in `Scene.nodes`, or ~index in `GroupTree.modules`, in order of their first node.
         entries, exits: outer sources that are read inside, in order of use; inner sources that are read outside.
         nets: sorted by source child, entries first.
@@ -60,7 +60,7 @@ class ModuleGroup:
     path: str
     segment: str
     parent: int
-    place: int
+    position: int
     depth: int
     children: list[int] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
@@ -71,11 +71,11 @@ class ModuleGroup:
 
 @dataclass(slots=True)
 class GroupTree:
-    """All groups, parents before children. Node i of the scene is child `place[i]` of the group `home[i]`."""
+    """All groups, parents before children. Node i of the scene is child `position[i]` of the group `home[i]`."""
 
     modules: list[ModuleGroup]
     home: list[int]
-    place: list[int]
+    position: list[int]
     by_path: dict[str, int]
 
     def chain(self, node: int) -> list[int]:
@@ -106,7 +106,7 @@ def grow(scene: Scene) -> GroupTree:
             home = _add_group(tree, path)
         children = tree.modules[home].children
         tree.home.append(home)
-        tree.place.append(len(children))
+        tree.position.append(len(children))
         children.append(i)
     return tree
 
@@ -119,10 +119,10 @@ def _add_group(tree: GroupTree, path: str) -> int:
     at = tree.by_path[path]
     for path in reversed(missing):
         parent = tree.modules[at]
-        place = len(tree.modules)
+        position = len(tree.modules)
         tree.modules.append(ModuleGroup(path, path.rpartition(".")[2], at, len(parent.children), parent.depth + 1))
-        parent.children.append(~place)
-        tree.by_path[path] = at = place
+        parent.children.append(~position)
+        tree.by_path[path] = at = position
     return at
 
 
@@ -138,26 +138,26 @@ def wire(scene: Scene, tree: GroupTree) -> None:
         net = nets[group].get(node)
         if net is None:
             net = nets[group][node] = Net(node)
-        place = ends[group].get((node, child))
-        if place is None:
+        position = ends[group].get((node, child))
+        if position is None:
             ends[group][node, child] = len(net.targets)
             net.targets.append((child, 0))
             net.edges.append([edge])
         else:
-            net.edges[place].append(edge)
+            net.edges[position].append(edge)
 
     for number, (src, _, dst, _, _) in enumerate(scene.edges):
         up, down = tree.home[src], tree.home[dst]
-        up_child, down_child = tree.place[src], tree.place[dst]
+        up_child, down_child = tree.position[src], tree.position[dst]
         below: list[tuple[int, int]] = []
         while up != down:
             if modules[up].depth >= modules[down].depth:
                 exits[up][src] = None
                 join(up, src, OUTSIDE, number)
-                up, up_child = modules[up].parent, modules[up].place
+                up, up_child = modules[up].parent, modules[up].position
             else:
                 below.append((down, down_child))
-                down, down_child = modules[down].parent, modules[down].place
+                down, down_child = modules[down].parent, modules[down].position
         if up_child != down_child:
             join(up, src, down_child, number)
         for group, child in below:
@@ -181,9 +181,9 @@ def _finish(
         if slot is not None:
             net.slot = slot
         else:
-            at, net.child = tree.home[net.node], tree.place[net.node]
+            at, net.child = tree.home[net.node], tree.position[net.node]
             while at != group:
-                net.slot, net.child = exits[at][net.node], tree.modules[at].place
+                net.slot, net.child = exits[at][net.node], tree.modules[at].position
                 at = tree.modules[at].parent
         for k, (child, _) in enumerate(net.targets):
             if child == OUTSIDE:

@@ -1,7 +1,7 @@
 """`layout(program)`: the position of every box, frame and edge of a picture in whole pixels; pure and deterministic.
 
-Rows follow the longest path, the residual trunk has its own lane, and equal modules are arranged once. The inside of a
-group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
+Rows follow the longest path, the residual trunk has its own lane, and equal modules are laid out
+once. The inside of a group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PictureLayout:
         edges: sorted by source and target.
         width, height: of the whole picture.
         collapsed: groups and runs that were closed, folded or bundled because of the budget.
-        arranged: number of groups that were arranged; groups equal to one of them reuse its arrangement.
+        arrangement_count: number of different arrangements; equal groups share one.
     """
 
     boxes: dict[str, Box]
@@ -122,7 +122,7 @@ class PictureLayout:
     width: int
     height: int
     collapsed: tuple[str, ...]
-    arranged: int = 0
+    arrangement_count: int = 0
 
     @property
     def elements(self) -> int:
@@ -155,7 +155,7 @@ class PictureOptions(TypedDict, total=False):
 
 
 def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout:
-    """Lay out a program.
+    """Compute the layout of a program.
 
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
@@ -198,8 +198,10 @@ class PlacedGroup:
     wires: list[Points]
 
 
-def place(arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[ChildExtent], title: int) -> PlacedGroup:
-    """Place the children of one group.
+def position_children(
+    arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[ChildExtent], title: int
+) -> PlacedGroup:
+    """Compute the positions of the children of one group.
 
     Args:
         arrangement: rows, lanes and wires.
@@ -304,7 +306,7 @@ class Composition:
         lines: per group, its label while it is closed.
         marks: per group, its mark in the difference of two programs.
         members: per group, the nodes inside.
-        arranged: number of different arrangements.
+        arrangement_count: number of different arrangements.
         roomy: nodes whose shape needs more room around its text than a box does.
     """
 
@@ -314,7 +316,7 @@ class Composition:
     lines: list[tuple[str, ...]]
     marks: list[str]
     members: list[list[int]]
-    arranged: int
+    arrangement_count: int
     roomy: set[int] = field(default_factory=set)
     _placed: dict[int, PlacedGroup] = field(default_factory=dict)
 
@@ -364,7 +366,7 @@ class Composition:
             inside = tuple(number.get(~c, self.lines[~c]) for c in module.children if c < 0)
             key = (module.hash, title, inside)
             if key not in stamped:
-                stamped[key] = place(self.arrangements[at], module.nets, self.sizes(at), title)
+                stamped[key] = position_children(self.arrangements[at], module.nets, self.sizes(at), title)
             self._placed[at] = stamped[key]
             number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
 
@@ -398,7 +400,7 @@ class Composition:
             root.left + root.right,
             root.height,
             self.view.closed,
-            self.arranged,
+            self.arrangement_count,
         )
 
     def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
@@ -477,7 +479,7 @@ class Composition:
         tree = self.view.tree
         up = tree.home[a] if a >= 0 else tree.modules[~a].parent
         down = tree.home[b] if b >= 0 else tree.modules[~b].parent
-        child = tree.place[b] if b >= 0 else tree.modules[~b].place
+        child = tree.position[b] if b >= 0 else tree.modules[~b].position
         legs, tail = [], []
         while up != down:
             if tree.modules[up].depth >= tree.modules[down].depth:
@@ -485,7 +487,7 @@ class Composition:
                 up = tree.modules[up].parent
             else:
                 tail.append((down, child))
-                down, child = tree.modules[down].parent, tree.modules[down].place
+                down, child = tree.modules[down].parent, tree.modules[down].position
         legs.append((up, child))
         back = wires[up][edge.src, child][1].back
         points: Points = []
@@ -534,10 +536,10 @@ def compose(
     for i in range(len(scene.nodes)):
         for group in tree.chain(i):
             members[group].append(i)
-    arrangements, arranged = _arrange_all(chosen)
+    arrangements, arrangement_count = _arrange_all(chosen)
     lines = [_group_lines(chosen, at, members[at]) for at in range(len(tree.modules))]
     marks = _marks(chosen, members)
-    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arranged)
+    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arrangement_count)
 
 
 def _arrange_all(chosen: SceneView) -> tuple[list[Arrangement], int]:

@@ -138,13 +138,13 @@ def _on_every_path(order: list[int], after: list[list[int]], start: list[int], u
         if i in reached:
             reached.update(j for j in after[i] if j in useful)
     line = [i for i in order if i in reached]
-    place = {i: k for k, i in enumerate(line)}
-    furthest = max(place[i] for i in start)
+    position = {i: k for k, i in enumerate(line)}
+    furthest = max(position[i] for i in start)
     found = []
     for k, i in enumerate(line):
         if furthest <= k:
             found.append(i)
-        furthest = max(furthest, max((place[j] for j in after[i] if j in place), default=0))
+        furthest = max(furthest, max((position[j] for j in after[i] if j in position), default=0))
     return found
 
 
