@@ -24,7 +24,7 @@ def one(name: str) -> ev.Genome:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_values_are_finite_and_those_of_the_formula_wherever_they_are_computed(name):
+def test_values_are_finite_and_match_the_formula_in_all_executors(name):
     p, genes = founder(one(name)), columns_of([one(name)])
     x = np.concatenate([ENDS, BETWEEN])
     with np.errstate(over="ignore"):
@@ -53,7 +53,7 @@ def slopes_of_the_table(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_slopes_are_differences_away_from_kinks_and_finite_at_the_ends(name):
+def test_derivatives_match_finite_differences_and_stay_finite(name):
     h, x = 1e-6, BETWEEN[:, 0].astype(float)
     expected = (ACT[name](x + h) - ACT[name](x - h)) / (2 * h)
     np.testing.assert_allclose(slopes_of_the_table(name, BETWEEN), expected, rtol=1e-4, atol=1e-5)

@@ -127,7 +127,7 @@ def test_links_are_as_wide_as_their_weight_is_large():
     assert structure(p) == structure(p)
 
 
-def test_labels_say_name_type_shape_and_number_of_params():
+def test_labels_have_name_type_shape_and_number_of_params():
     boxes, _, _ = read(structure(genome()))
     words = {path: [t.text for t in g.iter(f"{SVG}text")] for path, g in boxes.items()}
     assert words["x"] == ["x", "input", "f32[?, 2]"]

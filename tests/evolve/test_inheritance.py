@@ -42,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_and_moments_are_kept_as_far_as_shapes_allow(case):
+def test_weights_and_moments_are_inherited_where_shapes_match(case):
     make, mutate, resized, new = CASES[case]
     p = make()
     opt = train.optimizer(p, ADAM)

@@ -33,7 +33,7 @@ def written_out(registry):
     return said
 
 
-def test_structure_has_one_number_and_who_was_there_keeps_theirs():
+def test_merged_registry_keeps_existing_numbers():
     mine, other = wild(1), wild(2)
     before = [column.copy() for column in (*mine.registry, *other.registry)]
     merged, numbers = islands.merge(mine.registry, other.registry)
@@ -67,7 +67,7 @@ def test_distances_are_those_under_one_registry():
             assert found[i, k] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_guests_answer_as_at_home():
+def test_renumbered_genomes_compute_the_same():
     mine, other = wild(5), wild(6)
     merged, numbers = islands.merge(mine.registry, other.registry)
     guests = islands.renumbered(other.genes, numbers)
@@ -82,7 +82,7 @@ def test_guests_answer_as_at_home():
         assert registry.keys[i].tolist() == [LINK, a, b, delay]
 
 
-def test_neurons_by_hand_are_the_same_where_the_past_is():
+def test_manual_neurons_match_only_with_a_common_past():
     mine = wild(7)
     mine.registry = with_room(mine.registry, 10)
     number(mine.registry, MANUAL, 12345, 0)
@@ -96,6 +96,6 @@ def test_neurons_by_hand_are_the_same_where_the_past_is():
     assert merged.keys[numbers[stranger]].tolist() == [MANUAL, 12345, 1, 0]
 
 
-def test_runs_of_other_inputs_do_not_meet():
+def test_runs_with_other_inputs_cannot_merge():
     with pytest.raises(RegistryConflict, match="same inputs and outputs"):
         islands.merge(wild(0).registry, wild(0, ev.tasks.parity(3)).registry)

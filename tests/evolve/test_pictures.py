@@ -50,7 +50,7 @@ def test_curves_and_species():
     assert shown == {f"species {n}" for line in run.log for n in line.species}
 
 
-def test_a_family_is_a_page(tmp_path):
+def test_lineage_page(tmp_path):
     run = run_of()
     text = run.lineage.to_html(tmp_path / "family.html")
     assert (tmp_path / "family.html").read_text(encoding="utf-8") == text
@@ -59,7 +59,7 @@ def test_a_family_is_a_page(tmp_path):
     assert "a&lt;b" in text
 
 
-def test_genes_of_those_without_descendants_are_dropped():
+def test_genes_without_descendants_are_dropped():
     run = run_of()
     run.run(200, target=2.0)
     kept = [len(past.kept) for past in run.lineage.past]
@@ -71,7 +71,7 @@ def test_genes_of_those_without_descendants_are_dropped():
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
 
 
-def test_one_generation_is_seen_too():
+def test_charts_of_one_generation():
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=8), seed=1)
     run.run(1, target=2.0)
     for line in ElementTree.fromstring(ev.pictures.fitness(run.log)).iter(f"{SVG}polyline"):

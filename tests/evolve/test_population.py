@@ -84,7 +84,7 @@ def remembering():
 
 
 @pytest.mark.parametrize("settings", [WILD, NEAT(population=30, split_link=0.2, add_link=0.3)], ids=["wild", "NEAT"])
-def test_children_are_those_of_the_slow_version(settings):
+def test_children_match_the_reference_implementation(settings):
     inputs, outs, count = 3, 2, settings.population
     genes, registry, numbers = setup(inputs, outs, settings)
     r = rates(settings)
@@ -127,7 +127,7 @@ def test_children_are_those_of_the_slow_version(settings):
     assert made >= ({"copy", "weights", "split_link", "add_link"} if settings is not WILD else set(MUTATIONS))
 
 
-def test_distances_are_those_of_the_slow_version():
+def test_distances_match_the_reference_implementation():
     genes, _ = evolved()
     one = [slow_of(genes, g, 3, 2) for g in range(40)]
     for settings in (WILD, NEAT(c1=2, c2=0.5, c3=1)):
@@ -138,7 +138,7 @@ def test_distances_are_those_of_the_slow_version():
         assert (np.diag(ours) == 0).all()
 
 
-def test_species_take_the_first_that_is_near():
+def test_genomes_join_the_first_near_species():
     genes, _ = evolved()
     settings = NEAT(threshold=THRESHOLD)
     d = distance(genes, genes, settings)
@@ -196,7 +196,7 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_answers_are_those_of_the_definition(steps):
+def test_answers_match_the_definition(steps):
     genes = remembering()
     rng = np.random.default_rng(2)
     x = rng.normal(size=(37, steps, 3)).astype(np.float32)
@@ -284,7 +284,7 @@ def test_gradients_are_those_of_finite_differences(loss):
     assert checked > 50
 
 
-def test_training_stops_nowhere_but_at_what_was_asked():
+def test_training_makes_the_given_number_of_steps():
     run = Evolution(tasks.xor(), None, seed=0)
     genes = run.genes
     lesson = run.task.lesson()
@@ -313,7 +313,7 @@ def test_a_registry_that_grows_keeps_its_numbers():
     assert (grown.keys[:used] == registry.keys[:used]).all()
 
 
-def test_the_table_takes_no_more_than_its_rows():
+def test_table_allocates_only_its_rows():
     genes, _ = evolved(generations=40)
     table = tabulate(genes, 3, 2)
     assert len(table.rows) == table.row_off[-1] <= genes.node_off[-1]
@@ -321,7 +321,7 @@ def test_the_table_takes_no_more_than_its_rows():
     assert Rates._fields[0] == "grow"
 
 
-def test_rows_of_a_genome_that_did_not_change_are_its_mother_s():
+def test_unchanged_genomes_reuse_rows_of_their_fitter_parent():
     run = Evolution(tasks.parity(4), None, NEAT(population=60, split_link=0.2, add_link=0.3, delays=0.3), seed=2)
     for _ in range(15):
         run.run(run.generation + 2, target=2.0)

@@ -31,7 +31,7 @@ def test_advantages_are_the_sums_of_generalised_advantage_estimation():
             np.testing.assert_allclose(found[t, cart], total, rtol=1e-12)
 
 
-def test_an_episode_that_is_cut_off_goes_on_in_the_value_of_where_it_stopped():
+def test_truncated_episode_bootstraps_from_the_last_value():
     carts = EXAMPLE["Carts"](np.random.default_rng(0))
     carts.age[:] = carts.env.limit - 2
     carts.state[1, 2] = carts.env.state[1, 2] = 0.3  # this one falls

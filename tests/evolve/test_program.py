@@ -219,5 +219,5 @@ def test_a_program_that_is_no_genome_is_refused():
     b = gw.Builder()
     x = b.input("x", ("B", 2))
     b.output(b.tanh(x), "y")
-    with pytest.raises(ev.TaskError, match="no genome"):
+    with pytest.raises(ev.TaskError, match="not a genome"):
         program.read(b.build())

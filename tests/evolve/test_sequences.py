@@ -38,7 +38,7 @@ def of_length(x: np.ndarray, value: float) -> np.ndarray:
     return np.where(PADDED[..., None], np.float32(value), x)
 
 
-def test_a_padded_batch_is_each_sequence_alone_to_the_bit_on_the_vm(run):
+def test_padded_batch_matches_single_sequences_bit_for_bit(run):
     answers = outputs(run.table, run.genes, Cases.of(of_length(X, 99.0)))
     for k, length in enumerate(LENGTHS):
         alone = outputs(run.table, run.genes, Cases.of(X[k : k + 1, :length]))
@@ -57,7 +57,7 @@ def test_a_padded_batch_is_each_sequence_alone_to_the_bit_on_the_vm(run):
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
-def test_padded_steps_leave_loss_gradient_and_update_untouched(run, loss):
+def test_padding_does_not_affect_loss_gradient_and_update(run, loss):
     y = (X > 0).astype(np.float32) if loss != "cross_entropy" else np.eye(2, dtype=np.float32)[(X[..., 0] > 0) * 1]
     counts = (~PADDED).astype(np.float32)
     trained = []

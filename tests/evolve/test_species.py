@@ -16,7 +16,7 @@ def species_of(best, gained):
     return Species(np.arange(count), np.arange(count), np.array(best, float), np.array(gained), 3.0, count)
 
 
-def test_children_by_hand():
+def test_offspring_counts_of_a_small_example():
     fitness = np.array([3.0, 1.0, 4.0, 4.0, 0.0, 0.0])
     of = np.array([0, 0, 1, 1, 1, 1])
     # sums of shared fitness: 4/2 and 8/4
@@ -27,7 +27,7 @@ def test_children_by_hand():
     assert offspring(np.zeros(6), of, np.array([True, True]), 5).tolist() == [3, 2]
 
 
-def test_children_are_as_many_as_asked_for():
+def test_offspring_counts_sum_to_the_population():
     rng = np.random.default_rng(0)
     for _ in range(10_000):
         count, kinds = int(rng.integers(1, 40)), int(rng.integers(1, 8))
@@ -101,7 +101,7 @@ def test_a_lone_elite_survives_without_species():
     assert rank[births.fitter_parent].mean() < 14  # the best of three
 
 
-def test_representatives_are_members():
+def test_representatives_belong_to_their_species():
     genes, _ = evolved()
     s = Species.founders(genes, NEAT(threshold=1.5))
     found = []

@@ -66,7 +66,7 @@ EXPECTED = {
 }
 
 
-def test_marks_are_exactly_what_was_edited() -> None:
+def test_marks_match_the_edit() -> None:
     program, before = edited()
     assert marked(layout(program, diff=before, level=ALL)) == EXPECTED
     assert marked(layout(program, diff=program.fork(), level=ALL)) == {}

@@ -82,7 +82,7 @@ def test_a_small_program_letter_by_letter() -> None:
 
 @pytest.mark.parametrize("program", [models.llama(2), models.mlp(), models.skip(), models.branches(), hostile()])
 @pytest.mark.parametrize("level", [None, 0, 1, 9])
-def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Program, level: int | None) -> None:
+def test_dot_has_the_boxes_edges_and_frames_of_the_layout(program: Program, level: int | None) -> None:
     made = layout(program, level=level)
     nodes, edges, clusters = parsed(program.to_dot(level=level))
     assert (len(nodes), len(edges), len(clusters)) == (len(made.boxes), len(made.edges), len(made.groups))
@@ -91,7 +91,7 @@ def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Pr
 
 @settings(max_examples=max(settings().max_examples // 2, 5))
 @given(program=nested_programs(15), data=st.data())
-def test_a_dot_parser_finds_them_in_any_program(program: Program, data: st.DataObject) -> None:
+def test_dot_of_any_program_has_its_layout(program: Program, data: st.DataObject) -> None:
     chosen = data.draw(st.frozensets(st.sampled_from(all_groups(program) or [""])))
     made = layout(program, expanded=chosen)
     nodes, edges, clusters = parsed(program.to_dot(expanded=chosen))

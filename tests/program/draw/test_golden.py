@@ -69,7 +69,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_as_they_were_looked_at(name: str) -> None:
+def test_pictures_match_reviewed_files(name: str) -> None:
     made, file = PICTURES[name](), GOLDEN / name
     if os.environ.get("FREEZE_PICTURES"):
         file.parent.mkdir(exist_ok=True)

@@ -94,7 +94,7 @@ def test_the_text_tree_lists_every_node() -> None:
     assert sum(tag == "details" for tag, _ in page.tags) == len(layout(models.llama(2), level=9).groups)
 
 
-def test_details_tell_who_edited_a_node() -> None:
+def test_details_show_the_edits_of_a_node() -> None:
     program = models.llama(2)
     with program.edit("softer norm") as e:
         e.set_attr("layers.1.mlp.norm", eps=1e-3)
@@ -109,7 +109,7 @@ def test_details_tell_who_edited_a_node() -> None:
     assert [n["path"] for n in data["nodes"] if "blame" in n] == ["layers.1.mlp.norm"]
 
 
-def test_details_tell_the_values_of_weights_that_are_in_memory(tmp_path: Path) -> None:
+def test_details_show_statistics_of_loaded_weights(tmp_path: Path) -> None:
     program = models.mlp()
     with program.edit("values") as e:
         values = np.array([[3, -4, 0, 1], *[[1, 1, 1, 1]] * 15], "f4")
@@ -166,7 +166,7 @@ def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, ope
 
 
 @pytest.mark.browser
-def test_a_click_opens_and_closes_and_hovering_tells(tmp_path: Path) -> None:
+def test_click_opens_and_closes_and_hovering_shows_details(tmp_path: Path) -> None:
     program = models.llama(3)
     script = """
       const at = (path) => document.querySelector(`.gw-all [data-path="${path}"]`);

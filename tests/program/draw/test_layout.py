@@ -76,7 +76,7 @@ def check_wires_run_around_boxes(made: PictureLayout) -> None:
 
 
 @given(program=nested_programs(), data=st.data())
-def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.DataObject) -> None:
+def test_boxes_do_not_overlap_and_wires_avoid_them(program: Program, data: st.DataObject) -> None:
     groups = all_groups(program)
     chosen = data.draw(st.one_of(st.just(frozenset(groups)), st.frozensets(st.sampled_from(groups or [""]))))
     made = layout(program, expanded=chosen)
@@ -85,7 +85,7 @@ def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.
 
 
 @pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches(), models.tangle()])
-def test_the_models_people_draw(program: Program) -> None:
+def test_layouts_of_typical_models(program: Program) -> None:
     for made in (layout(program), layout(program, level=ALL), layout(program, level=ALL, params=True)):
         check(made)
         check_wires_run_around_boxes(made)
@@ -123,7 +123,7 @@ def test_the_residual_trunk_is_one_straight_lane() -> None:
     assert all(len(e.points) == 2 for e in residual), "no bend in a residual path"
 
 
-def test_equal_modules_are_arranged_once() -> None:
+def test_equal_modules_share_an_arrangement() -> None:
     few, many = layout(models.llama(2), level=ALL), layout(models.llama(9), level=ALL)
     assert few.arrangement_count == many.arrangement_count == 5  # the whole, layers, one block, attn, mlp
     same = [relative(many, f"layers.{i}") for i in range(9)]
@@ -200,7 +200,7 @@ def test_modules_that_read_each_other_get_a_return_arc() -> None:
     assert not any(e.back for e in opened.edges)
 
 
-def test_a_node_named_like_a_module_lies_inside_it() -> None:
+def test_node_named_like_a_module_is_inside_it() -> None:
     b = Builder()
     h = b.tanh(b.input("x", ("B", 4)), name="act")
     for i in range(4):
@@ -239,7 +239,7 @@ def test_states_and_their_writes_are_recurrent_edges() -> None:
     assert apart["total", "held.next"] == apart["held", "held.next"] == "state"
 
 
-def test_a_delayed_edge_is_its_states_one_after_the_other() -> None:
+def test_delayed_edge_shows_its_chain_of_states() -> None:
     b = Builder()
     x = b.input("x", (4,))
     b.output(b.tanh(b.junction(x, name="sum"), name="act"), "y")
@@ -272,7 +272,7 @@ def test_the_steps_of_a_long_loop_are_drawn_once_and_the_layers_of_a_decoder_are
         assert len(boxes) < 10 if folded else len(boxes) == 65
 
 
-def test_an_empty_budget_and_two_ways_to_say_one_thing_are_refused() -> None:
+def test_small_budget_and_contradictory_options_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 16"):
         layout(models.mlp(), budget=3)
     with pytest.raises(UsageError, match="are both given"):

@@ -45,7 +45,7 @@ def mutated(p, draw, names=GROWTH):
 
 
 # -- one Program -------------------------------------------------------------------------------------------------------
-def test_genomes_come_back_from_disk_as_they_were(tmp_path):
+def test_genomes_reload_unchanged(tmp_path):
     scalar, layers, draw = genome(), mlp((3, 5, 2)), np.random.default_rng(1)
     for k, p in enumerate((scalar, layers)):
         for _ in range(6):
@@ -54,7 +54,7 @@ def test_genomes_come_back_from_disk_as_they_were(tmp_path):
         assert gw.load(tmp_path / str(k)).hash() == p.hash()
 
 
-def test_no_class_beside_the_program_holds_a_topology():
+def test_only_programs_and_genomes_store_a_topology():
     """Columns of genes are the form that a population is bred in, `Genome` one of them to read; no other."""
     words, found = {"nodes", "edges", "links", "consumers", "producers", "adjacency", "topology", "layers"}, set()
     for file in Path(ev.__file__).parent.rglob("*.py"):
@@ -69,7 +69,7 @@ def test_no_class_beside_the_program_holds_a_topology():
     assert found == {"Genome"}
 
 
-def test_a_user_s_own_program_is_changed_in_place():
+def test_mutations_edit_a_user_program_in_place():
     p = net()
     handles = {n: p.path(n) for n in p.nodes()}
     edges = [(e, p.edge_port(e)) for n in handles for e in p.in_edges(n)]
@@ -86,7 +86,7 @@ def test_a_user_s_own_program_is_changed_in_place():
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
-def test_a_hundred_mutations_of_a_child_leave_its_parent_alone():
+def test_mutations_of_a_fork_leave_its_parent_unchanged():
     p, draw = net(), np.random.default_rng(2)
     with p.edit("not the first entry") as e:
         e.rename("act", "f")
@@ -130,7 +130,7 @@ def over_old_and_new(e):
     e.connect(e.add("mul", "act", x2), "total")
 
 
-def test_a_run_after_an_edit_is_that_of_a_program_made_anew(tmp_path):
+def test_run_after_an_edit_matches_a_reloaded_program(tmp_path):
     """Values, gradients, handles; what is downstream of an edit is planned anew, nothing else; undo to the byte."""
     for seed in range(deep(500, 6)):
         draw, p = np.random.default_rng(seed), net(seed)
@@ -158,7 +158,7 @@ def test_a_run_after_an_edit_is_that_of_a_program_made_anew(tmp_path):
         assert p.hash() == first
 
 
-def test_an_edit_is_planned_by_its_cone():
+def test_edit_replans_only_its_descendants():
     p = net()
     with p.edit("long") as e:
         for _ in range(60):
