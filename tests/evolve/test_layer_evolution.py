@@ -16,7 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.layers import engine, train
-from graphwright.evolve.layers.candidate import GENES, LADDER, TrainingGenes
+from graphwright.evolve.layers.candidate import GENES, RATES, TrainingGenes
 from graphwright.evolve.layers.engine import cross
 from graphwright.evolve.mutations import registry
 from graphwright.evolve.mutations.registry import parts
@@ -230,7 +230,7 @@ def test_training_genes_stay_in_range():
     for _ in range(10_000):
         after = training.step(rng)
         steps.append(abs(after.rate - training.rate))
-        assert 0 <= after.rate < len(LADDER)
+        assert 0 <= after.rate < len(RATES)
         training = after if rng.random() < 0.5 else TrainingGenes(int(rng.integers(13)), "adam", "bce")
     middle = [s for s in steps if s]
     assert 0.75 < np.mean([s == 1 for s in middle]) < 0.87

@@ -13,9 +13,9 @@ from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
 from graphwright.evolve import tasks
+from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons.genomes import columns_of, genome, join, minimal, take, with_room
 from graphwright.evolve.neurons.species import Breeder, Species, distance, rates
-from graphwright.evolve.run import Evolution
 from graphwright.evolve.settings import NEAT
 
 erf = np.vectorize(math.erf)

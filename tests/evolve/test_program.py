@@ -11,9 +11,9 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.genomes import columns_of, genome, take
-from graphwright.evolve.run import Evolution
 
 WILD = {
     "population": 12, "grow": 0.1, "split_link": 0.25, "add_link": 0.4, "toggle_link": 0.2, "remove_link": 0.15,

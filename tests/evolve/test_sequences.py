@@ -10,9 +10,9 @@ import pytest
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons.genomes import genome, take
 from graphwright.evolve.neurons.program import founder
-from graphwright.evolve.run import Evolution
 
 N, T = 21, 6
 rng = np.random.default_rng(0)

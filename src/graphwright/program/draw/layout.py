@@ -1,7 +1,7 @@
 """`layout(program)`: the position of every box, frame and edge of a picture in whole pixels; pure and deterministic.
 
-Rows follow the longest path, the residual trunk has its own lane, and equal modules are laid out
-once. The inside of a group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
+Rows follow the longest path, the residual trunk has its own lane, and equal modules share an arrangement. The inside of
+a group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
 """
 
 from __future__ import annotations
