@@ -10,7 +10,7 @@ from graphwright.autograd.apply import apply
 from graphwright.autograd.base import TensorBase
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import call, get
-from graphwright.ops.rules import axes_of, axis_of
+from graphwright.ops.axes import axes_of, axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor

@@ -10,7 +10,7 @@ from graphwright.autograd import functions
 from graphwright.autograd.operators import Operators
 from graphwright.errors import ShapeError
 from graphwright.ops import call
-from graphwright.ops.rules import axes_of, axis_of
+from graphwright.ops.axes import axes_of, axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor

@@ -13,11 +13,12 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, WriteCount, backend
 from graphwright.array.backend import queued_failure
-from graphwright.array.vm.encode import View, copy_row, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import cut
 from graphwright.autograd import changes
 from graphwright.errors import ComputeError
+from graphwright.ops import get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import StalePlan
 from graphwright.plan.planning.executor import VM
@@ -126,7 +127,9 @@ def _group(arranged: Arranged, stretch: Stretch, first: int, last: int, at: View
     for instr in instrs:
         dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
         outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-        members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+        form = get(instr.op).vm
+        assert form is not None, "the plan groups instructions that the VM runs"
+        members.append(Member(form, outs, ins, instr.attrs, dtypes))
     rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
     assert rows is not None, "the plan made a group where there are tiles"
     return cut(rows)
@@ -138,7 +141,8 @@ def _addressed(array: NDArray) -> View:
 
 def _rows(instr: Instr, at: ViewOf) -> Cut:
     outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-    rows = encode(instr.op, outs, ins, instr.attrs, work)
+    form = get(instr.op).vm
+    rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM where it has a form"
     return cut(rows)
 
