@@ -1,8 +1,8 @@
 """Axis equations: how the dimensions of an op's operands and results are tied together.
 
 The `axes` cell of an op takes one `AxesUse` and returns the dimensions of the results as terms. On the way it joins
-terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where the
-size cannot change) and which attributes are sizes. Dimensions couple by these rules alone, never by equal size or name.
+terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where
+the size cannot change) and which attributes are sizes. Dimensions couple by these rules alone, never by equal size or name.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
 by union-find; an atom that is found to consist of others links to that term. Invariant: joined terms have equal sizes.
@@ -21,7 +21,7 @@ from graphwright.array.spec import Dim
 from graphwright.errors import ShapeError
 
 
-# -- terms ---------------------------------------------------------------------------------------------------------------
+# -- terms -------------------------------------------------------------------------------------------------------------
 class Atom:
     """A dimension that nothing has split yet. `link` is what it was found to be, another atom or a term."""
 
@@ -260,7 +260,7 @@ def text(term: Term, names: Mapping[Atom, str]) -> str:
     return " + ".join(text(p, names) for p in term.parts)
 
 
-# -- one use of an op ----------------------------------------------------------------------------------------------------
+# -- one use of an op --------------------------------------------------------------------------------------------------
 Dims = tuple[Term, ...]
 
 
@@ -390,7 +390,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Leading dimensions pass; the last ones, which the op resizes or slides a window over, are frozen on both sides."""
+    """Leading dimensions pass; the last ones, which the op resizes or slides a window over, are frozen."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())

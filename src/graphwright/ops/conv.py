@@ -89,6 +89,7 @@ def _emit_conv(i: Sequence[str], a: Mapping[str, Any]) -> str:
 
 
 def each(value: int | Sequence[int], rank: int = 1) -> list[int]:
+    """One number per spatial axis, from a number for all of them or a number for each."""
     return [value] * rank if isinstance(value, int) else list(value)
 
 

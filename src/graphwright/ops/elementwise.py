@@ -383,7 +383,7 @@ class Remainder(Binary):
 
 @op("pow")
 class Pow(Binary):
-    """xᵖ, elementwise; integer p of a negative x too. Gradients g·p·xᵖ⁻¹ (0 where p = 0), g·y·ln x (0 where x = 0 ≤ p)."""
+    """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
     saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
     emit, onnx, aten = "torch.pow({0}, {1})", "Pow", "pow"

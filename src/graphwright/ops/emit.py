@@ -5,8 +5,8 @@ several results gives a tuple. Operand texts are names, attributes, calls or sub
 `run` is the forward pass around the text: it knows the symbolic sizes. A function returns None for a use of the op that
 generated code cannot express.
 
-In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an attribute
-as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
+In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
+attribute as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
 """
 
 from __future__ import annotations

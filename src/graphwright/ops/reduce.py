@@ -424,7 +424,7 @@ class Sort(_Ordered):
 
 @op("topk")
 class TopK(_Ordered):
-    """The k largest (or smallest) entries along an axis, in order, and their indices; the lowest index first on ties."""
+    """The k largest (or smallest) entries along an axis, in order, and their indices; ties by ascending index."""
 
     attrs = {"k": ..., "axis": -1, "largest": True}
 

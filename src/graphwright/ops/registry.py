@@ -201,7 +201,7 @@ class Op:
         return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
-        """Fill in default attributes and turn dtype names into DTypes. Raises: UsageError if one is unknown or missing."""
+        """Fill in default attributes, dtypes as DType. Raises: UsageError if one is unknown or missing."""
         if not attrs and not self.attrs:
             return {}
         merged = {**self.attrs, **attrs}

@@ -33,6 +33,7 @@ def _unflatten(u: OnnxUse) -> str:
 
 
 def onnx_size(u: OnnxUse, axis: int) -> str:
+    """The size of an axis of the first operand, as an int64 scalar."""
     axis = u.axis(axis)
     return u("Squeeze", u("Shape", u.names[0], start=axis, end=axis + 1), u.ints(0))
 
