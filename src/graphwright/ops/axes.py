@@ -2,7 +2,8 @@
 
 The `axes` cell of an op takes one `AxesUse` and returns the dimensions of the results as terms. On the way it joins
 terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where
-the size cannot change) and which attributes are sizes. Dimensions couple by these rules alone, never by equal size or name.
+the size cannot change) and which attributes are sizes.
+Dimensions couple by these rules alone, never by equal size or name.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
 by union-find; an atom that is found to consist of others links to that term. Invariant: joined terms have equal sizes.
