@@ -89,7 +89,7 @@ def bits(p: Program, opt: Any = None) -> dict[str, bytes]:
 
 def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
-    module = import_module("graphwright.plan.planning.compile")
+    module = import_module("graphwright.plan.compile")
     plain = module.make_plan
     monkeypatch.setattr(module, "make_plan", lambda *a, **k: made.append(0) or plain(*a, **k))
     return made

@@ -17,7 +17,7 @@ from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import UsageError
 from graphwright.plan import OutOfMemory, StaleLease, Workspace
 from graphwright.plan.running.arena import shared_arena
-from graphwright.plan.running.workspace import Bound
+from graphwright.plan.running.executable import Bound
 from graphwright.program import Builder, Program
 
 pytestmark = pytest.mark.usefixtures("young_heap")

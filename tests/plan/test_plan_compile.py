@@ -404,7 +404,7 @@ def test_bound_memory_follows_a_variable_that_gets_another_array() -> None:
 
 
 def test_a_bound_plan_of_an_edited_program_runs_as_planned() -> None:
-    from graphwright.plan.running.workspace import Bound
+    from graphwright.plan.running.executable import Bound
 
     p = mlp()
     bound = Bound(p.compile(x=feed(2).shape).workspace())

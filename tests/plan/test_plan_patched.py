@@ -303,7 +303,7 @@ def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pyt
     plan, beside = p.compile(x=(4, 4), freeze=True), Thread(target=make)
     with p.edit("insert") as e:
         e.insert(p.in_edges("t")[0], "relu")
-    monkeypatch.setattr("graphwright.plan.running.binding.loops", slowly)
+    monkeypatch.setattr("graphwright.plan.running.kernels.loops", slowly)
     before = Workspace(plan).run(feed)["y"]
     beside.join()
     monkeypatch.undo()

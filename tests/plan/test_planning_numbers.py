@@ -15,7 +15,7 @@ from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
 from graphwright.plan.planning.order import Order
 from graphwright.plan.planning.records import listed
-from graphwright.plan.running.binding import _gone
+from graphwright.plan.running.kernels import _gone
 from graphwright.program import Builder, Program
 
 

@@ -30,8 +30,8 @@ from graphwright.ops.casting import low_dtype
 from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import Plan
-from graphwright.plan.planning.compile import plan_for, spec_of
-from graphwright.plan.running.workspace import Bound
+from graphwright.plan.compile import plan_for, spec_of
+from graphwright.plan.running.executable import Bound
 from graphwright.program import FeedError, Program
 from graphwright.program.derived.step import Retraced, Step, Task
 
@@ -237,7 +237,7 @@ def compile_step(
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
         clip: largest norm of all gradients together; None for no limit.
-        executor, device, remat: see `graphwright.plan.planning.compile`; "auto" may use the VM, "aten" gives
+        executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives
             the bits of the eager loop.
     Raises: UsageError for a number out of range or an input that is missing or unknown.
     """

@@ -16,9 +16,9 @@ from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.describe import explain, nodes, tables
 from graphwright.plan.errors import place_of
-from graphwright.plan.planning.executor import ATEN, CAPTURE, VM
+from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.executors import ATEN, CAPTURE, VM
 from graphwright.plan.planning.fusion import cuts
-from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.table import (
     ARENA,
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
     from graphwright.autograd import Variable
     from graphwright.graph import NodeId
-    from graphwright.plan.compare import PlanDiff
-    from graphwright.plan.planning.arranged import Arranged, Patched
-    from graphwright.plan.planning.executor import Choice
+    from graphwright.plan.describe import PlanDiff
+    from graphwright.plan.planning.buffer_layout import Arranged, Patched
+    from graphwright.plan.planning.executors import Choice
     from graphwright.plan.planning.hazards import Region
     from graphwright.plan.planning.records import Row
     from graphwright.plan.profile import Profile
+    from graphwright.plan.running.executable import Bound
     from graphwright.plan.running.override import Kernel, Override
-    from graphwright.plan.running.workspace import Bound
     from graphwright.plan.table import (
         Instr,
         Slot,
@@ -408,7 +408,7 @@ class Plan(Decoded):
     def new_workspace(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
         """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
         from graphwright.plan.running.capture import CaptureWorkspace
-        from graphwright.plan.running.workspace import Workspace
+        from graphwright.plan.running.executable import Workspace
 
         poison = self.options.poison
         if self._captures:
@@ -417,7 +417,7 @@ class Plan(Decoded):
 
     def bind(self) -> Bound:
         """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
-        from graphwright.plan.running.workspace import Bound
+        from graphwright.plan.running.executable import Bound
 
         return Bound(self.new_workspace())
 
@@ -582,8 +582,8 @@ class Plan(Decoded):
         return profile(self, feeds, n)
 
     def diff(self, old: Plan) -> PlanDiff:
-        """What changed from another plan to this one; see `graphwright.plan.compare`."""
-        from graphwright.plan.compare import compare
+        """What changed from another plan to this one; see `graphwright.plan.describe`."""
+        from graphwright.plan.describe import compare
 
         return compare(old, self)
 

@@ -70,7 +70,7 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
 
     Raises: UsageError for n < 1; as `Workspace.run`.
     """
-    from graphwright.plan.running.workspace import Workspace
+    from graphwright.plan.running.executable import Workspace
 
     if n < 1:
         raise UsageError(

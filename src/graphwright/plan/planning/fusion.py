@@ -18,12 +18,12 @@ from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode import ENCODERS, View
 from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
 from graphwright.ops import OPS
-from graphwright.plan.planning.executor import VM, may_join
+from graphwright.plan.planning.executors import VM, may_join
 from graphwright.plan.planning.passes import TEMPORARY
 
 if TYPE_CHECKING:
     from graphwright.array import Layout
-    from graphwright.plan.planning.executor import Choice
+    from graphwright.plan.planning.executors import Choice
     from graphwright.plan.planning.plan_builder import Ledger
     from graphwright.plan.table import Instr
 

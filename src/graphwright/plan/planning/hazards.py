@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.array import backend
-from graphwright.plan.planning.layout import aligned
+from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import numpy as np
 
 from graphwright.array import backend
 from graphwright.ops import OPS
-from graphwright.plan.planning.executor import VM, chooser
-from graphwright.plan.planning.forms import Forms, adjacent
+from graphwright.plan.planning.executors import VM, chooser
+from graphwright.plan.planning.lowering import Forms, adjacent
 from graphwright.plan.planning.order import EqualRows, Order
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.planning.records import Copy, Lists, Row, Sources, Use, listed
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from graphwright.array import Device, Layout, NDArray, Spec
     from graphwright.graph import NodeId
     from graphwright.ops import Op
-    from graphwright.plan.planning.executor import Choice
-    from graphwright.plan.planning.forms import Alike, Form, Packed
+    from graphwright.plan.planning.executors import Choice
     from graphwright.plan.planning.fusion import Fusion
+    from graphwright.plan.planning.lowering import Alike, Form, Packed
     from graphwright.program import Program
 
 walking = RLock()

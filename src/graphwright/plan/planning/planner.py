@@ -20,18 +20,17 @@ from graphwright.array import CPU, backend
 from graphwright.errors import UsageError
 from graphwright.plan.errors import OutOfMemory
 from graphwright.plan.plan import Options, Plan
-from graphwright.plan.planning.arranged import Arranged, Patched
-from graphwright.plan.planning.executor import EXECUTORS, VM, on_vm
-from graphwright.plan.planning.forms import LARGEST, TooLarge
+from graphwright.plan.planning.buffer_layout import Arranged, Patched, place_naive
+from graphwright.plan.planning.commit import Commit
+from graphwright.plan.planning.executors import EXECUTORS, VM, on_vm
 from graphwright.plan.planning.fusion import fuse
-from graphwright.plan.planning.layout import place_naive
+from graphwright.plan.planning.lowering import LARGEST, TooLarge
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import Ledger
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.residency import OtherSide, keep_on_host
 from graphwright.plan.planning.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
-from graphwright.plan.running.commit import Commit
 from graphwright.program import FeedError
 from graphwright.program.validate import refuse_broken
 

@@ -15,7 +15,7 @@ from graphwright.array import storage as poison
 
 if TYPE_CHECKING:
     from graphwright.array import Storage
-    from graphwright.plan.running.binding import Binding
+    from graphwright.plan.running.kernels import Binding
 
 
 class Arena:

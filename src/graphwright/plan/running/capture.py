@@ -17,7 +17,7 @@ from graphwright.array import CPU
 from graphwright.array.memory_pool import DriverError
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.planning.hazards import CAPTURED
-from graphwright.plan.running.workspace import Workspace
+from graphwright.plan.running.executable import Workspace
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray

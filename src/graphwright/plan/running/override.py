@@ -108,7 +108,7 @@ class OverrideCall:
 
 def check(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
     """Run with and without the override on copies of the variables; see `Plan.check_override`."""
-    from graphwright.plan.running.workspace import Workspace
+    from graphwright.plan.running.executable import Workspace
 
     if not plan.overrides:
         raise UsageError(

@@ -17,9 +17,9 @@ import numpy as np
 
 from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.planning.executor import VM
+from graphwright.plan.planning.executors import VM
 from graphwright.plan.planning.hazards import edges
-from graphwright.plan.running.workspace import Workspace
+from graphwright.plan.running.executable import Workspace
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray

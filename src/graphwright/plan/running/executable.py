@@ -15,7 +15,7 @@ from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, place_of
 from graphwright.plan.plan import Part
 from graphwright.plan.running.arena import fill
-from graphwright.plan.running.binding import Binding
+from graphwright.plan.running.kernels import Binding
 from graphwright.plan.running.override import OverrideFailed
 from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import PARAM, STATE

@@ -20,7 +20,7 @@ from graphwright.autograd import changes
 from graphwright.errors import ComputeError
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import StalePlan
-from graphwright.plan.planning.executor import VM
+from graphwright.plan.planning.executors import VM
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_builder import walking
 from graphwright.plan.planning.planner import uncollected
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
     from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.arranged import Arranged
+    from graphwright.plan.planning.buffer_layout import Arranged
     from graphwright.plan.planning.fusion import Stretch
+    from graphwright.plan.running.executable import Lease
     from graphwright.plan.running.override import Override
     from graphwright.plan.running.transfer import Given
-    from graphwright.plan.running.workspace import Lease
     from graphwright.plan.table import Instr
 
 _NOTHING, _UNKNOWN = cut(()), cut(())

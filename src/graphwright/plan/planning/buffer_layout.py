@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from graphwright.plan.planning.passes import ALIGN
+
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.plan.planning.fusion import Fusion
@@ -117,3 +119,17 @@ class Arranged:
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""
         return int(self.home[buffer])
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes a buffer takes: a multiple of 64; scalars 8, so that graphs of scalars stay small."""
+    return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
+
+
+def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give every living buffer (last >= 0) a place of its own, in order; returns offsets and the bytes."""
+    offsets, top = np.full(len(sizes), -1, np.int64), 0
+    for b in np.flatnonzero(last >= 0):
+        offsets[b] = -(-top // ALIGN) * ALIGN
+        top = int(offsets[b] + sizes[b])
+    return offsets, top

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.array import Layout
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.ops import OPS, get
-from graphwright.plan.planning.executor import VM, may_join, work_of_vm
-from graphwright.plan.planning.layout import aligned
+from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.executors import VM, may_join, work_of_vm
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
     from graphwright.ops import Op
-    from graphwright.plan.planning.executor import Choice, Chooser
+    from graphwright.plan.planning.executors import Choice, Chooser
     from graphwright.plan.planning.records import Row
     from graphwright.plan.table import Instr, Slot
 

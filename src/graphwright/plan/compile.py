@@ -15,16 +15,16 @@ from graphwright.array import CPU, Device, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.planning.buckets import Buckets
 from graphwright.plan.planning.plan_builder import walking
 from graphwright.plan.planning.planner import make_plan, uncollected
+from graphwright.plan.running.buckets import Buckets
 from graphwright.program import Program, check_feeds, record
 from graphwright.program.derived.rewrite import patched
 
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
     from graphwright.plan.plan import Plan
-    from graphwright.plan.running.workspace import Bound, Workspace
+    from graphwright.plan.running.executable import Bound, Workspace
     from graphwright.program import TraceRecorder
     from graphwright.program.derived.rewrite import Place
 
