@@ -240,7 +240,7 @@ class Sech(Activation):
     """1 / cosh x = 2e^-|x| / (1 + e^-2|x|), elementwise; gradient -g·y·tanh x."""
 
     saves, sample = Saves(inputs=(0,), outputs=(0,)), unary_sample(-3, 3)
-    emit, functional, module = "torch.cosh({0}).reciprocal()", "sech", "Sech"
+    emit, functional = "torch.cosh({0}).reciprocal()", "sech"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
