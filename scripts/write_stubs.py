@@ -1,4 +1,4 @@
-"""Write the type stubs of functions that are generated from the cells of ops: `python scripts/write_stubs.py [--check]`.
+"""Write the type stubs of functions generated from ops: `python scripts/write_stubs.py [--check]`.
 
 With --check nothing is written; the exit status is 1 if a file differs from what would be written.
 """

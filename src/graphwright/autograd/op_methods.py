@@ -1,4 +1,4 @@
-"""Methods of tensors that are one op each, generated from the ops' `method` cells; `op_methods.pyi` has the signatures."""
+"""Methods of tensors that are one op each, from the `method` cells of ops; `op_methods.pyi` has the signatures."""
 
 from graphwright.ops import surface
 

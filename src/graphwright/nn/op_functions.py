@@ -1,4 +1,4 @@
-"""Functions that are one op each, generated from the ops' `functional` cells; `op_functions.pyi` has the signatures."""
+"""Functions that are one op each, from the `functional` cells of ops; `op_functions.pyi` has the signatures."""
 
 from graphwright.ops import surface
 

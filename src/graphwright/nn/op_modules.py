@@ -1,4 +1,4 @@
-"""Activations as modules, generated from the ops' `module` cells; `op_modules.pyi` has the signatures."""
+"""Activations as modules, from the `module` cells of ops; `op_modules.pyi` has the signatures."""
 
 from typing import ClassVar
 
