@@ -19,7 +19,7 @@ from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxUse
 from graphwright.program import Value
 from graphwright.program.kinds import INPUT, STATE, STORED
@@ -361,7 +361,7 @@ class _Graph:
     def _widened(self, node: NodeId) -> bool:
         """True for a cast of a weight in 16 bits to float32 or wider: the values are written so, exactly."""
         p = self.p
-        if p.op(node) != "cast" or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
+        if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False
         source = p.operands(node)[0].node
         return p.op(source) in STORED and p.spec(source).dtype.is_low

@@ -68,7 +68,7 @@ class Silu(Activation):
 class SwiGlu(Binary):
     """silu(a)·b, elementwise, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
 
-    saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), linear_in=(1,))
+    saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), annihilated=True)
     emit, vm, functional = "F.silu({0}) * {1}", forms.pointwise(Code.SWIGLU), "swiglu"
 
     @staticmethod

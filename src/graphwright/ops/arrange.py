@@ -229,6 +229,7 @@ class PadBackward(Backward):
     """The last axes made shorter again, what lay outside added to the entry it was made of: the transpose of `pad`."""
 
     arity, attrs = 1, {"widths": ..., "mode": "constant"}
+    traits = Traits(backward_of="pad")
 
     @staticmethod
     def infer(g, widths, mode):
@@ -255,7 +256,7 @@ class _Triangle:
     """A triangle of the last two axes."""
 
     arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
-    traits, axes = Traits(linear_in=(0,)), fixed_size("the order of its entries matters: it keeps a triangle", last=2)
+    axes = fixed_size("the order of its entries matters: it keeps a triangle", last=2)
 
     @staticmethod
     def infer(x, diagonal):
@@ -305,6 +306,7 @@ class Iota:
     arity, attrs, cost = 1, {"axis": ...}, free_cost
     vjp, why = None, {"vjp": "places are integers"}
     emit = "torch.arange({0}.shape[{axis}])"
+    traits = Traits(valueless=True)
 
     @staticmethod
     def infer(x, axis):

@@ -51,6 +51,7 @@ class RopeTable:
     emit = "rope_table({all}, {scale})"
     results = ("cos", "sin")
     vm = moves_forms.ROPE_TABLE
+    traits = Traits(float32_constants=True)
 
     @staticmethod
     def infer(positions, frequencies, scale):
@@ -94,6 +95,7 @@ class RopeDynamic:
 
     arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
     emit = "rope_dynamic({0}, {1}, {theta}, {factor}, {original})"
+    traits = Traits(float32_constants=True, looks_ahead=True)
 
     @staticmethod
     def infer(positions, frequencies, theta, factor, original):
@@ -129,6 +131,7 @@ class RopeLonger:
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
     emit = "{2} if int({0}.max()) + 1 > {original} else {1}"
+    traits = Traits(float32_constants=True, looks_ahead=True)
 
     @staticmethod
     def infer(positions, short, long, original):
@@ -272,7 +275,7 @@ class Sdpa:
     """
 
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
-    traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
+    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
     vm = attention_forms.SDPA
 
     @staticmethod
@@ -352,7 +355,7 @@ def _visible(ins, attrs):
 class SdpaBackward(Backward):
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "a gradient of it is that of its expansion, by which it is replaced where one is wanted"}
     vm = attention_forms.SDPA
 

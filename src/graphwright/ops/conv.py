@@ -121,7 +121,7 @@ class Conv:
     """
 
     arity, attrs, saves = (2, 3), _GROUPED, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(contracts="window", channels_first=True, amp="low", contiguous=(0, 1))
     onnx = _onnx_conv("Conv")
     emit = _emit_conv
 
@@ -170,7 +170,7 @@ class ConvTranspose:
     """
 
     arity, attrs, saves = (2, 3), {**_GROUPED, "output_padding": 0}, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1))
     onnx = _onnx_conv("ConvTranspose")
     emit = _emit_conv
 
@@ -222,7 +222,7 @@ class ConvWeight(Backward):
     """
 
     arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(backward_of="conv", amp="low", contiguous=(0, 1))
 
     @staticmethod
     def infer(x, g, *, groups, kernel, **window):

@@ -281,7 +281,7 @@ class Clamp(Unary):
 class Add(Binary):
     """a + b, elementwise."""
 
-    traits = Traits(identity=((0, -0.0), (1, -0.0)), sums=True, linear_in=(0, 1), jointly_linear=True)
+    traits = Traits(identity=((0, -0.0), (1, -0.0)), sums=True, keeps_zero=True, jointly_linear=True)
     emit, onnx, aten, vm = "{0} + {1}", "Add", "add", forms.ADD
 
     @staticmethod
@@ -293,7 +293,7 @@ class Add(Binary):
 class Sub(Binary):
     """a - b, elementwise."""
 
-    traits = Traits(identity=((1, 0.0),), linear_in=(0, 1), jointly_linear=True)
+    traits = Traits(identity=((1, 0.0),), keeps_zero=True, jointly_linear=True)
     emit, onnx, aten, vm = "{0} - {1}", "Sub", "sub", forms.pointwise(Code.SUB)
 
     @staticmethod
@@ -305,7 +305,10 @@ class Sub(Binary):
 class Mul(Binary):
     """a · b, elementwise."""
 
-    saves, traits = Saves(inputs=(0, 1)), Traits(identity=((0, 1.0), (1, 1.0)), multiplies=True, linear_in=(0, 1))
+    saves, traits = (
+        Saves(inputs=(0, 1)),
+        Traits(identity=((0, 1.0), (1, 1.0)), multiplies=True, annihilated=True, linear_in=(0, 1)),
+    )
     emit, onnx, aten, vm = "{0} * {1}", "Mul", "mul", forms.pointwise(Code.MUL)
 
     @staticmethod
@@ -444,7 +447,7 @@ class Junction:
     """Σ of any number of equal-shaped operands, in port order; zeros of its spec without an operand."""
 
     arity, vm = (0, None), forms.JUNCTION
-    traits = Traits(nary=True, inplace=((0, 0),), amp="promote", jointly_linear=True)
+    traits = Traits(nary=True, inplace=((0, 0),), amp="promote", keeps_zero=True, jointly_linear=True)
 
     @staticmethod
     def infer(*ins, **attrs):

@@ -6,6 +6,7 @@ and mode, int64 [3]. Both are operands: closing a gate, a new temperature or ano
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class Gate:
     """
 
     arity, attrs, cost = 4, {"sizes": ..., "groups": ()}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), _TRAITS
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), replace(_TRAITS, gates=True)
     why = {
         "onnx": "gates are hardened or folded before an export",
         "emit": "gates are hardened or folded before an export",
@@ -96,7 +97,7 @@ class GateGrad(Backward):
     """Gradients of `gate` by logits and temperatures: its operands, then the gradients of the `given` parts."""
 
     arity, vjp, cost = (4, None), None, _cost
-    attrs, traits = {"sizes": ..., "given": ...}, _TRAITS
+    attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
     why = {"vjp": "the slope of a straight-through gate has no slope of its own"}
 
     @staticmethod

@@ -17,7 +17,7 @@ from graphwright.ops.rules import floating, same, unary_sample
 class Cast:
     """x in another dtype, rounded to nearest even; the gradient comes back in the dtype of x."""
 
-    arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True, convert=True)
+    arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
     emit = "{0}.to({dtype})"
     vm = moves_forms.CAST
@@ -43,7 +43,7 @@ class Cast:
 class Copy:
     """x in fresh, row-major memory."""
 
-    arity, infer, traits, sample = 1, same, Traits(elementwise=True, convert=True), unary_sample(-1, 1)
+    arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
     axes = identity
     onnx = "Identity"
     emit = "{0}.clone()"
@@ -58,7 +58,7 @@ class Copy:
 class FullLike:
     """One value in the operand's spec."""
 
-    arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(elementwise=True)
+    arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(valueless=True, elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
     emit = "torch.full_like({0}, {value})"
     vm = elementwise_forms.FULL_LIKE
@@ -85,6 +85,7 @@ class StopGradient:
     axes = identity
     onnx = "Identity"
     emit = "{0}.detach()"
+    traits = Traits(linear_in=(0,), gradient_scale=0)
 
 
 @op("scale_gradient")
@@ -96,6 +97,7 @@ class ScaleGradient:
     axes = identity
     onnx = "Identity"
     emit = "{0}"
+    traits = Traits(linear_in=(0,), gradient_scale="scale")
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -107,7 +109,7 @@ class Recall:
     """x, as a value of its own: rewrites keep apart what is computed from the two; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
-    traits = Traits(barrier=True)
+    traits = Traits(linear_in=(0,), barrier=True)
     axes = identity
     onnx = "Identity"
     emit = "{0}"
@@ -121,7 +123,12 @@ class Recall:
 class AssertFinite:
     """x; raises NonFinite with the node, the count and the first index where it is infinite or NaN."""
 
-    arity, infer, traits, sample = 1, floating, Traits(elementwise=True, inplace=((0, 0),)), unary_sample(-1, 1)
+    arity, infer, traits, sample = (
+        1,
+        floating,
+        Traits(linear_in=(0,), elementwise=True, inplace=((0, 0),)),
+        unary_sample(-1, 1),
+    )
     axes = identity
     onnx = "Identity"
     emit = "{0}"

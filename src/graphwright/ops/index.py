@@ -76,7 +76,7 @@ def _counted(u: AxesUse, attr: str) -> Term:
 class Embedding:
     """Rows of a table [V, D] for ids of any shape: [..., D]; repeated ids add up in the gradient."""
 
-    arity, saves, traits = 2, Saves(inputs=(1,)), Traits(contiguous=(1,))
+    arity, saves, traits = 2, Saves(inputs=(1,)), Traits(lookup=True, matrix=0, contiguous=(1,))
     emit = "F.embedding({1}, {0})"
     vm = forms.EMBEDDING
 
@@ -121,7 +121,12 @@ class Embedding:
 class EmbeddingBackward(Backward):
     """Σ of gradient rows [..., D] per id into [rows, D], in index order."""
 
-    arity, attrs, saves, traits = 2, {"rows": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    arity, attrs, saves, traits = (
+        2,
+        {"rows": ...},
+        Saves(inputs=(1,)),
+        Traits(backward_of="embedding", contiguous=(0, 1)),
+    )
     vm = forms.EMBEDDING_BACKWARD
 
     @staticmethod
@@ -175,7 +180,7 @@ class Index:
     Places count from the end if negative; one outside its axis raises.
     """
 
-    arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(contiguous=(0,))
+    arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(linear_in=(0,), mixes="axis", contiguous=(0,))
     saves = Saves(inputs=tuple(range(1, 1 + AXES)))
 
     @staticmethod
@@ -219,7 +224,8 @@ class Index:
 class IndexSum(Backward):
     """Zeros of `shape` with each entry of g added at its place, in order: the transpose of `index`."""
 
-    arity, attrs, saves, traits = Index.arity, {"axis": 0, "shape": ...}, Index.saves, Index.traits
+    arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
+    traits = Traits(contiguous=(0,), backward_of="index")
 
     @staticmethod
     def infer(g, *ids, axis, shape):
@@ -490,7 +496,12 @@ class Gather:
 class ScatterSum(Backward):
     """Zeros of `shape` with each entry of x added at its place along an axis, in order: the transpose of `gather`."""
 
-    arity, attrs, saves, traits = 2, {"axis": ..., "shape": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    arity, attrs, saves, traits = (
+        2,
+        {"axis": ..., "shape": ...},
+        Saves(inputs=(1,)),
+        Traits(backward_of="gather", contiguous=(0, 1)),
+    )
 
     @staticmethod
     def infer(x, index, axis, shape):

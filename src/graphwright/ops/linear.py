@@ -29,7 +29,7 @@ def _rows(t):
 class Matmul:
     """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed back over broadcast axes."""
 
-    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(amp="low")
+    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(contracts="in_out", linear_in=(0, 1), amp="low")
     onnx = "MatMul"
     emit = "{0} @ {1}"
     vm = forms.MATMUL
@@ -108,7 +108,11 @@ class Matmul:
 class Linear:
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2, narrow=(1,))
+    arity, saves, traits = (
+        (2, 3),
+        Saves(inputs=(0, 1)),
+        Traits(contracts="out_in", matrix=1, linear_in=(0,), amp="low", addend=2, narrow=(1,)),
+    )
     emit = "F.linear({all})"
     vm = forms.LINEAR
 
@@ -307,7 +311,11 @@ class GroupedMatmul:
 class GroupedOuter(Backward):
     """Xᵀ·y over each run of rows of x [N, d] and y [N, f]: [E, d, f], 0 for an empty run."""
 
-    arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(2,), contiguous=(0, 1))
+    arity, saves, traits = (
+        3,
+        Saves(inputs=(0, 1, 2)),
+        Traits(backward_of="grouped_matmul", amp="low", fixed=(2,), contiguous=(0, 1)),
+    )
 
     @staticmethod
     def infer(x, y, offsets):

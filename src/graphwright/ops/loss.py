@@ -27,7 +27,7 @@ class CrossEntropy(Loss):
 
     arity, attrs = (2, 3), {"ignore_index": -100, "smoothing": 0.0}
     saves = Saves(inputs=(0, 1, 2), outputs=(1,))
-    traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1, 2))
+    traits = Traits(applies="softmax", contiguous=(0, 1), amp="f32", fixed=(1, 2))
     vm = forms.CROSS_ENTROPY
 
     @staticmethod
@@ -105,7 +105,7 @@ class CrossEntropyBackward(Backward):
 
     arity, attrs = (4, 5), {"ignore_index": -100, "smoothing": 0.0}
     saves = Saves(inputs=(0, 1, 2, 3, 4))
-    traits = Traits(contiguous=(0, 1, 2, 3))
+    traits = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3))
     vm = forms.CROSS_ENTROPY
 
     @staticmethod
@@ -233,6 +233,8 @@ def _log(p):
 @op("bce_with_logits")
 class BinaryCrossEntropyWithLogits(_Binary):
     """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+
+    traits = Traits(applies="sigmoid")
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

@@ -111,7 +111,7 @@ class RmsNorm:
     dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
     """
 
-    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(amp="inner"), _cost
+    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner"), _cost
     attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
     vm = forms.RMS_NORM
 
@@ -181,7 +181,7 @@ class LayerNorm:
     """x̂·w + b over the last `rank` axes; w and b have their shape and may be left out, b alone too (Ba et al. 2016)."""
 
     arity, attrs, cost = (1, 3), {"rank": 1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
     vm = forms.LAYER_NORM
 
     @staticmethod
@@ -253,7 +253,7 @@ class GroupNorm:
     """
 
     arity, attrs, cost = (1, 3), {"groups": ..., "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
 
     @staticmethod
     def infer(x, *scale, groups, eps):
@@ -337,7 +337,7 @@ class BatchNorm:
     """
 
     arity, attrs, cost = (3, 5), {"eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(amp="inner", fixed=(1, 2))
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(normalises=True, amp="inner", fixed=(1, 2))
     axes = _batch_norm_axes
 
     @staticmethod
@@ -394,7 +394,10 @@ class BatchNormTrain:
     """
 
     arity, attrs, cost = (3, 5), {"momentum": 0.1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 3, 4)), Traits(amp="inner", fixed=(1, 2))  # 1 and 2 are written before backward
+    saves, traits = (
+        Saves(inputs=(0, 3, 4)),
+        Traits(normalises=True, batch_statistics=True, amp="inner", fixed=(1, 2)),
+    )  # 1 and 2 are written before backward
     axes = _batch_norm_axes
     why = {
         "onnx": "an exported graph carries no state from run to run",
@@ -475,7 +478,7 @@ class Softmax(_AlongAxis):
     altogether is 0. A row of -inf alone is NaN.
     """
 
-    arity, attrs, traits = (1, 2), {"axis": -1}, Traits(amp="f32", fixed=(1,))
+    arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))
     axes = along_axis("takes a softmax over it")
     vm = forms.SOFTMAX
 

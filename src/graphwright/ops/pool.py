@@ -6,6 +6,7 @@ Averages and interpolations are linear, so each has its transpose beside it, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -166,7 +167,7 @@ class AvgPool:
 class AvgPoolBackward(Backward):
     """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `avg_pool`."""
 
-    arity, traits = 1, _ROW_MAJOR
+    arity, traits = 1, replace(_ROW_MAJOR, backward_of="avg_pool")
     attrs = {**AvgPool.attrs, "sizes": ...}
 
     @staticmethod
@@ -225,7 +226,12 @@ class AdaptiveAvgPool:
 class AdaptiveAvgPoolBackward(Backward):
     """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `adaptive_avg_pool`."""
 
-    arity, attrs, traits, sample = 1, {"sizes": ...}, _ROW_MAJOR, AdaptiveAvgPool.sample
+    arity, attrs, traits, sample = (
+        1,
+        {"sizes": ...},
+        replace(_ROW_MAJOR, backward_of="adaptive_avg_pool"),
+        AdaptiveAvgPool.sample,
+    )
 
     @staticmethod
     def infer(g, sizes):
@@ -285,7 +291,12 @@ class Interpolate:
 class InterpolateBackward(Backward):
     """Each entry given back to the entries it was made of, among trailing axes of `sizes`: `interpolate` transposed."""
 
-    arity, attrs, traits, sample = 1, Interpolate.attrs, _ROW_MAJOR, Interpolate.sample
+    arity, attrs, traits, sample = (
+        1,
+        Interpolate.attrs,
+        replace(_ROW_MAJOR, backward_of="interpolate"),
+        Interpolate.sample,
+    )
     infer = _interpolated
 
     @staticmethod

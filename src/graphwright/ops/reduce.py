@@ -110,7 +110,13 @@ class _Wide(Reduction):
 class Sum(_Wide):
     """Σ x over axes, int64 for integers and bools; the gradient is broadcast back."""
 
-    traits, axes, emit, onnx, vm = Traits(linear_in=(0,)), _summed, _method("sum"), _onnx_reduce("ReduceSum"), forms.SUM
+    traits, axes, emit, onnx, vm = (
+        Traits(mixes="axes", linear_in=(0,)),
+        _summed,
+        _method("sum"),
+        _onnx_reduce("ReduceSum"),
+        forms.SUM,
+    )
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -171,7 +177,7 @@ def _products_of_the_others(x):
 class Mean(Reduction):
     """Σ x / n over axes; gradient g / n, broadcast back."""
 
-    traits, axes = Traits(amp="f32", linear_in=(0,)), _mixed("divides by its size")
+    traits, axes = Traits(amp="f32"), _mixed("divides by its size")
     emit, onnx, vm = _method("mean"), _onnx_reduce("ReduceMean"), forms.MEAN
 
     @staticmethod

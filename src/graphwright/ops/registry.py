@@ -85,13 +85,28 @@ class Traits:
         loss: compares predictions with targets.
         normalises: divides by a statistic of its own operand.
         attention: reads queries, keys and values (operands 0, 1, 2).
-        product: contracts operand 0 with operand 1, and is linear in each.
-        weight: number of the operand that is a layer's weight; None for ops without one.
-        keeps_zero: f(0) = 0 for an elementwise op of one operand, so that zero units stay zero.
-        linear_in: operand numbers in which the op is linear while the others are held fixed.
+        contracts: layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for
+            x·W, `window` for [out, in, kernel...]; "" for ops that contract nothing.
+        matrix: number of the operand that is a trained matrix [out, in]; None for ops without one.
+        lookup: takes rows of operand 0 by the ids of operand 1.
+        channels_first: the result has its channels on axis 1.
+        casts: the result is the operand's values in another dtype.
+        slices: takes entries of one axis from `start` on, `step` apart.
+        pads: writes the operand's entries into zeros along one axis: the transpose of a slice.
+        splits_axis, joins_axis: the same entries, with one axis split into several or several joined into one.
+        rearranges: the operand's entries, each once, in another shape or order.
+        gates: computes the values of gates.
+        keeps_zero: zeros in all operands give zeros.
+        annihilated: the result is zero wherever one of the operands is zero.
+        linear_in: operand numbers in which the op is linear while the others, trained weights, are held fixed.
         jointly_linear: the op is linear in all its operands taken together: a sum, a difference, a concatenation.
+        mixes: name of the attribute with the axes along which a linear op mixes entries; "" for none.
         valueless: the result depends on shapes, attributes and keys alone, never on the values of operand 0.
-        looks_ahead: one result depends on the largest position in the batch, so a later token changes earlier ones.
+        looks_ahead: the result depends on the largest position in the batch, so a later token changes earlier ones.
+        float32_constants: reads its constants in float32 whatever dtype the model computes in.
+        batch_statistics: subtracts a mean over the batch, so that a shift of operand 0 has no effect.
+        applies: the op that a loss applies to its predictions itself; "" for losses of probabilities.
+        gradient_scale: the factor of the gradient: a number, or the name of the attribute; None for a true gradient.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -117,13 +132,28 @@ class Traits:
     loss: bool = False
     normalises: bool = False
     attention: bool = False
-    product: bool = False
-    weight: int | None = None
+    contracts: str = ""
+    matrix: int | None = None
+    lookup: bool = False
+    channels_first: bool = False
+    casts: bool = False
+    slices: bool = False
+    pads: bool = False
+    splits_axis: bool = False
+    joins_axis: bool = False
+    rearranges: bool = False
+    gates: bool = False
     keeps_zero: bool = False
+    annihilated: bool = False
     linear_in: tuple[int, ...] = ()
     jointly_linear: bool = False
+    mixes: str = ""
     valueless: bool = False
     looks_ahead: bool = False
+    float32_constants: bool = False
+    batch_statistics: bool = False
+    applies: str = ""
+    gradient_scale: str | float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +224,11 @@ class Op:
     def row_major(self, ins: int) -> Sequence[int]:
         """Numbers of operands that must be row-major in one use of the op."""
         return range(ins) if self.traits.carried else self.traits.contiguous
+
+    def stops_gradient(self, attrs: Attrs) -> bool:
+        """True if no gradient passes the op with these attributes."""
+        factor = self.traits.gradient_scale
+        return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
 
     def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
         """How one use of the op is written in an opset; None where its expansion is written."""
@@ -302,6 +337,15 @@ def get(name: str) -> Op:
         near = get_close_matches(str(name), OPS)
         raise UnknownOp("no op of this name is registered", where=name, expected=", ".join(near) or ", ".join(OPS))
     return found
+
+
+def traits(name: str) -> Traits:
+    """Return the traits of an op; the kinds of nodes that are no op (inputs, params, states, ...) have none."""
+    row = OPS.get(name)
+    return NO_TRAITS if row is None else row.traits
+
+
+NO_TRAITS = Traits()
 
 
 def elementwise_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:

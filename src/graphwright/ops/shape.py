@@ -59,6 +59,7 @@ class Reshape:
     arity, attrs, cost = 1, {"shape": ...}, free_cost
     onnx = _unflatten
     emit = "{0}.reshape({shape:sizes})"
+    traits = Traits(rearranges=True)
 
     @staticmethod
     def infer(x, shape):
@@ -110,6 +111,7 @@ class Unflatten:
 
     arity, attrs, cost = 1, {"axis": ..., "sizes": ...}, free_cost
     onnx = _unflatten
+    traits = Traits(rearranges=True, splits_axis=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axis, sizes):
@@ -152,6 +154,7 @@ class Flatten:
     arity, attrs, cost = 1, {"start": ..., "end": ...}, free_cost
     onnx = _unflatten
     emit = "{0}.flatten({start}, {end})"
+    traits = Traits(rearranges=True, joins_axis=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, start, end):
@@ -192,6 +195,7 @@ class Permute:
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
     emit = "{0}.permute({axes:sizes})"
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -268,6 +272,7 @@ class Slice:
     """Entries start, start + step, ... (`size` of them) of one axis."""
 
     arity, attrs, cost = 1, {"axis": ..., "start": ..., "size": ..., "step": 1}, free_cost
+    traits = Traits(slices=True, linear_in=(0,), mixes="axis")
 
     @staticmethod
     def infer(x, axis, start, size, step):
@@ -371,6 +376,7 @@ class Size:
     arity, attrs, cost = 1, {"axis": ...}, free_cost
     vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is a number of the run"}
     vm = forms.SIZE
+    traits = Traits(valueless=True)
 
     @staticmethod
     def infer(x, axis):
@@ -397,6 +403,7 @@ class Squeeze:
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
     emit = "{0}.squeeze({axes})"
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -434,6 +441,7 @@ class Unsqueeze:
     """New axes of size 1, at these places of the result."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -538,6 +546,7 @@ class PadSlice(Backward):
     """Zeros of `size` along an axis with x at start, start + step, ...: the transpose of `slice`."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
+    traits = Traits(pads=True, backward_of="slice")
 
     @staticmethod
     def infer(x, axis, start, step, size):
@@ -574,7 +583,7 @@ class PadSlice(Backward):
 class Concat:
     """Operands behind one another along an axis."""
 
-    arity, attrs, traits = (1, None), {"axis": ...}, Traits(amp="promote")
+    arity, attrs, traits = (1, None), {"axis": ...}, Traits(jointly_linear=True, mixes="axis", amp="promote")
 
     @staticmethod
     def infer(*ins, axis):

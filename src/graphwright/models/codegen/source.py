@@ -26,7 +26,7 @@ from graphwright.models.codegen.text import (
     shape_table,
 )
 from graphwright.models.errors import RungImpossible
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
@@ -109,7 +109,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
-    cached = any(p.op(n) == "sdpa" for n in writer.order)
+    cached = any(traits(p.op(n)).attention for n in writer.order)
     uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {
         "id": ident,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphwright.models.codegen.text import WIDTH, attributes, line
-from graphwright.ops import OPS, get
+from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, STORED
@@ -128,8 +128,7 @@ def _grouped(
     return blocks if done == len(members) else None
 
 
-FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
-"""Ops that read constants in float32, whatever the model is loaded in."""
+FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_constants)
 
 
 class Statements:
@@ -143,12 +142,12 @@ class Statements:
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
         self.within = {n for n in p.nodes() if n in needed}
-        self.pinned = {p.spec(n).dtype for n in self.within if p.op(n) == "cast" and self.inline(n)}
+        self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
 
     def inline(self, node: NodeId) -> bool:
         """True for weights, and for casts of them: they are written where they are read."""
         p = self.p
-        return p.op(node) in STORED or (p.op(node) == "cast" and p.op(p.operands(node)[0].node) in STORED)
+        return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
     def wanted(self, value: Value, inside: bool = False) -> str:
         """The name that a value would like: the path, below its layer if that is clear."""
@@ -256,7 +255,7 @@ class Statements:
 
     def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
         p = self.p
-        if p.op(node) == "junction" and not texts:
+        if p.is_junction(node) and not texts:
             spec = p.spec(node)
             dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
             return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"

@@ -16,6 +16,7 @@ import numpy as np
 from graphwright.array import Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.plan import plan_for
 from graphwright.program import Value
 from graphwright.program.derived.rewrite import rewrite
@@ -171,7 +172,7 @@ def _state(new: Program, key: str, spec: Spec) -> Value:
 def _keep_last(p: Program) -> None:
     """Cut all but the last position off where `logits` is made: before a linear head, else behind it."""
     out = p.output("logits")
-    head = p.op(out.node) == "linear"
+    head = traits(p.op(out.node)).contracts == "out_in"
     source = p.operands(out.node)[0] if head else out
     last = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
     if head:

@@ -557,7 +557,7 @@ class BoundKernels:
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
         else:
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            if instr.op == "copy" and ins[0].device != outs[0].device:
+            if get(instr.op).traits.convert and ins[0].device != outs[0].device:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
                 calls = self._kernel(instr, outs, ins, work)

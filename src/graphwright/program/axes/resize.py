@@ -16,7 +16,7 @@ from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.autograd.variable import inverse, moved
 from graphwright.errors import ShapeError, UsageError
-from graphwright.ops import call, get
+from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
 from graphwright.program.axes.axes import Axes
 from graphwright.program.axes.solve_axes import Said, origin
@@ -434,7 +434,7 @@ def _loosen(e: Transaction, group: AxisGroup) -> str:
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
-    if any(p.op(n) != "sdpa" for n in here):
+    if any(not traits(p.op(n)).attention for n in here):
         raise RaggedUnit("only attention itself reads key heads by a table", where=group.name)
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
