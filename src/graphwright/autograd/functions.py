@@ -13,7 +13,7 @@ from graphwright.array.layout import Shape
 from graphwright.autograd.apply import as_tensor
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
-from graphwright.ops.rules import axes_of, axis_of
+from graphwright.ops.axes import axes_of, axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor

@@ -18,7 +18,7 @@ from graphwright.autograd.modes import grad_enabled
 from graphwright.autograd.recorder import active_recorder
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
-from graphwright.ops.rules import axis_of
+from graphwright.ops.axes import axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor

@@ -19,7 +19,7 @@ from graphwright.autograd.recorder import Symbol
 from graphwright.autograd.tape import Hook
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call, get
-from graphwright.ops.rules import axes_of, axis_of
+from graphwright.ops.axes import axes_of, axis_of
 
 Axes = int | Shape | None
 ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul", "neg"))

@@ -259,7 +259,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
 
 def axis_of(p: Program, gate: Gate) -> AxisGroup:
     """The axis whose units a gate opens."""
-    from graphwright.ops.terms import atoms
+    from graphwright.ops.axes import atoms
 
     axes = p.axes()
     term = axes.solution.dims[Value(p.node(NODE), gate.port)][0]

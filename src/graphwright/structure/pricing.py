@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.ops.terms import atoms
+from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.cost import ones, op_flops
 from graphwright.program.editing.gate_edits import behind, unit_prices

@@ -17,7 +17,7 @@ from graphwright.autograd import Tensor
 from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, get
-from graphwright.ops.terms import Atom, Product, atoms, known, resized, resolve, spread
+from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
 from graphwright.program.axes.axes import Axes
 from graphwright.program.axes.solve_axes import Said, origin
 from graphwright.program.axes.units import Units, remove_layers, runs
@@ -30,7 +30,7 @@ from graphwright.program.weights import as_array, hollow_array, is_hollow, paylo
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Term
     from graphwright.program.axes.axes import Axes, AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops.terms import Atom, spread
+from graphwright.ops.axes import Atom, spread
 from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
@@ -24,7 +24,7 @@ from graphwright.surgery.matrices import finite
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Term
     from graphwright.program import Program
     from graphwright.program.axes.axes import AxisGroup
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.ops import get
-from graphwright.ops.terms import atoms
+from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
