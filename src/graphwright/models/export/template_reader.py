@@ -535,7 +535,7 @@ def _origin(variable: Variable, dim: int) -> np.ndarray | None:
     """For each place along an axis of a weight the one it had at first, -1 for a new one; None if it is not known."""
     places, step = np.arange(variable.shape[dim]), variable.lineage
     while step is not None:
-        back = np.asarray(step.places[dim]) if dim in step.places else np.arange(step.sizes[dim])
+        back = np.asarray(step.index_maps[dim]) if dim in step.index_maps else np.arange(step.sizes[dim])
         if len(places) and places.max() >= len(back):
             return None  # another shape was set in between
         places = np.where(places < 0, -1, back[places])

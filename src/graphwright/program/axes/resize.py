@@ -14,7 +14,7 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
-from graphwright.autograd.variable import inverse, moved
+from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
@@ -221,13 +221,13 @@ def _sliced(
         made = hollow_array(tuple(len(changed.get(d, range(n))) for d, n in enumerate(array.shape)), array.dtype)
         p.weights.refer(made)
         return Sliced(key, made, _numbers(changed))
-    host = moved(array.to_numpy(bits=True), changed)
+    host = remapped(array.to_numpy(bits=True), changed)
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
         at_new = ~kept(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        exact = moved(array.to_numpy(bits=True), changed)  # what stays keeps its bits
+        exact = remapped(array.to_numpy(bits=True), changed)  # what stays keeps its bits
         made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
     if factor is not None:
         scale, offset = factor
