@@ -45,22 +45,18 @@ def names(node: ast.AST) -> list[str | None]:
 def decisions(text: str) -> Iterator[int]:
     """Lines that compare an op with a name, or list several ops."""
     tree = ast.parse(text)
-    looked_up = {
-        id(a)
-        for c in ast.walk(tree)
-        if isinstance(c, ast.Call) and ast.unparse(c).startswith("map(get, ")
-        for a in c.args
-    }
-    compared = looked_up | {
-        id(side) for c in ast.walk(tree) if isinstance(c, ast.Compare) for side in (c.left, *c.comparators)
-    }
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    looked_up = [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n).startswith("map(get, ")]
+    compared = [n for n in nodes if isinstance(n, ast.Compare)]
+    other = {id(a) for call in looked_up for a in call.args}
+    other |= {id(side) for c in compared for side in (c.left, *c.comparators)}
+    for node in nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             about_ops = any(re.search(r"\bops?\b", ast.unparse(s)) for s in sides)
             if about_ops and any(n in OPS for s in sides for n in names(s) if n is not None):
                 yield node.lineno
-        elif isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict) and id(node) not in compared:
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict) and id(node) not in other:
             found = names(node)
             if len(found) > 1 and all(n in OPS for n in found):
                 yield node.lineno
