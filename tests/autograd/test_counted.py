@@ -75,7 +75,7 @@ def test_counts_in_a_trace_have_the_total_said_or_raise() -> None:
 
 def test_counts_that_cannot_be_are_refused() -> None:
     x = gw.tensor([1.0, 2.0])
-    with pytest.raises(ShapeError, match="a count for each entry"):
+    with pytest.raises(ShapeError, match="one count per entry"):
         x.repeat_interleave(gw.tensor([1, 2, 3]))
     with pytest.raises(ShapeError, match="less than 0"):
         x.repeat_interleave(gw.tensor([1, -1]))

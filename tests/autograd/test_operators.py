@@ -191,7 +191,7 @@ def test_stack(axis: int) -> None:
 
 
 def test_stack_refuses_what_does_not_fit() -> None:
-    with pytest.raises(UsageError, match="nothing"):
+    with pytest.raises(UsageError, match="no tensors"):
         stack([])
     with pytest.raises(ShapeError, match="one shape"):
         stack([tensor(A), tensor(B)])

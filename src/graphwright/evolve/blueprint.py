@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from graphwright.ops import OPS, traits
 from graphwright.program.draw.layout import compose
 from graphwright.program.draw.shapes import Shape, label, shape
 from graphwright.program.draw.shapes import picture as document
@@ -28,8 +29,8 @@ _ACTIVATIONS = frozenset(
     ("relu", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign", "step",
      "exp", "softmax", "log_softmax")
 )  # fmt: skip
-_LOSSES = frozenset({"cross_entropy", "bce", "bce_with_logits"})
-"""Tables of this picture alone, as no trait of an op tells an activation or a loss."""
+_LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
+"""Tables of this picture alone."""
 
 FILLS = {
     "input": ("#cfe3ff", "#0969da"),
@@ -139,7 +140,7 @@ def _closed(program: Program) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
-        if link and program.op(node) == "mul" and not program.consumers(node):
+        if link and traits(program.op(node)).multiplies and not program.consumers(node):
             found[program.path(node)] = f"n{link[1]}.sum"
     for gate in program.gates().values():
         if set(gate.states) == {"closed"}:

@@ -18,7 +18,7 @@ def source(name: str = "", seed: int | None = None) -> dict[str, int]:
     """Seed, stream and step of one parameter: those of its name, or the running generator's next stream."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
-    state = rng.get_state()
+    state = rng.state_dict()
     rng.draw()
     return {**state, "seed": state["seed"] if seed is None else seed}
 

@@ -158,7 +158,7 @@ class Module:
         """Whether the layer trains in this call: by `gw.mode`, or by its own flag. A compiled call notes the flag."""
         recorder = active_recorder.get()
         if recorder is not None:
-            recorder.rely(lambda: self.training)
+            recorder.assume(lambda: self.training)
         return bool(training(self.training))
 
     def requires_grad_(self, wanted: bool = True) -> Self:

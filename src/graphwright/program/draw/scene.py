@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.program.diff import renames
 from graphwright.program.draw.ranking import topological
 from graphwright.program.hashing import encode_attrs
@@ -204,8 +204,9 @@ def feedback(scene: Scene) -> Scene:
 
 DATA, ATTENTION, RESIDUAL, RECURRENT, MIXED = "data", "attention", "residual", "state", "data"
 
-_ATTENDS = frozenset({"sdpa", "sdpa_backward"})  # colours of the picture alone: no rule of the library asks for it
-_ADDS = frozenset({"add"})  # sums of two ports, drawn as a junction's
+_ATTENDS = frozenset(n for n, row in OPS.items() if row.traits.attention or traits(row.traits.backward_of).attention)
+_ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
+"""Ops that attend, and ops that add two operands as a junction does."""
 
 _FAR = 600
 """Nodes to visit before an edge is taken for a shortcut without further search."""
