@@ -93,11 +93,11 @@ def test_missing_vm_is_reported_on_stderr(monkeypatch):
 def test_generate_uses_model_defaults_on_request(call, tmp_path):
     shutil.copytree(gw.open("bundled").directory, tmp_path / "m")
     (tmp_path / "m" / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 9}')
-    plain, told = (
+    plain, chosen = (
         json.loads(call("generate", tmp_path / "m", "The", "--tokens", 3, *more, "--json"))["sampling"]
         for more in ((), ("--model-defaults",))
     )
-    assert (plain["temperature"], told["temperature"], told["top_k"]) == (0.0, 0.6, 9)
+    assert (plain["temperature"], chosen["temperature"], chosen["top_k"]) == (0.0, 0.6, 9)
 
 
 def test_edit_undo_and_export_from_the_shell(call, tmp_path):
@@ -112,8 +112,8 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     assert after["after"] == before["before"] == gw.open("bundled").program.hash()
     (tmp_path / "text").write_text("a little text")
     options = ["--onnx-cache", "--opset", 23, "--text", tmp_path / "text", "--max-shard-size", "1MB"]
-    told = call("export", saved, out, "--check", "none", *options)
-    assert re.search(r"^bits per byte +[\d.]+ -> [\d.]+, of 12 bytes$", told, re.M)
+    printed = call("export", saved, out, "--check", "none", *options)
+    assert re.search(r"^bits per byte +[\d.]+ -> [\d.]+, of 12 bytes$", printed, re.M)
     assert b"past_key_values.0.key" in (out / "model.onnx").read_bytes()
     assert len(list(out.glob("*.safetensors"))) > 2
     assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()

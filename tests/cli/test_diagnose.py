@@ -44,7 +44,7 @@ def test_exit_codes(hurt):
         assert run(hurt / name).exit_code == 1, name
     assert run(hurt / "nowhere").exit_code == 2
     assert run("bundled", "--kind", "nonsense").exit_code == 2
-    assert run(hurt / "hurt", "--fix").exit_code == 2  # without a place to save to
+    assert run(hurt / "hurt", "--fix").exit_code == 2  # without a destination
     assert run(hurt / "hurt", "--kind", "cycle").exit_code == 0
 
 

@@ -61,7 +61,7 @@ def test_derivatives_match_finite_differences_and_stay_finite(name):
     both = np.concatenate([BETWEEN, ENDS])
     p = founder(one(name), batch=len(both))
     if name in FLAT:
-        with pytest.raises(gw.autograd.NoTape, match="does not reach"):
+        with pytest.raises(gw.autograd.NoTape, match="without a gradient"):
             p.grad("y", ["x"])
         return
     gradient = p.grad("y", ["x"])

@@ -1,4 +1,4 @@
-"""What a run has cost, counted by hand: every case that ran, for whatever reason, and nothing else."""
+"""The counters of a run count every case that ran, for any purpose, and nothing else."""
 
 from __future__ import annotations
 

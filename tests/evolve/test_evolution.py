@@ -143,7 +143,7 @@ def test_result_without_a_generation():
             _ = result.best
     assert run.run(1).status is ev.Status.MAX_GENERATIONS
     for wrong in (-1, math.nan):
-        with pytest.raises(UsageError, match="a limit"):
+        with pytest.raises(UsageError, match="limit"):
             run.run(wrong)
     with pytest.raises(UsageError, match="before its first generation"):
         ev.over_seeds(ev.tasks.xor(), seeds=2, max_generations=0)
@@ -195,7 +195,7 @@ def test_failure_names_genome_mutation_and_line():
     said = "; ".join(run.failures)
     assert "(split link at " in said
     for got in ("None", "'many'", "array([0., 0.])"):
-        assert f"a fitness is a number, got {got}" in said
+        assert f"fitness must return a number, got {got}" in said
 
 
 def test_a_fitness_may_be_an_array_of_one_number():
@@ -209,7 +209,7 @@ def test_a_fitness_may_be_an_array_of_one_number():
 
 
 def test_failures_do_not_change_random_numbers_of_others():
-    """The worst get no fitness where they got the least: whoever is left has the same children, to the bit."""
+    """Without fitness for the worst genomes the others have the same children, bit for bit."""
 
     def least(answers):
         value = np.abs(answers[..., 0] - 0.5).sum(1)
@@ -243,7 +243,7 @@ def test_test_cases_are_read_on_request_only():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 2))
     task = ev.Task(x, (x[:, 0] > 0).astype(int), target=2.0)
-    task._test.x[:] = np.nan  # whoever read them would fail
+    task._test.x[:] = np.nan  # a read would fail
     result = ev.Evolution(task, None, ev.Hybrid(population=4), seed=0).run(4)
     assert task.test_reads == 0
     assert result.best.metric > 0.8
@@ -272,8 +272,8 @@ def test_test_labels_do_not_influence_the_run():
 def test_programs_are_built_lazily(monkeypatch):
     made = []
     real = ev.program.founder
-    for place in ("graphwright.evolve.neurons.program.founder", "graphwright.evolve.neurons.lineage.founder"):
-        monkeypatch.setattr(place, lambda *a, **k: made.append(1) or real(*a, **k))
+    for name in ("graphwright.evolve.neurons.program.founder", "graphwright.evolve.neurons.lineage.founder"):
+        monkeypatch.setattr(name, lambda *a, **k: made.append(1) or real(*a, **k))
     run = run_of(generations=8)
     assert not made
     assert run.individual(run.best).program.nodes()
@@ -294,7 +294,7 @@ def test_run_without_limit_or_target_is_refused():
     task = ev.Task(X, [0, 1, 1, 0], split="same")
     with pytest.raises(ValueError, match="neither a limit nor a target"):
         ev.Evolution(task).run()
-    with pytest.raises(ValueError, match="must be numbers"):
+    with pytest.raises(ValueError, match="not a number"):
         ev.Evolution(task).run(3, target="good")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TaskError, match="no data for gradient steps"):
         ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
@@ -361,7 +361,7 @@ def test_children_inherit_weights_as_set(inherit):
         kept = run.genes.weight.copy()
         steps = run.settings.train.steps
         run._train()
-        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # drawn anew, their moments too
+        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # redrawn, with new moments
         assert not np.array_equal(kept, run.genes.weight)
 
 
@@ -373,7 +373,7 @@ def test_settings_go_through_json():
         ev.NEAT(activation="cube")
     shares: list[Any] = [1.5, "x", None, math.nan]
     for share in shares:
-        with pytest.raises(ValueError, match="split_link: not a probability"):
+        with pytest.raises(ValueError, match="split_link: a setting is out of range"):
             ev.NEAT(split_link=share)
     with pytest.raises(ValueError, match="out of range"):
         ev.NEAT(activation=())
@@ -386,13 +386,13 @@ def test_settings_go_through_json():
      ("train", 3)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
-    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting out of range"):
+    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting is out of range"):
         ev.NEAT(**{name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", -1), ("steps", 1.5), ("lr", math.nan), ("clip", -1.0)])
 def test_training_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"Train, {name}: a setting out of range"):
+    with pytest.raises(ValueError, match=f"Train, {name}: a setting is out of range"):
         ev.Train(**{name: value})
 
 
@@ -400,7 +400,7 @@ def test_damaged_files_are_refused(tmp_path):
     place = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
     run.run(2, target=2.0, save=place, save_every=1)
-    older = r"try +previous state in .*run\.1"
+    older = r"try +resume from the previous state in .*run\.1"
     arrays = place / "arrays.safetensors"
     whole = arrays.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])

@@ -1,4 +1,4 @@
-"""Weights below a step or a sign: found as networkx finds them, told once, and learnt by the delta rule instead."""
+"""Weights below a step or a sign: found as networkx finds them, warned once, and learnt by the delta rule instead."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_blocked_links_match_networkx_in_columns_and_programs(output):
 @pytest.mark.parametrize("changes", [{"output": "sign"}, {"activation": "step"}, {"activation": ("sign", "tanh")}])
 def test_training_below_a_flat_activation_warns_once(changes):
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(**changes, population=8), seed=0)
-    with pytest.warns(ev.NoGradientPath, match=r"xor, generation \d: gradients of weights below .*link \d") as told:
+    with pytest.warns(ev.NoGradientPath, match=r"xor, generation \d: gradients of weights below .*link \d") as warned:
         run.run(6, target=2.0)
-    assert [w.category for w in told] == [ev.NoGradientPath]
-    assert told[0].filename == __file__
+    assert [w.category for w in warned] == [ev.NoGradientPath]
+    assert warned[0].filename == __file__
 
 
 def test_reachable_weights_do_not_warn():
@@ -79,10 +79,10 @@ def test_layers_below_a_sign_warn():
     p = b.build()
     assert blocked_params(p) == ["in.weight"]
     run = ev.Evolution(ev.tasks.two_moons(60), ev.blocks(p), ev.Layers(population=2, steps=1), seed=0)
-    with pytest.warns(ev.NoGradientPath, match=r"candidate 0: gradients of weights .*: in\.weight") as told:
+    with pytest.warns(ev.NoGradientPath, match=r"candidate 0: gradients of weights .*: in\.weight") as warned:
         run.run(max_evaluations=3, target=2.0)
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
 
 
 def test_adaline_a_sign_node_learns_by_the_delta_rule_before_it():

@@ -54,15 +54,15 @@ def test_distances_are_those_under_one_registry():
     mine, other = wild(3), wild(4)
     ours, theirs = written_out(mine.registry), written_out(other.registry)
     _, numbers = islands.merge(mine.registry, other.registry)
-    guests = islands.renumbered(other.genes, numbers)
-    found = distance(mine.genes, guests, ev.NEAT())
+    renumbered = islands.renumbered(other.genes, numbers)
+    found = distance(mine.genes, renumbered, ev.NEAT())
     for i in range(0, 30, 3):
         a = {ours[e.id]: e.weight for e in genome(mine.genes, i, 2, 1).links}
         for k in range(0, 30, 4):
             b = {theirs[e.id]: e.weight for e in genome(other.genes, k, 2, 1).links}
             shared = a.keys() & b.keys()
             size = max(len(a), len(b)) if max(len(a), len(b)) >= 20 else 1
-            wanted = (len(a) + len(b) - 2 * len(shared)) / size  # excess and disjoint genes count alike
+            wanted = (len(a) + len(b) - 2 * len(shared)) / size  # excess and disjoint genes have equal weight
             wanted += 0.4 * np.mean([abs(a[s] - b[s]) for s in shared])
             assert found[i, k] == pytest.approx(wanted, rel=1e-5)
 
@@ -70,14 +70,14 @@ def test_distances_are_those_under_one_registry():
 def test_renumbered_genomes_compute_the_same():
     mine, other = wild(5), wild(6)
     merged, numbers = islands.merge(mine.registry, other.registry)
-    guests = islands.renumbered(other.genes, numbers)
-    for column in (guests.node_id, guests.link_id):
-        off = guests.node_off if column is guests.node_id else guests.link_off
+    renumbered = islands.renumbered(other.genes, numbers)
+    for column in (renumbered.node_id, renumbered.link_id):
+        off = renumbered.node_off if column is renumbered.node_id else renumbered.link_off
         assert all((np.diff(column[low:high]) > 0).all() for low, high in pairwise(off))
-    scores = other.task.score(other.population(guests))
+    scores = other.task.score(other.population(renumbered))
     np.testing.assert_allclose(scores.fitness, other.task.score(other.population(other.genes)).fitness, rtol=1e-4)
-    home = Species.founders(guests, mine.settings)  # and they breed under the other registry
-    children, _, registry = mine._nursery.children(guests, scores.fitness, home, merged, 1, 0)
+    home = Species.founders(renumbered, mine.settings)  # and they breed under the other registry
+    children, _, registry = mine._nursery.children(renumbered, scores.fitness, home, merged, 1, 0)
     for i, a, b, delay in zip(children.link_id, children.link_src, children.link_dst, children.link_delay, strict=True):
         assert registry.keys[i].tolist() == [LINK, a, b, delay]
 

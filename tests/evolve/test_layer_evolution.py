@@ -1,4 +1,4 @@
-"""Evolution of whole layers: what survives, what children inherit, what is kept on disk."""
+"""Evolution of layers: survival, inheritance, saved runs."""
 
 from __future__ import annotations
 
@@ -176,21 +176,21 @@ def test_candidates_of_equal_structure_share_a_compiled_step(monkeypatch):
             with p.edit("grow") as e:
                 m.insert_layer(e, "out", rng, width, "tanh")
             programs.append(p)
-    seats, made = train.StepCache(), []
+    shared, made = train.StepCache(), []
     native = train.compile
     monkeypatch.setattr(train, "compile", lambda step: made.append(1) or native(step))
     for k, p in enumerate(programs):
         training = TrainingGenes(6 + k % 3, "adam", "bce")
         alone, steps = p.fork("alone"), []
-        for program, places in ((p, seats), (alone, train.StepCache())):
+        for program, cache in ((p, shared), (alone, train.StepCache())):
             opt = train.optimizer(program, training)
-            train.fit(task, program, opt, training, settings, np.random.default_rng(k), places)
+            train.fit(task, program, opt, training, settings, np.random.default_rng(k), cache)
             steps.append((program, train.moments(opt)))
         (_, ours), (_, theirs) = steps  # no weight, moment or rate of who sat there before
         for key in p.weights:
             assert p.weights.array(key).to_numpy().tobytes() == alone.weights.array(key).to_numpy().tobytes()
         assert {n: v.tobytes() for n, v in ours.items()} == {n: v.tobytes() for n, v in theirs.items()}
-    assert seats.planned == 4
+    assert shared.planned == 4
     assert len(made) == 4 + 12
 
 
@@ -361,7 +361,7 @@ def test_delay_link_is_found_for_a_delayed_target():
     assert run.births[0].loss > 1
     assert run.champion().birth.loss < 0.01
     assert {b.mutation for b in run.births} == {"", "add_delay_link", "remove_delay_link"}
-    for birth in run.births[1:]:  # once removed, a part of the same place gets its name again
+    for birth in run.births[1:]:  # a part of the same site gets the name of a removed one
         assert birth.block in ("", "b1", "b2", "b3")
     for member in run.members:
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()

@@ -1,4 +1,4 @@
-"""Genomes edited by hand while a run lives: their numbers, their lineage, and the same bits after a resume."""
+"""Manual edits during a run: innovation numbers, lineage, and equal bits after a resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state(run) -> list[bytes]:
 
 
 def split(run, who, link=0, why="a neuron in the middle") -> Any:
-    """Split one of the open links of a genome by hand; its number."""
+    """Split an open link of a genome; return its number."""
     found = [e for e in run.lineage.genome(run.alive(who)).links if e.open][link]
     with run.edit(who, why) as e:
         m.split_link(e, f"n{found.dst}.l{found.id}", rng, "tanh")
@@ -55,7 +55,7 @@ def test_manual_edit_replaces_the_individual_and_is_scored():
     assert one.rescore() == one.fitness == run.fitness[4]
     (node,) = {n.id for n in after.nodes} - {n.id for n in before.nodes}
     keys = run.registry.keys
-    assert keys[node].tolist()[:2] == [4, number]  # the number of a neuron that splits this link, whoever makes it
+    assert keys[node].tolist()[:2] == [4, number]  # the number of a neuron that splits this link, whatever makes it
     for e in after.links:
         assert keys[e.id].tolist() == [3, e.src, e.dst, e.delay]
     birth = run.lineage.birth(key)

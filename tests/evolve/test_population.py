@@ -327,9 +327,9 @@ def test_unchanged_genomes_reuse_rows_of_their_fitter_parent():
         run.run(run.generation + 2, target=2.0)
         old, table = run.genes, run.table
         run._reproduce()
-        anew = tabulate(run.genes, 1, 1)
+        fresh = tabulate(run.genes, 1, 1)
         for name in ("row_off", "rows", "links", "outputs", "node", "most", "ring"):
-            np.testing.assert_array_equal(getattr(run.table, name), getattr(anew, name))
+            np.testing.assert_array_equal(getattr(run.table, name), getattr(fresh, name))
         changed = [
             g
             for g, m in enumerate(run.births.fitter_parent.tolist())
@@ -338,4 +338,4 @@ def test_unchanged_genomes_reuse_rows_of_their_fitter_parent():
         ]
         assert 0 < len(changed) < 60
         assert run.table.written == sum(np.diff(run.table.row_off)[changed])
-        assert anew.written == len(anew.rows) >= len(table.outputs)
+        assert fresh.written == len(fresh.rows) >= len(table.outputs)

@@ -38,7 +38,7 @@ def test_truncated_episode_bootstraps_from_the_last_value():
     led, fell, over = carts.step(np.ones(8, bool))
     assert (fell == (np.arange(8) == 1)).all()
     assert (over == fell).all()
-    assert np.abs(carts.state[1]).max() <= 0.05  # begins anew
+    assert np.abs(carts.state[1]).max() <= 0.05  # restarts
     np.testing.assert_array_equal(carts.state[2:], led[2:])
     led, fell, over = carts.step(np.ones(8, bool))
     assert not fell.any()

@@ -1,4 +1,4 @@
-"""Who breeds, and how many children a species has: by hand, and over random cases."""
+"""Breeding species and their numbers of children, in small examples and random cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of evolution found over seeds meets what is asked of it: as stored; in the deep profile, anew."""
+"""Stored benchmark results of evolution meet their targets; the deep profile runs the benchmark again."""
 
 from __future__ import annotations
 

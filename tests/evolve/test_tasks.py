@@ -339,7 +339,7 @@ def test_environments_that_gymnasium_does_not_make_are_named(monkeypatch):
 
 
 class FakeEnvironment:
-    """CartPole behind gymnasium's interface: what `tasks.gym` may use of it."""
+    """CartPole with the part of the interface of gymnasium that `tasks.gym` uses."""
 
     class spec:
         max_episode_steps, reward_threshold = 60, 50.0
@@ -377,10 +377,10 @@ def test_irregular_sine():
     assert x[..., 1].max() <= 1.55
     np.testing.assert_array_equal(x[:, 1:, 0], y[:, :-1, 0])  # what was to be told is read next
     # sin(t + p) = sin t cos p + cos t sin p: from two readings the next follows
-    for value, gap, told in zip(x[:, :, 0], x[:, :, 1], y[:, :, 0], strict=True):
+    for value, gap, wanted in zip(x[:, :, 0], x[:, :, 1], y[:, :, 0], strict=True):
         t = np.r_[0, gap.cumsum()]
         a, b = np.linalg.solve([[np.sin(t[0]), np.cos(t[0])], [np.sin(t[1]), np.cos(t[1])]], value[:2].astype("f8"))
-        np.testing.assert_allclose(told, a * np.sin(t[1:]) + b * np.cos(t[1:]), atol=2e-3)
+        np.testing.assert_allclose(wanted, a * np.sin(t[1:]) + b * np.cos(t[1:]), atol=2e-3)
     assert (task.train.counts[:, :4] == 0).all()
     assert (task.train.counts[:, 4:] == 1).all()
 

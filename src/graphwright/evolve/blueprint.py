@@ -64,7 +64,7 @@ def structure(program: Program, *, fold: bool = True) -> str:
     """
     groups = compose(program, fold=fold, params=True, level=99).view.tree.modules
     opened = {g.path for g in groups if not _STEP.search(g.path)}
-    made = compose(program, opened, fold=fold, params=True)
+    made = compose(program, expanded=opened, fold=fold, params=True)
     nodes = made.view.scene.nodes
     kinds = [_kind(made, i) for i in range(len(nodes))]
     made.roomy = {i for i, kind in enumerate(kinds) if kind in ("activation", "loss", "input", "target", "junction")}

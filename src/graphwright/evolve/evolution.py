@@ -80,7 +80,7 @@ class Evolution:
         return NeuronEvolution(task, settings, seed=seed, threads=threads)
 
 
-def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> NeuronEvolution | LayerEvolution:
+def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """Load a saved run so that it can continue.
 
     Args:

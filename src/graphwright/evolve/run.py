@@ -92,7 +92,7 @@ class EvolutionRun(ABC):
             raise UsageError("the run has neither a limit nor a target", fix="run(max_generations=...)")
         for value in (*limits, aim):
             if value is not None and (not isinstance(value, Real) or value != value):
-                raise UsageError("limits and the target must be numbers", got=repr(value)[:80])
+                raise UsageError("a limit or the target is not a number", got=repr(value)[:80])
         if any(limit is not None and limit < 0 for limit in limits):
             raise UsageError("a limit is below 0", got=min(limit for limit in limits if limit is not None))
         for name, value in (("save_every", save_every), ("keep", keep)):

@@ -79,13 +79,13 @@ def test_the_default_view_opens_what_changed() -> None:
 
 def test_marks_agree_with_the_difference_of_the_programs() -> None:
     program, before = edited()
-    told = program.diff(before)
+    reported = program.diff(before)
     made = layout(program, diff=before, level=ALL, params=True)
     nodes = {m: {p for p in paths if isinstance(p, str)} for m, paths in marked(made).items()}
-    assert nodes["added"] == set(told.added)
-    assert nodes["removed"] == set(told.removed)
-    rewired_only = {c.path for c in told.changed if set(c.facts) == {"operands"}}  # there it is an edge that changed
-    assert nodes["changed"] == {c.path for c in told.changed} - rewired_only | {w.key for w in told.weights}
+    assert nodes["added"] == set(reported.added)
+    assert nodes["removed"] == set(reported.removed)
+    rewired_only = {c.path for c in reported.changed if set(c.facts) == {"operands"}}  # there it is an edge that changed
+    assert nodes["changed"] == {c.path for c in reported.changed} - rewired_only | {w.key for w in reported.weights}
 
 
 def test_a_renamed_node_is_marked_as_changed_alone() -> None:

@@ -1,4 +1,4 @@
-"""Gutters: pieces that touch have tracks of their own, and upright pieces at one place do not lie on each other."""
+"""Gutters: segments that touch have different tracks, and vertical segments at one position do not overlap."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def check(made: PictureLayout) -> None:
     for parent, inside in items(made).items():
         for a, b in combinations(inside, 2):
             apart = a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
-            assert apart, f"{a.path} lies on {b.path}"
+            assert apart, f"{a.path} overlaps {b.path}"
         for a in inside:
             around = made.groups[parent] if parent else Group("", "", 0, 0, made.width, made.height, 0, "")
             assert around.x < a.x, a.path
