@@ -309,9 +309,9 @@ class _Story:
         c.checks = {"same function until it is trained": bool(same)}
 
     def train(self, c: Chapter) -> None:
-        from graphwright.models.train import Recipe, Trainer
+        from graphwright.models.train import Trainer, TrainOptions
 
-        recipe = Recipe(
+        recipe = TrainOptions(
             steps=4 if self.quick else 60,
             batch=4 if self.quick else 12,
             window=128 if self.quick else 256,

@@ -76,7 +76,7 @@ def train(
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
     from graphwright.models.open import create
-    from graphwright.models.train import Recipe, Trainer
+    from graphwright.models.train import Trainer, TrainOptions
 
     set_threads(threads)
     if out is not None:
@@ -84,7 +84,7 @@ def train(
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
-    recipe = Recipe(
+    recipe = TrainOptions(
         steps=steps,
         batch=batch,
         window=window,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from graphwright.models.architectures.architecture import Architecture, Key, architectures, register
+from graphwright.errors import NonFinite
+from graphwright.models.architectures.architecture import Architecture, WeightKey, architectures, register
 from graphwright.models.errors import (
     BlockError,
     CacheFull,
     ConfigError,
     ExportError,
+    ExportLevelImpossible,
     ModelNotFound,
     PromptError,
-    Released,
-    RungImpossible,
     StaleCache,
     TensorMismatch,
     TokenizerMismatch,
@@ -19,41 +19,42 @@ from graphwright.models.errors import (
     UnsupportedDType,
     VerificationFailed,
 )
-from graphwright.models.generation.cache import Cache
-from graphwright.models.generation.generate import Generation
+from graphwright.models.generation.cache import StaticCache
+from graphwright.models.generation.generate import GenerationResult
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Draw, NonFinite, Sampling
+from graphwright.models.generation.sampling import Sampling, SamplingRequest
 from graphwright.models.generation.sequence import Sequence
 from graphwright.models.inspect import Inspection, inspect_path
 from graphwright.models.model import Model
 from graphwright.models.open import open, resolve
+from graphwright.program import Released
 
 __all__ = [
     "Architecture",
     "BlockError",
-    "Cache",
     "CacheFull",
     "ConfigError",
-    "Draw",
     "ExportError",
-    "Generation",
+    "ExportLevelImpossible",
+    "GenerationResult",
     "Inspection",
-    "Key",
     "Model",
     "ModelNotFound",
     "NonFinite",
     "PagedCache",
     "PromptError",
     "Released",
-    "RungImpossible",
     "Sampling",
+    "SamplingRequest",
     "Sequence",
     "StaleCache",
+    "StaticCache",
     "TensorMismatch",
     "TokenizerMismatch",
     "UnsupportedArchitecture",
     "UnsupportedDType",
     "VerificationFailed",
+    "WeightKey",
     "architectures",
     "inspect_path",
     "open",

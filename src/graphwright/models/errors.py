@@ -61,15 +61,11 @@ class BlockError(UsageError):
     """A block of a pool that is not held, or not of this pool."""
 
 
-class Released(UsageError):
-    """A sequence or snapshot was used after its release."""
-
-
 class ExportError(GraphwrightError):
     """A model could not be exported; nothing was written."""
 
 
-class RungImpossible(ExportError):
+class ExportLevelImpossible(ExportError):
     """The rung that was asked for cannot carry this structure."""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.array import bfloat16
-from graphwright.models.generation.sampling import NonFinite
+from graphwright.errors import NonFinite
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:

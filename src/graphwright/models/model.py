@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.array import Device
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.generation.cache import Cache, need_rows_of
+from graphwright.models.generation.cache import StaticCache, need_rows_of
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import decode, generate
 from graphwright.models.generation.paged import PagedCache
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from graphwright.models.architectures.config import Config
     from graphwright.models.export.export import ExportPlan
     from graphwright.models.export.receipt import Receipt
-    from graphwright.models.generation.cache import Rows
-    from graphwright.models.generation.generate import Generation
+    from graphwright.models.generation.cache import KVCache
+    from graphwright.models.generation.generate import GenerationResult
     from graphwright.models.inspect import Inspection
     from graphwright.models.perplexity import BitsPerByte
     from graphwright.models.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stream: Callable[[str], object] | None
     logprobs: int
-    cache: Rows | None
+    cache: KVCache | None
     repetition_penalty: float
     presence: float
     frequency: float
@@ -209,7 +209,7 @@ class Model:
     @overload
     def new_cache(
         self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu"
-    ) -> Cache: ...
+    ) -> StaticCache: ...
     @overload
     def new_cache(
         self,
@@ -229,7 +229,7 @@ class Model:
         device: str = "cpu",
         dtype: str | None = None,
         **options: Any,
-    ) -> Cache | PagedCache:
+    ) -> StaticCache | PagedCache:
         """An empty KV cache.
 
         Args:
@@ -246,15 +246,15 @@ class Model:
             return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=there, **options)
         if kind != "static" or options or dtype is not None:
             raise UsageError("no such kind of cache", expected="paged, or static without options", got=(kind, *options))
-        return Cache(self.program, batch, 0 if tokens is None else tokens, there)
+        return StaticCache(self.program, batch, 0 if tokens is None else tokens, there)
 
-    def prefill(self, cache: Rows, ids: Any, **options: Any) -> np.ndarray:
-        """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
+    def prefill(self, cache: KVCache, ids: Any, **options: Any) -> np.ndarray:
+        """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `KVCache.prefill`."""
         need_rows_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), **options)
 
     def decode(
-        self, cache: Rows, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False, **sampling: Any
+        self, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False, **sampling: Any
     ) -> Generator[int]:
         """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
 
@@ -273,19 +273,19 @@ class Model:
             raise UsageError("tokens at most", where="steps", expected=">= 0", got=steps)
         return decode(cache, steps, Sampling(**sampling), number, allow_stale)
 
-    def reprefill(self, cache: Rows) -> None:
-        """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
+    def reprefill(self, cache: KVCache) -> None:
+        """Fill a cache again from its tokens, with the model as it is now; see `KVCache.refill`."""
         need_rows_of(self.program, cache)
         cache.refill()
 
     @overload
     def generate(
         self, prompt: Any, max_new_tokens: int = 64, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
-    ) -> Generation: ...
+    ) -> GenerationResult: ...
     @overload  # `Any` stands for the single one that an `n` of 1 gives
     def generate(
         self, prompt: Any, max_new_tokens: int = 64, *, n: int, **options: Unpack[GenerateOptions]
-    ) -> list[Generation] | Any: ...
+    ) -> list[GenerationResult] | Any: ...
     def generate(
         self,
         prompt: Any,
@@ -300,7 +300,7 @@ class Model:
         n: int = 1,
         stream: Callable[[str], object] | None = None,
         logprobs: int = 0,
-        cache: Rows | None = None,
+        cache: KVCache | None = None,
         repetition_penalty: float = 1.0,
         presence: float = 0.0,
         frequency: float = 0.0,
@@ -309,7 +309,7 @@ class Model:
         first_stream: int = 0,
         allow_stale: bool = False,
         cancel: Callable[[], bool] | None = None,
-    ) -> Generation | list[Generation]:
+    ) -> GenerationResult | list[GenerationResult]:
         """Continue a text (or ids); see `graphwright.models.generation.generate`. A list of `n` results if n > 1."""
         given = {
             "temperature": temperature,

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 import graphwright as gw
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
 from graphwright.files import DestinationExists
-from graphwright.models import ExportError, RungImpossible, VerificationFailed
+from graphwright.models import ExportError, ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import clean_process as clean
 from graphwright.models.export import export as exporting
-from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
+from graphwright.models.export.clean_process import LoaderOutput, check_prompts, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 START = clean._start
@@ -63,7 +63,7 @@ def test_an_added_structure_goes_to_rung_5_and_says_why(made, name):
 def test_a_rung_that_cannot_carry_the_structure_is_refused(made, tmp_path, rung):
     m = gw.open(made("llama").path)
     skip(m, 0)
-    with pytest.raises(RungImpossible, match="expected rung 5"):
+    with pytest.raises(ExportLevelImpossible, match="expected rung 5"):
         unconfirmed(m, tmp_path / "out", rung=rung)
     assert not (tmp_path / "out").exists()
 
@@ -300,8 +300,8 @@ def test_a_rounded_export_is_compared_with_rounded_weights(made, tmp_path):
 
 
 # -- the comparison itself ---------------------------------------------------------------------------------------------
-def computed(logits, greedy) -> Computed:
-    return Computed([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
+def computed(logits, greedy) -> LoaderOutput:
+    return LoaderOutput([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
 
 
 @pytest.mark.parametrize(

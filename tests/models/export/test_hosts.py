@@ -14,7 +14,7 @@ from edits import cut_mlp
 from safetensors.torch import load_file
 
 import graphwright as gw
-from graphwright.models import RungImpossible
+from graphwright.models import ExportLevelImpossible
 from graphwright.models.export import hosts
 from graphwright.models.export.hosts import Host, add_host
 
@@ -125,7 +125,7 @@ def test_a_host_of_other_shapes_is_refused_with_the_list(made, tmp_path, host):
     assert not row.possible
     assert [r["path"] for r in row.reasons] == [f"layers_2_mlp_{n}" for n in ("gate", "up", "down")]
     assert "[64, 48] instead of [65, 48]" in row.reasons[0]["reason"]
-    with pytest.raises(RungImpossible):
+    with pytest.raises(ExportLevelImpossible):
         m.export(tmp_path / "out", rung=4, check="none")
     assert not (tmp_path / "out").exists()
 

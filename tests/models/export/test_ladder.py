@@ -15,10 +15,10 @@ from edits import cut_attention, cut_mlp, edge, factored, gate, insert, matrix, 
 from transformers import AutoModelForCausalLM
 
 import graphwright as gw
-from graphwright.models import RungImpossible
+from graphwright.models import ExportLevelImpossible
 from graphwright.models.export import export as exporting
 from graphwright.models.export.deviation import KINDS
-from graphwright.models.export.rungs import Ladder, RungPlan, choose_rung
+from graphwright.models.export.rungs import Ladder, LevelPlan, choose_level
 from graphwright.models.export.write import weight_counts
 from seeds import deep
 
@@ -58,11 +58,11 @@ def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
         return model.eval()(torch.tensor(ids)).logits.numpy()
 
 
-def written(m: gw.Model, place: Any, rung: int | str = "auto") -> RungPlan:
+def written(m: gw.Model, place: Any, rung: int | str = "auto") -> LevelPlan:
     """The files of a rung, without what an export measures."""
     ladder = Ladder(m)
     plan = ladder.plan()
-    chosen = choose_rung(plan, rung)
+    chosen = choose_level(plan, rung)
     place.mkdir()
     exporting._write(ladder, place, chosen, "keep", "5GB")
     return plan.rungs[chosen - 1]
@@ -394,6 +394,6 @@ def test_what_is_another_function_does_not_densify(opened, tmp_path, spoil):
     with p.edit("spoil") as e:
         spoil(e, p)
     assert not {2, 3} & set(m.export_plan().possible)
-    with pytest.raises(RungImpossible):
+    with pytest.raises(ExportLevelImpossible):
         written(m, tmp_path / "out", rung=3)
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from checkpoints import some_ids
 import graphwright as gw
 from graphwright.array.cpu import tensor_allocations
 from graphwright.errors import UsageError
-from graphwright.models import Draw, NonFinite, Sampling
+from graphwright.models import NonFinite, Sampling, SamplingRequest
 
 PROMPT = some_ids((7,))
 RULES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.parametrize("name", ["greedy", "every rule"])
 def test_100_steps_that_draw_allocate_no_tensor(name: str, kind: str, model: gw.Model) -> None:
-    s, draws = filled(model, kind), (Draw(Sampling(**RULES[name]), prompt=len(PROMPT)),)
+    s, draws = filled(model, kind), (SamplingRequest(Sampling(**RULES[name]), prompt=len(PROMPT)),)
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -77,7 +77,9 @@ def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
     prompts = [PROMPT, PROMPT[:3], PROMPT[2:], PROMPT[1:6]]
     cache = model.new_cache(400, kind="paged", prefix_bytes=0)
     batch = [cache.sequence() for _ in prompts]
-    draws = [Draw(Sampling(**r), i, len(p)) for i, (r, p) in enumerate(zip(RULES.values(), prompts, strict=True))]
+    draws = [
+        SamplingRequest(Sampling(**r), i, len(p)) for i, (r, p) in enumerate(zip(RULES.values(), prompts, strict=True))
+    ]
     for s, p in zip(batch, prompts, strict=True):
         s.prefill(p[None])
     ids = np.array([s.drawn([d]) for s, d in zip(batch, draws, strict=True)])
@@ -114,7 +116,7 @@ def test_what_was_drawn_is_forgotten_with_its_row(kind: str, model: gw.Model) ->
 
 
 def test_of_an_edited_model_it_is_drawn_again(model: gw.Model) -> None:
-    s, greedy = filled(model, "static"), Draw()
+    s, greedy = filled(model, "static"), SamplingRequest()
     s.step(s.drawn([greedy])[None], draws=[greedy])
     with model.program.edit("turn the head") as e:
         e.set_weight("lm_head.weight", lambda w: -w)
@@ -158,7 +160,7 @@ def test_more_ids_than_there_was_room_for_at_first(model: gw.Model) -> None:
 def test_a_draw_for_every_sequence(model: gw.Model) -> None:
     s = filled(model, "paged")
     with pytest.raises(UsageError, match="draws"):
-        s.step(PROMPT[None, :1], draws=[Draw(), Draw()])
+        s.step(PROMPT[None, :1], draws=[SamplingRequest(), SamplingRequest()])
     with pytest.raises(UsageError, match="draws"):
-        s.cache.step([s], PROMPT[None, :1], draws=[Draw(), Draw()])
+        s.cache.step([s], PROMPT[None, :1], draws=[SamplingRequest(), SamplingRequest()])
     assert s.length == len(PROMPT)

@@ -89,15 +89,15 @@ def test_same_seed_same_ids_other_seed_others(model: gw.Model) -> None:
 
 def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
     runs = 0
-    original = gw.models.Cache.prefill
+    original = gw.models.StaticCache.prefill
 
-    def counted(self: gw.models.Cache, *args: Any, **options: Any) -> np.ndarray:
+    def counted(self: gw.models.StaticCache, *args: Any, **options: Any) -> np.ndarray:
         nonlocal runs
         runs += 1
         return original(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gw.models.Cache, "prefill", counted)
+        patch.setattr(gw.models.StaticCache, "prefill", counted)
         several = model.generate(PROMPT, 12, temperature=1.5, seed=2, n=4)
     assert runs == 1
     assert [g.stream for g in several] == [0, 1, 2, 3]

@@ -38,7 +38,7 @@ _PRODUCTS = frozenset({"linear", "matmul"})
 
 
 @dataclass(frozen=True)
-class Stretch:
+class AffineMap:
     """The ops from `source` (left out) to `end`.
 
     Attributes:
@@ -133,9 +133,9 @@ def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
     return call(op, *ins, **p.attrs(node))
 
 
-def find_stretch(
+def find_affine_map(
     p: Program, fixed: Container[NodeId], end: Value, stop: Callable[[Value], Value | None]
-) -> Stretch | None:
+) -> AffineMap | None:
     """The longest stretch that ends in a value and has one source; None if there is none.
 
     Args:
@@ -160,7 +160,7 @@ def find_stretch(
     if len(sources) != 1 or not inside:
         return None
     nodes = tuple(sorted(inside, key=p.order_labels.key))
-    return Stretch(p, next(iter(sources)), end, nodes, biased)
+    return AffineMap(p, next(iter(sources)), end, nodes, biased)
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:

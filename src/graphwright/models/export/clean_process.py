@@ -38,7 +38,7 @@ _TEXTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class LoaderOutput:
     """What a loader computed: logits float32 [T, V] and greedy ids per prompt, and facts about its process."""
 
     logits: list[np.ndarray]
@@ -67,11 +67,11 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
     return [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
 
 
-def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> Computed:
+def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
     """What the program computes, in this process."""
     logits = [model.logits(ids) for ids in prompts]
     greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
-    return Computed(logits, greedy, {})
+    return LoaderOutput(logits, greedy, {})
 
 
 def compute_there(
@@ -81,7 +81,7 @@ def compute_there(
     trust: bool = False,
     tokens: int = GREEDY_TOKENS,
     snippet: tuple[str, str] | None = None,
-) -> Computed:
+) -> LoaderOutput:
     """What transformers computes from the files, in a clean process that cannot import this package.
 
     Args:
@@ -103,7 +103,7 @@ def compute_there(
         return _run(["-I", str(script), *map(str, arguments)], place, prompts, "transformers", directory)
 
 
-def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> Computed:
+def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
     """What this package computes from the files in a clean process. Raises: VerificationFailed."""
     script, package = Path(__file__).with_name("clean_open.py"), Path(__file__).parents[3]
     with tempfile.TemporaryDirectory() as place:
@@ -111,7 +111,9 @@ def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_
         return _run(["-I", str(script), *map(str, arguments)], place, prompts, "graphwright", directory)
 
 
-def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path) -> Computed:
+def _run(
+    command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path
+) -> LoaderOutput:
     named: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
     np.savez(Path(place) / "prompts.npz", **named)
     try:
@@ -129,7 +131,7 @@ def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], load
         )
     facts = json.loads((Path(place) / "facts.json").read_text(encoding="utf-8"))
     logits, greedy = ([a for _, a in sorted(np.load(f"{place}/{n}.npz").items())] for n in ("logits", "greedy"))
-    return Computed(logits, greedy, facts)
+    return LoaderOutput(logits, greedy, facts)
 
 
 def _start(command: Sequence[str], place: str) -> tuple[int, str]:
@@ -145,7 +147,7 @@ def transformers_installed() -> bool:
 
 
 def compare(
-    here: Computed, there: Computed, tolerance: float, margin: Callable[[int, int], float] | None = None
+    here: LoaderOutput, there: LoaderOutput, tolerance: float, margin: Callable[[int, int], float] | None = None
 ) -> dict[str, Any]:
     """Largest differences and greedy agreement.
 

@@ -18,7 +18,7 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
 from graphwright.autograd.variable import moved
 from graphwright.models.codegen.statements import LAYER
-from graphwright.models.export.affine_map import Stretch, constant
+from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_reader import TRUNK, places_of, uncast
 from graphwright.program import Builder, Value
 from graphwright.program.kinds import STORED
@@ -26,12 +26,12 @@ from graphwright.program.weights import SOURCE, as_array
 
 if TYPE_CHECKING:
     from graphwright.models.architectures.config import Config
-    from graphwright.models.export.template_reader import Bound, Places, Reading
+    from graphwright.models.export.template_reader import Bound, Places, TemplateMatch
     from graphwright.models.model import Model
     from graphwright.program import Program
 
 
-def eps_of(reading: Reading, dims: Any) -> float | str:
+def eps_of(reading: TemplateMatch, dims: Any) -> float | str:
     """The one eps that all norms need in a template of sizes `dims`, or why there is none.
 
     Over d' of d channels, the others zero, x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
@@ -50,17 +50,17 @@ def eps_of(reading: Reading, dims: Any) -> float | str:
     return next(iter(found), float(dims.eps))
 
 
-def _is_channels(reading: Reading, norm: str) -> bool:
+def _is_channels(reading: TemplateMatch, norm: str) -> bool:
     """True for a norm over the residual width, false for one within a head."""
     return next(terms for path, _, _, terms in _weights(reading) if path == f"{norm}.weight") == ("hidden",)
 
 
-def _weights(reading: Reading) -> Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
+def _weights(reading: TemplateMatch) -> Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
     return reading.arch.weights(reading.dims)
 
 
 def conform(
-    model: Model, reading: Reading, config: Config, dims: Any, layers: Mapping[int, int] | None = None
+    model: Model, reading: TemplateMatch, config: Config, dims: Any, layers: Mapping[int, int] | None = None
 ) -> Model:
     """The model as the stock class has it: the program that the family's template gives for `dims`.
 
@@ -70,7 +70,7 @@ def conform(
         config, dims: to be written, and what the family reads from it.
         layers: layer of the result -> layer of the template; by default each is itself.
     """
-    maker, p, b = _Maker(model, reading, dims), model.program, Builder(model.program.name)
+    maker, p, b = _WeightBuilder(model, reading, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}
     untouched: list[NDArray] = []
     for path, _, shape, terms in model.arch.weights(dims):
@@ -90,10 +90,10 @@ def _of_layer(path: str, layers: Mapping[int, int] | None) -> str:
     return path if layers is None else LAYER.sub(lambda m: f"layers.{layers[int(m[1])]}.", path)
 
 
-class _Maker:
+class _WeightBuilder:
     """Weights of the template, one at a time."""
 
-    def __init__(self, model: Model, reading: Reading, dims: Any) -> None:
+    def __init__(self, model: Model, reading: TemplateMatch, dims: Any) -> None:
         self.model, self.reading, self.p, self.dims = model, reading, model.program, dims
         self.slot: dict[str, int] = {}
         for i in range(TRUNK, len(reading.slots)):
@@ -163,12 +163,12 @@ class _Maker:
 
 def _values(p: Program, bound: Bound, rank: int) -> np.ndarray:
     """float64."""
-    if isinstance(bound, Stretch):
+    if isinstance(bound, AffineMap):
         return bound.matrix if rank == 2 else bound.bias
     return constant(p, bound)
 
 
-def multiplied(reading: Reading, dims: Any) -> list[str]:
+def multiplied(reading: TemplateMatch, dims: Any) -> list[str]:
     """Paths of the template's weights that are computed, and so rounded, in a template of sizes `dims`."""
     p, found = reading.program, []
     for part in reading.read_parts():

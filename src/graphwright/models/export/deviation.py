@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
-from graphwright.models.export.affine_map import Stretch
+from graphwright.models.export.affine_map import AffineMap
 from graphwright.models.export.template_reader import read
 from graphwright.models.export.uniform import AXES, fits
 from graphwright.program import Builder
@@ -21,7 +21,7 @@ from graphwright.program.kinds import CONST, STORED
 from graphwright.program.weights import hollow_array
 
 if TYPE_CHECKING:
-    from graphwright.models.export.template_reader import Reading
+    from graphwright.models.export.template_reader import TemplateMatch
     from graphwright.models.export.uniform import Fits
     from graphwright.models.model import Model
     from graphwright.program import Program
@@ -74,7 +74,7 @@ def deviations(model: Model) -> list[Deviation]:
     return classified(model, reading, fits(reading, model.config))
 
 
-def classified(model: Model, reading: Reading, fitted: Fits) -> list[Deviation]:
+def classified(model: Model, reading: TemplateMatch, fitted: Fits) -> list[Deviation]:
     """Deviations of a program from the template that it was read by."""
     sizes = _Carriers(model, reading, fitted)
     return sorted(
@@ -86,7 +86,7 @@ def classified(model: Model, reading: Reading, fitted: Fits) -> list[Deviation]:
 class _Carriers:
     """Which rungs can carry a deviation: 3 what was read as the template's, 2 if no other layer forbids its size."""
 
-    def __init__(self, model: Model, reading: Reading, fitted: Fits) -> None:
+    def __init__(self, model: Model, reading: TemplateMatch, fitted: Fits) -> None:
         self.reading, self.arch, self.dims = reading, model.arch, model.dims
         self.explained = reading.explained()
         self.stretches = {
@@ -124,7 +124,7 @@ class _Carriers:
     def _stretched(self, slot: int, other: NodeId | None) -> bool:
         """True for a weight of the template that is a stretch here."""
         part, t = self.reading.parts[slot], self.reading.template
-        return part is not None and other is not None and isinstance(part.weights.get(t.path(other)), Stretch)
+        return part is not None and other is not None and isinstance(part.weights.get(t.path(other)), AffineMap)
 
     def _forbidden(self, slot: int | None, axis: str) -> bool:
         return any(r.slot is None or (r.slot == slot and not axis) or (axis and r.axis == axis) for r in self.uneven)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import dtype as named
-from graphwright.errors import MissingExtra, UsageError
+from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import atomic_directory, check_free, target_path
 from graphwright.models.codegen.source import generate
 from graphwright.models.errors import ExportError, VerificationFailed
@@ -30,7 +30,7 @@ from graphwright.models.export.clean_process import (
 )
 from graphwright.models.export.hosts import Hosted, write_hosted
 from graphwright.models.export.receipt import SCHEMA, Receipt, snippet, write_card
-from graphwright.models.export.rungs import PREFER, RUNGS, ExportPlan, Ladder, choose_rung, export_plan
+from graphwright.models.export.rungs import PREFER, RUNGS, ExportPlan, Ladder, choose_level, export_plan
 from graphwright.models.export.write import (
     cost,
     drift,
@@ -42,7 +42,6 @@ from graphwright.models.export.write import (
     weight_counts,
     write_model,
 )
-from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
 from graphwright.models.model import need_tokenizer
 from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
@@ -54,7 +53,7 @@ from graphwright.progress import Progress
 
 if TYPE_CHECKING:
     from graphwright.models.export.clean_process import (
-        Computed,
+        LoaderOutput,
     )
     from graphwright.models.model import Model
     from graphwright.progress import Report
@@ -104,7 +103,7 @@ def export(
         overwrite: replace what stands at the directory.
         keep_failed: leave what failed the check at `<directory>.failed`.
         report: told of each step.
-    Raises: RungImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
+    Raises: ExportLevelImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
     target = target_path(directory)
     if onnx or onnx_cache:
@@ -115,7 +114,7 @@ def export(
     refuse_soft(model.program, "an export")
     ladder = Ladder(model)
     plan = ladder.plan(prefer)
-    chosen = choose_rung(plan, rung)
+    chosen = choose_level(plan, rung)
     _refuse_non_finite(model)
     steps = iter(range(1, 5))
 
@@ -232,7 +231,7 @@ def _rounded(model: Model, dtype: str) -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ProgramOutput:
     """What the program computes from prompts.
 
     Attributes:
@@ -243,7 +242,7 @@ class _Run:
 
     model: Model
     prompts: Sequence[np.ndarray]
-    here: Computed | None
+    here: LoaderOutput | None
     warnings: tuple[str, ...] = ()
 
     def margin(self, prompt: int, at: int) -> float:
@@ -254,11 +253,13 @@ class _Run:
         return float(best[-1] - best[-2])
 
 
-def _run(model: Model, prompts: Sequence[np.ndarray]) -> _Run:
+def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
     try:
-        return _Run(model, prompts, compute_here(model, prompts))
+        return _ProgramOutput(model, prompts, compute_here(model, prompts))
     except NonFinite as error:
-        return _Run(model, prompts, None, (f"nothing was compared: {error.what} ({error.where}: {error.got})",))
+        return _ProgramOutput(
+            model, prompts, None, (f"nothing was compared: {error.what} ({error.where}: {error.got})",)
+        )
 
 
 def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str | None) -> None:
@@ -305,7 +306,7 @@ def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str
         (place / name).write_text(text, encoding="utf-8")
 
 
-def _check(run: _Run, place: Path, rung: int, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
+def _check(run: _ProgramOutput, place: Path, rung: int, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
     """Facts of the check: by transformers, or by this package where that is not installed and the class is its own.
 
     Args:
@@ -344,7 +345,7 @@ def _source(model: Model) -> Model | None:
         return None
 
 
-def _drift(source: Model | None, run: _Run, text: str | None) -> tuple[dict[str, Any], list[str]]:
+def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """The program, as stored, against the source; and what kept it from being measured."""
     moved: dict[str, Any] = {}
     if run.here is None:
@@ -366,7 +367,7 @@ def _drift(source: Model | None, run: _Run, text: str | None) -> tuple[dict[str,
 def _receipt(
     model: Model,
     original: Model | None,
-    run: _Run,
+    run: _ProgramOutput,
     place: Path,
     rung: int,
     plan: ExportPlan,

@@ -23,7 +23,7 @@ from graphwright.models.export.write import write_model
 from graphwright.program import Value
 
 if TYPE_CHECKING:
-    from graphwright.models.export.template_reader import Reading, Slot
+    from graphwright.models.export.template_reader import TemplateBranch, TemplateMatch
     from graphwright.models.model import Model
 
 LAST_LOOKED_AT = "5.23"
@@ -76,7 +76,7 @@ def add_host(host: Host) -> Host:
     return host
 
 
-def find_host(model: Model, reading: Reading) -> Hosted | list[Reason]:
+def find_host(model: Model, reading: TemplateMatch) -> Hosted | list[Reason]:
     """The first host whose shapes are those of the program, or why none is."""
     family = model.arch.name
     known = [h for h in HOSTS if h.family == family]
@@ -94,7 +94,7 @@ def find_host(model: Model, reading: Reading) -> Hosted | list[Reason]:
     return reasons
 
 
-def _fitted(model: Model, reading: Reading, host: Host) -> Hosted | list[Reason]:
+def _fitted(model: Model, reading: TemplateMatch, host: Host) -> Hosted | list[Reason]:
     name = host.classes[1]
     if (why := _unusable(host)) is not None:
         return [Reason("", f"{name}: {why}")]
@@ -122,7 +122,7 @@ def _fitted(model: Model, reading: Reading, host: Host) -> Hosted | list[Reason]
     return wrong or Hosted(host, fields, {path: host.key(path) for path in weights})
 
 
-def _names(model: Model, slot: Slot) -> set[str]:
+def _names(model: Model, slot: TemplateBranch) -> set[str]:
     """Dimensions that the weights of a branch have."""
     terms = (dims for path, _, _, dims in model.arch.weights(model.dims) if path.startswith(f"{slot.name}."))
     return {t.partition("*")[0] for dims in terms for t in dims} - {"hidden"}

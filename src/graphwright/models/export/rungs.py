@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.array import BY_TAG
 from graphwright.errors import UsageError
 from graphwright.models.codegen.source import check_emittable
-from graphwright.models.errors import RungImpossible
+from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.dense import conform, multiplied
 from graphwright.models.export.deviation import classified, template
 from graphwright.models.export.hosts import find_host
@@ -36,7 +36,7 @@ PREFER = ("stock", "size")
 
 
 @dataclass(frozen=True, slots=True)
-class RungPlan:
+class LevelPlan:
     """What one rung would be.
 
     Attributes:
@@ -69,7 +69,7 @@ class ExportPlan:
 
     rung: int | None
     prefer: str
-    rungs: tuple[RungPlan, ...]
+    rungs: tuple[LevelPlan, ...]
     deviations: tuple[Deviation, ...]
 
     @property
@@ -155,22 +155,22 @@ class Ladder:
         return ExportPlan(next(taken, None), prefer, rows, tuple(self.deviations))
 
     # -- the rungs ---------------------------------------------------------------------------------------------------
-    def _first(self) -> RungPlan:
+    def _first(self) -> LevelPlan:
         why = tuple(_row(d.path, f"{d.kind}, {d.detail}", d.axis, d.field) for d in self.deviations)
         size = sum(self.model.program.spec(n).nbytes for n in self.model.program.params())
-        return RungPlan(1, not why, not why, why, self._files(), size)
+        return LevelPlan(1, not why, not why, why, self._files(), size)
 
-    def _second(self) -> RungPlan:
+    def _second(self) -> LevelPlan:
         if not self.deviations:
-            return RungPlan(2, False, False)
+            return LevelPlan(2, False, False)
         if isinstance(self.fits.uniform, list):
-            return RungPlan(2, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.fits.uniform))
+            return LevelPlan(2, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.fits.uniform))
         exact = not self._rounded(self.fits.uniform.dims)
-        return RungPlan(2, True, exact, (), self._files(), self._bytes(self.fits.uniform.dims))
+        return LevelPlan(2, True, exact, (), self._files(), self._bytes(self.fits.uniform.dims))
 
-    def _third(self) -> RungPlan:
+    def _third(self) -> LevelPlan:
         if not self.deviations:
-            return RungPlan(3, False, False)
+            return LevelPlan(3, False, False)
         p, reading = self.model.program, self.reading
         why = [_row(p.path(n), text) for n, text in reading.unread.items()]
         kinds = ("op", "dtype")
@@ -180,25 +180,25 @@ class Ladder:
         if isinstance(self.fits.dense, str):
             why.append(_row("norm", self.fits.dense, "channels", self.model.arch.fields["eps"]))
         if why:
-            return RungPlan(3, False, False, tuple(why))
+            return LevelPlan(3, False, False, tuple(why))
         rounded = tuple(_row(path, f"is computed, and {kind.name} rounds it")
                         for path, kind in self._rounded(self.model.dims))  # fmt: skip
-        return RungPlan(3, True, not rounded, rounded, self._files(), self._bytes(self.model.dims))
+        return LevelPlan(3, True, not rounded, rounded, self._files(), self._bytes(self.model.dims))
 
-    def _fourth(self) -> RungPlan:
+    def _fourth(self) -> LevelPlan:
         if not self.deviations:
-            return RungPlan(4, False, False)
+            return LevelPlan(4, False, False)
         if isinstance(self.host, list):
-            return RungPlan(4, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.host))
-        return RungPlan(4, True, True, (), self._files(), self._read_bytes())
+            return LevelPlan(4, False, False, tuple(_row(r.path, r.why, r.axis, r.field) for r in self.host))
+        return LevelPlan(4, True, True, (), self._files(), self._read_bytes())
 
-    def _fifth(self) -> RungPlan:
+    def _fifth(self) -> LevelPlan:
         try:
             check_emittable(self.model.program)
-        except RungImpossible as error:
-            return RungPlan(5, False, False, (_row(str(error.where), f"{error.what}: {error.got}"),))
+        except ExportLevelImpossible as error:
+            return LevelPlan(5, False, False, (_row(str(error.where), f"{error.what}: {error.got}"),))
         code = ("configuration_<id>.py", "modeling_<id>.py")
-        return RungPlan(5, True, True, (), tuple(sorted((*self._files(), *code))), self._read_bytes())
+        return LevelPlan(5, True, True, (), tuple(sorted((*self._files(), *code))), self._read_bytes())
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _rounded(self, dims: Any) -> list[tuple[str, DType]]:
@@ -238,8 +238,8 @@ def export_plan(model: Model, prefer: str = "stock") -> ExportPlan:
     return Ladder(model).plan(prefer)
 
 
-def choose_rung(plan: ExportPlan, rung: int | str) -> int:
-    """The rung to export by: `auto` or one that was asked for. Raises: UsageError, RungImpossible."""
+def choose_level(plan: ExportPlan, rung: int | str) -> int:
+    """The rung to export by: `auto` or one that was asked for. Raises: UsageError, ExportLevelImpossible."""
     if rung not in ("auto", 1, 2, 3, 4, 5, "1", "2", "3", "4", "5"):
         raise UsageError("unknown rung", expected="auto or 1 to 5", got=rung)
     wanted = plan.rung if rung == "auto" else int(rung)
@@ -247,7 +247,7 @@ def choose_rung(plan: ExportPlan, rung: int | str) -> int:
         return wanted
     row = plan.rungs[(wanted or 5) - 1]
     first = row.reasons[0] if row.reasons else {"reason": "a lower rung carries this", "path": ""}
-    raise RungImpossible(
+    raise ExportLevelImpossible(
         "no rung can carry this structure" if plan.rung is None else f"rung {rung} cannot carry this",
         where=first["path"] or None,
         got=first["reason"],

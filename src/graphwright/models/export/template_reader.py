@@ -1,4 +1,4 @@
-"""Reading a program as its family's template: which branch of the residual stream is which, and what its weights are.
+"""Match a program with its family's template: which branch of the residual stream is which, and what its weights are.
 
 A program that was pruned, factored or gated still is the template's function of other weights. It is read from the
 output back: each branch that enters the stream is matched with a branch of the template, node by node. Sizes may
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.codegen.statements import LAYER
-from graphwright.models.export.affine_map import Stretch, constant, constants, find_stretch
+from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
 from graphwright.program import Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
     from graphwright.program import Program
 
-Bound = Value | Stretch
+Bound = Value | AffineMap
 """What stands where the template has a weight: a constant, or a stretch whose matrix or bias it is."""
 TRUNK = -1
 
 
-class Unread(Exception):
+class Mismatched(Exception):
     """A value is not what the template has; `node` is where, `why` in words."""
 
     def __init__(self, node: NodeId, why: str) -> None:
@@ -41,7 +41,7 @@ class Unread(Exception):
 
 
 @dataclass(slots=True)
-class Part:
+class MatchedPart:
     """One branch of the template, or its trunk, and what the program has for it.
 
     Attributes:
@@ -58,16 +58,16 @@ class Part:
     values: dict[Value, Value] = field(default_factory=dict)
     eps: dict[str, float] = field(default_factory=dict)
     key_head: Value | None = None
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[AffineMap] = field(default_factory=list)
 
-    def copy(self) -> Part:
+    def copy(self) -> MatchedPart:
         """The same, to go on from in another way."""
-        return Part(self.name, dict(self.weights), dict(self.values), dict(self.eps), self.key_head,
+        return MatchedPart(self.name, dict(self.weights), dict(self.values), dict(self.eps), self.key_head,
                     list(self.stretches))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TemplateBranch:
     """A branch of the template: the junction it enters, the stream it reads and adds to, its value."""
 
     name: str
@@ -83,7 +83,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TemplateMatch:
     """What a program is, in the template's words.
 
     Attributes:
@@ -102,9 +102,9 @@ class Reading:
     dims: Any
     program: Program
     template: Program
-    slots: tuple[Slot, ...]
-    parts: tuple[Part | None, ...]
-    trunk: Part
+    slots: tuple[TemplateBranch, ...]
+    parts: tuple[MatchedPart | None, ...]
+    trunk: MatchedPart
     sizes: Mapping[int, Mapping[str, int]]
     unread: Mapping[NodeId, str]
     lost: frozenset[int]
@@ -115,11 +115,11 @@ class Reading:
         """True if everything was read."""
         return not self.unread
 
-    def part(self, slot: int) -> Part | None:
+    def part(self, slot: int) -> MatchedPart | None:
         """What was read of a slot, or of the trunk."""
         return self.trunk if slot == TRUNK else self.parts[slot]
 
-    def read_parts(self) -> Iterator[Part]:
+    def read_parts(self) -> Iterator[MatchedPart]:
         """The trunk and every branch that was read."""
         yield self.trunk
         yield from (part for part in self.parts if part is not None)
@@ -141,12 +141,12 @@ class Reading:
         return {table.node, *self.program.consumers(table)}
 
 
-def read(model: Model, template: Program) -> Reading:
+def read(model: Model, template: Program) -> TemplateMatch:
     """Read a model's program by the template of its family."""
-    return _Reader(model, template).read()
+    return _Matcher(model, template).read()
 
 
-class _Reader:
+class _Matcher:
     """One walk along the residual stream, from the output back."""
 
     def __init__(self, model: Model, template: Program) -> None:
@@ -161,26 +161,26 @@ class _Reader:
         self.shared: dict[Value, Value] = {}
 
     # -- the template ------------------------------------------------------------------------------------------------
-    def _slots(self) -> Iterator[Slot]:
+    def _slots(self) -> Iterator[TemplateBranch]:
         """Junctions of the template: the first operand is the stream, the second the branch."""
         t = self.t
         for node in t.order():
             if t.is_junction(node) and len(operands := t.operands(node)) == 2:
-                yield Slot(t.path(operands[1]).rpartition(".")[0], Value(node), *operands)
+                yield TemplateBranch(t.path(operands[1]).rpartition(".")[0], Value(node), *operands)
 
     # -- the stream --------------------------------------------------------------------------------------------------
-    def read(self) -> Reading:
+    def read(self) -> TemplateMatch:
         """Trunk from above, then branch by branch down the stream to the embedding."""
         p, t = self.p, self.t
-        trunk = Part("")
-        parts: list[Part | None] = [None] * len(self.slots)
+        trunk = MatchedPart("")
+        parts: list[MatchedPart | None] = [None] * len(self.slots)
         top = self.slots[-1].junction if self.slots else None
         try:
             result = t.output("logits")
             if p.output_names() != t.output_names():
-                raise Unread(p.outputs()[0].node, "the outputs have other names")
+                raise Mismatched(p.outputs()[0].node, "the outputs have other names")
             self.match(result, p.output("logits"), trunk, top)
-        except Unread as error:
+        except Mismatched as error:
             self.unread[error.node] = error.why
         at, v = len(self.slots) - 1, trunk.values.get(top) if top is not None else None
         while v is not None and not self._is_base(v, trunk):
@@ -193,9 +193,9 @@ class _Reader:
             if found.get("hidden", hidden) != hidden:
                 self._lose(i, parts[i], f"{found['hidden']} channels where the trunk has {hidden}")
         told = (dict(self.unread), frozenset(self.lost), frozenset(self.passed))
-        return Reading(self.arch, self.dims, p, t, self.slots, tuple(parts), trunk, sizes, *told)
+        return TemplateMatch(self.arch, self.dims, p, t, self.slots, tuple(parts), trunk, sizes, *told)
 
-    def _twice(self, parts: list[Part]) -> None:
+    def _twice(self, parts: list[MatchedPart]) -> None:
         """A weight that stands for two of the template's is a connection of its own, and is not written out twice."""
         owner: dict[Bound, str] = {}
         for part in parts:
@@ -203,23 +203,23 @@ class _Reader:
                 if isinstance(bound, Value) and owner.setdefault(bound, path) != path:
                     self.unread[bound.node] = f"stands for {owner[bound]} and for {path}"
 
-    def _lose(self, slot: int, part: Part | None, why: str) -> None:
+    def _lose(self, slot: int, part: MatchedPart | None, why: str) -> None:
         assert part is not None
         self.unread[next(iter(part.values.values())).node] = why
         self.lost.add(slot)
 
-    def _is_base(self, v: Value, trunk: Part) -> bool:
+    def _is_base(self, v: Value, trunk: MatchedPart) -> bool:
         """True for the embedding, which is entered into the trunk."""
         base = self.slots[0].stream
         if self.p.op(v.node) != self.t.op(base.node):
             return False
         try:
             self.match(base, v, trunk, None)
-        except Unread as error:
+        except Mismatched as error:
             self.unread[error.node] = error.why
         return True
 
-    def _down(self, v: Value, at: int, parts: list[Part | None]) -> tuple[int, Value | None]:
+    def _down(self, v: Value, at: int, parts: list[MatchedPart | None]) -> tuple[int, Value | None]:
         """One junction: the branches that enter it are matched; returns the next slot and the stream below."""
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
@@ -243,21 +243,21 @@ class _Reader:
             at = slot - 1
         return at, stream
 
-    def _place(self, branch: Value, stream: Value, at: int) -> tuple[int, Part] | None:
+    def _place(self, branch: Value, stream: Value, at: int) -> tuple[int, MatchedPart] | None:
         """The slot that a branch is for: its own if it still stands below the one above, else the nearest that fits."""
         own = self._own(branch, stream)
         order = list(range(at, -1, -1))
         if own in order:
             order.remove(own)
             order.insert(0, own)
-        why: Unread | None = None
+        why: Mismatched | None = None
         for slot in order:
-            part = Part(self.slots[slot].name)
+            part = MatchedPart(self.slots[slot].name)
             part.values[self.slots[slot].stream] = stream
             try:
                 self.match(self.slots[slot].branch, branch, part, self.slots[slot].stream)
                 return slot, part
-            except Unread as error:
+            except Mismatched as error:
                 why = why or error
             if own is None and slot < order[0] - 1:
                 break  # a stranger: two kinds of branches were tried
@@ -294,16 +294,16 @@ class _Reader:
             v = operands[0]
         return v
 
-    def match(self, t: Value, v: Value, part: Part, stream: Value | None) -> None:
+    def match(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
         """Take a value of the program for one of the template, and with it all that it is computed from.
 
-        Raises: Unread with the node that is another.
+        Raises: Mismatched with the node that is another.
         """
         v = self.canon(v)
         known = part.values.get(t, self.shared.get(t))
         if known is not None or t == stream:
             if known is not None and known != v:
-                raise Unread(v.node, f"stands where {self.t.path(t)} is read, which is {self.p.path(known)}")
+                raise Mismatched(v.node, f"stands where {self.t.path(t)} is read, which is {self.p.path(known)}")
             part.values[t] = v
             return
         if t.node in self.fixed_there:
@@ -312,7 +312,7 @@ class _Reader:
         before = part.copy()
         try:
             self._node(t, v, part, stream)
-        except Unread as error:
+        except Mismatched as error:
             part.weights, part.values, part.eps = before.weights, before.values, before.eps
             part.key_head, part.stretches = before.key_head, before.stretches
             self._stretch(t, v, part, stream, error)
@@ -320,38 +320,38 @@ class _Reader:
         if not is_layered(self.t, t):
             self.shared[t] = v
 
-    def _bind(self, t: Value, v: Value, part: Part) -> None:
+    def _bind(self, t: Value, v: Value, part: MatchedPart) -> None:
         p, root = self.p, uncast(self.t, t).node
         path = self.t.path(root)
         if v.node not in self.fixed:
-            raise Unread(v.node, f"is computed where {path} is a weight")
+            raise Mismatched(v.node, f"is computed where {path} is a weight")
         found = uncast(p, v)
         if self.t.op(root) == CONST:
             same = p.op(found.node) == CONST
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
-                raise Unread(v.node, "other numbers than the config gives")
+                raise Mismatched(v.node, "other numbers than the config gives")
         elif part.weights.setdefault(path, found) != found:
-            raise Unread(v.node, f"is read where {path} is read too, which is another weight here")
+            raise Mismatched(v.node, f"is read where {path} is read too, which is another weight here")
         part.values[t] = v
 
-    def _node(self, t: Value, v: Value, part: Part, stream: Value | None) -> None:
+    def _node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
         p, op = self.p, self.t.op(t.node)
         if p.op(v.node) != op or v.port != t.port:
-            raise Unread(v.node, f"{p.op(v.node)} instead of {op}")
+            raise Mismatched(v.node, f"{p.op(v.node)} instead of {op}")
         if op == INPUT:
             if p.path(v) != self.t.path(t):
-                raise Unread(v.node, f"the input {p.path(v)} instead of {self.t.path(t)}")
+                raise Mismatched(v.node, f"the input {p.path(v)} instead of {self.t.path(t)}")
             return
         self._attrs(t, v, part)
         wanted, given = self.t.operands(t.node), p.operands(v.node)
         if len(wanted) != len(given):
-            raise Unread(v.node, f"reads {len(given)} values instead of {len(wanted)}")
+            raise Mismatched(v.node, f"reads {len(given)} values instead of {len(wanted)}")
         if op == "sdpa":
             given = self._without_table(given, part)
         for inner, value in zip(wanted, given, strict=True):
             self.match(inner, value, part, stream)
 
-    def _attrs(self, t: Value, v: Value, part: Part) -> None:
+    def _attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
         """Equal, but for the number of heads, and eps, which follows the width."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
         if op == "rms_norm":
@@ -361,9 +361,11 @@ class _Reader:
             here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
         a, b = encode_attrs(here), encode_attrs(there)
         if a != b:
-            raise Unread(v.node, ", ".join(f"{k} {a.get(k)} instead of {b.get(k)}" for k in b if a.get(k) != b.get(k)))
+            raise Mismatched(
+                v.node, ", ".join(f"{k} {a.get(k)} instead of {b.get(k)}" for k in b if a.get(k) != b.get(k))
+            )
 
-    def _without_table(self, given: list[Value], part: Part) -> list[Value]:
+    def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
         """Operands of attention; where key heads are read by a table, the heads and the table apart."""
         p, found = self.p, list(given)
         for port in (1, 2):
@@ -371,15 +373,15 @@ class _Reader:
             if p.op(node) == "index" and p.attrs(node)["axis"] == 1 and p.operands(node)[1].node in self.fixed:
                 found[port], table = p.operands(node)[:2]
                 if part.key_head is not None and part.key_head != table:
-                    raise Unread(node, "keys and values are read by two tables")
+                    raise Mismatched(node, "keys and values are read by two tables")
                 part.key_head = table
         if part.key_head is not None and found[1:3] == [a for a in given[1:3]]:
-            raise Unread(given[1].node, "keys and values are read in two ways")
+            raise Mismatched(given[1].node, "keys and values are read in two ways")
         return found
 
-    def _stretch(self, t: Value, v: Value, part: Part, stream: Value | None, error: Unread) -> None:
+    def _stretch(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: Mismatched) -> None:
         """Where the ops differ: the same place of the template may be an affine map that is written otherwise here."""
-        wanted = find_stretch(self.t, self.fixed_there, t, lambda u: u if u == stream else None)
+        wanted = find_affine_map(self.t, self.fixed_there, t, lambda u: u if u == stream else None)
         linear = [n for n in wanted.nodes if self.t.op(n) == "linear"] if wanted is not None else []
         if wanted is None or len(linear) != 1:
             raise error
@@ -388,7 +390,7 @@ class _Reader:
         def stop(u: Value) -> Value | None:
             return below if below is not None and self.canon(u) == below else None
 
-        found = find_stretch(self.p, self.fixed, v, stop)
+        found = find_affine_map(self.p, self.fixed, v, stop)
         if found is None:
             raise error
         operands = self.t.operands(linear[0])
@@ -396,7 +398,7 @@ class _Reader:
             raise error
         try:
             self.match(wanted.source, found.source, part, stream)
-        except Unread:
+        except Mismatched:
             raise error from None
         for operand in operands[1:]:
             if part.weights.setdefault(self.t.path(uncast(self.t, operand)), found) != found:
@@ -404,7 +406,7 @@ class _Reader:
         part.stretches.append(found)
 
     # -- sizes -------------------------------------------------------------------------------------------------------
-    def _sizes(self, part: Part) -> dict[str, int]:
+    def _sizes(self, part: MatchedPart) -> dict[str, int]:
         """Dimension name -> size here; what a place of a head is, is fixed."""
         found: dict[str, int] = {}
         for path, bound in part.weights.items():
@@ -439,7 +441,7 @@ def is_layered(p: Program, value: Value) -> bool:
     return LAYER.match(p.path(value)) is not None
 
 
-def key_heads(p: Program, part: Part, heads: int, kv_heads: int) -> np.ndarray:
+def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
     """For each query head the key head that it reads."""
     if part.key_head is not None:
         return constant(p, part.key_head).astype(np.int64)
@@ -450,7 +452,7 @@ Places = dict[str, np.ndarray]
 """Dimension name -> for each place of the template the place here, or -1 for none."""
 
 
-def places_of(reading: Reading, slot: int, dims: Any) -> Places | str:
+def places_of(reading: TemplateMatch, slot: int, dims: Any) -> Places | str:
     """Where the sizes of one branch go in a template of sizes `dims`; or why they do not fit."""
     part, sizes, found = reading.part(slot), reading.sizes[slot], Places()
     assert part is not None
@@ -506,7 +508,7 @@ def heads_places(
     return queries.reshape(-1), keys
 
 
-def _before(reading: Reading, slot: int, name: str, wanted: int) -> np.ndarray | None:
+def _before(reading: TemplateMatch, slot: int, name: str, wanted: int) -> np.ndarray | None:
     """For each unit here its place in the source, if a weight knows it and all lie within the template."""
     part, p = reading.part(slot), reading.program
     terms = {path: dims for path, _, _, dims in reading.arch.weights(reading.dims)}
@@ -542,7 +544,7 @@ def _origin(variable: Variable, dim: int) -> np.ndarray | None:
     return places
 
 
-def misfits(reading: Reading, dims: Any) -> list[tuple[int, str]]:
+def misfits(reading: TemplateMatch, dims: Any) -> list[tuple[int, str]]:
     """Branches that do not fit into a template of sizes `dims`, each with the reason."""
     slots = [i for i in range(TRUNK, len(reading.slots)) if reading.part(i) is not None]
     return [(i, found) for i in slots if isinstance(found := places_of(reading, i, dims), str)]

@@ -18,7 +18,7 @@ from graphwright.models.export.dense import eps_of
 from graphwright.models.export.template_reader import TRUNK, key_heads, misfits
 
 if TYPE_CHECKING:
-    from graphwright.models.export.template_reader import Reading
+    from graphwright.models.export.template_reader import TemplateMatch
 
 AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
 """Dimension of a family -> what its units are called."""
@@ -71,13 +71,13 @@ class Fits:
     misfits: list[tuple[int, str]]
 
 
-def fits(reading: Reading, config: Config) -> Fits:
+def fits(reading: TemplateMatch, config: Config) -> Fits:
     """Both ways into the stock class; reads no payload but tables of heads."""
     dims = reading.dims
     return Fits(uniform(reading, config), with_eps(config, reading, dims), misfits(reading, dims))
 
 
-def uniform(reading: Reading, config: Config) -> Uniform | list[Reason]:
+def uniform(reading: TemplateMatch, config: Config) -> Uniform | list[Reason]:
     """The config that gives a program's sizes, or every reason why there is none."""
     reasons = [Reason(reading.program.path(n), why) for n, why in reading.unread.items()]
     layers, partial = _layers(reading)
@@ -111,7 +111,7 @@ def changed(config: Config, fields: dict[str, Any], without: tuple[str, ...] = (
     return Config(made, (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode(), config.path)
 
 
-def _layers(reading: Reading) -> tuple[list[int], list[Reason]]:
+def _layers(reading: TemplateMatch) -> tuple[list[int], list[Reason]]:
     """Numbers of the layers that remain; why one of them is not whole."""
     whole: dict[int, list[bool]] = {}
     for slot, part in zip(reading.slots, reading.parts, strict=True):
@@ -125,7 +125,7 @@ def _layers(reading: Reading) -> tuple[list[int], list[Reason]]:
     return [n for n, parts in sorted(whole.items()) if any(parts)], reasons
 
 
-def _sizes(reading: Reading, layers: list[int]) -> tuple[dict[str, int], list[Reason]]:
+def _sizes(reading: TemplateMatch, layers: list[int]) -> tuple[dict[str, int], list[Reason]]:
     """Dimension -> size in all layers; where they differ, the layers that are not as most."""
     found: dict[str, dict[int, int]] = {}
     reasons: list[Reason] = []
@@ -153,7 +153,7 @@ def _sizes(reading: Reading, layers: list[int]) -> tuple[dict[str, int], list[Re
     return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
 
 
-def _reason(reading: Reading, slot: int, name: str, why: str) -> Reason:
+def _reason(reading: TemplateMatch, slot: int, name: str, why: str) -> Reason:
     """A reason that names the first weight along a dimension."""
     part = reading.parts[slot]
     assert part is not None
@@ -163,7 +163,7 @@ def _reason(reading: Reading, slot: int, name: str, why: str) -> Reason:
     return Reason(path, f"{why} ({field})" if field else why, slot, AXES.get(name, name), field)
 
 
-def _resized(reading: Reading, config: Config, sizes: dict[str, int], layers: list[int]) -> Config:
+def _resized(reading: TemplateMatch, config: Config, sizes: dict[str, int], layers: list[int]) -> Config:
     """Fields of sizes, and lists by layer cut along. head_dim is written out, as classes derive it from the width."""
     names, dims = reading.arch.fields, reading.dims
     now = {**sizes, "layers": len(layers)}
@@ -177,7 +177,7 @@ def _resized(reading: Reading, config: Config, sizes: dict[str, int], layers: li
     return changed(config, {**fields, "layer_types": types}, without=("max_window_layers",))
 
 
-def with_eps(config: Config, reading: Reading, dims: Any) -> tuple[Config, Any] | str:
+def with_eps(config: Config, reading: TemplateMatch, dims: Any) -> tuple[Config, Any] | str:
     """The config and dimensions in which norms over the template's width have the eps they need, or why none do."""
     eps = eps_of(reading, dims)
     if isinstance(eps, str) or eps == dims.eps:

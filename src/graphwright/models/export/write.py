@@ -16,9 +16,9 @@ import numpy as np
 
 from graphwright.array import BY_TAG, NDArray, bfloat16, empty
 from graphwright.array import dtype as named
+from graphwright.errors import NonFinite
 from graphwright.files import atomic_write, sha256_file
 from graphwright.models.errors import ExportError
-from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.tokenizer import byte_tokenizer_json
 from graphwright.program.cost import flops
 from graphwright.program.weights import SOURCE

@@ -90,10 +90,10 @@ def chained(before: bytes, tokens: np.ndarray) -> bytes:
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
-class _Entry:
+class _PrefixEntry:
     __slots__ = ("before", "block", "followers", "key", "root", "tokens", "used")
 
-    def __init__(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray, block: int) -> None:
+    def __init__(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray, block: int) -> None:
         self.key, self.root, self.before, self.tokens, self.block = key, root, before, tokens, block
         self.followers, self.used = 0, 0
 
@@ -112,7 +112,7 @@ class PrefixCache:
         self, pool: BlockPool, block: int, most: int, digest: Callable[[bytes, np.ndarray], bytes] = chained
     ) -> None:
         self.pool, self.block, self.most, self._digest = pool, block, most, digest
-        self._entries: dict[bytes, list[_Entry]] = {}
+        self._entries: dict[bytes, list[_PrefixEntry]] = {}
         self._clock = count(1)
         self._size = 0
 
@@ -124,13 +124,13 @@ class PrefixCache:
         """Blocks that are kept."""
         return [e.block for e in self._all()]
 
-    def _all(self) -> Iterator[_Entry]:
+    def _all(self) -> Iterator[_PrefixEntry]:
         return (e for found in self._entries.values() for e in found)
 
     @property
     def evictable(self) -> int:
         """Blocks that eviction could free: those that nobody else holds, nor any block behind them."""
-        kept: set[_Entry] = set()
+        kept: set[_PrefixEntry] = set()
         for entry in self._all():
             at = entry if self.pool.refs(entry.block) > 1 else None
             while at is not None and at not in kept:
@@ -156,7 +156,7 @@ class PrefixCache:
         self.pool.hold(found)
         return found
 
-    def _find(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray) -> _Entry | None:
+    def _find(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray) -> _PrefixEntry | None:
         for entry in self._entries.get(key, ()):
             if entry.root == root and entry.before is before and np.array_equal(entry.tokens, tokens):
                 return entry
@@ -172,7 +172,7 @@ class PrefixCache:
             if known is None:
                 if self._size >= self.most and not self.evict(1, keep=entry):
                     return
-                known = _Entry(key, root, entry, tokens, table[i])
+                known = _PrefixEntry(key, root, entry, tokens, table[i])
                 self.pool.hold([table[i]])
                 self._entries.setdefault(key, []).append(known)
                 self._size += 1
@@ -181,7 +181,7 @@ class PrefixCache:
             known.used = next(self._clock)
             entry = known
 
-    def evict(self, wanted: int, keep: _Entry | None = None) -> int:
+    def evict(self, wanted: int, keep: _PrefixEntry | None = None) -> int:
         """Let go of up to `wanted` blocks that nobody else holds, those used longest ago first; how many it were."""
         gone = 0
         while gone < wanted:
@@ -206,7 +206,7 @@ class PrefixCache:
         self.pool.drop(self.blocks)
         self._entries, self._size = {}, 0
 
-    def _remove(self, entry: _Entry) -> None:
+    def _remove(self, entry: _PrefixEntry) -> None:
         found = self._entries[entry.key]
         found.remove(entry)
         if not found:

@@ -17,15 +17,15 @@ from graphwright.array import CPU, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cached_program import LENGTH, Steps, derived_for, fingerprints
-from graphwright.models.generation.sampling import Seen, need, need_one_each
+from graphwright.models.generation.cached_program import LENGTH, StepPlans, derived_for, fingerprints
+from graphwright.models.generation.sampling import TokenCounts, check_one_each, need
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
-    from graphwright.models.generation.cached_program import Fed
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.cached_program import BoundStep
+    from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.program import Program
 
 CHUNK = 512  # rows of a prefill that are run at once
@@ -39,7 +39,7 @@ def independent(p: Program) -> int:
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
-class Watch:
+class FingerprintWatch:
     """Fingerprints of a model as it is now, taken again when structure or a weight was written."""
 
     def __init__(self, program: Program) -> None:
@@ -68,7 +68,7 @@ class Watch:
         return self._now
 
 
-class Rows:
+class KVCache:
     """Keys and values of `batch` sequences of equal length.
 
     Attributes:
@@ -82,15 +82,15 @@ class Rows:
     batch: int
     stream: int = 0
 
-    def __init__(self, program: Program, batch: int, watch: Watch) -> None:
+    def __init__(self, program: Program, batch: int, watch: FingerprintWatch) -> None:
         self.program, self.batch, self._watch = program, batch, watch
         self.tokens = np.zeros((batch, 0), np.int64)
         self.fingerprints: dict[str, str] = {}
         self.stale_runs: tuple[str, ...] = ()
         self._logits: np.ndarray | None = None
         self._logits_of: object = None  # mark of the model that gave them
-        self._drawn: tuple[tuple[Draw, ...], np.ndarray] | None = None  # from those logits, within the step
-        self._seen: dict[int, Seen] = {}
+        self._drawn: tuple[tuple[SamplingRequest, ...], np.ndarray] | None = None  # from those logits, within the step
+        self._seen: dict[int, TokenCounts] = {}
         self._valid_at = program.version
         self._stretched = ENDLESS  # the first row that was turned as one of a text longer than `independent`
 
@@ -105,7 +105,9 @@ class Rows:
         """Rows filled."""
         raise NotImplementedError
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, draws: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
         """Append the rows of ids; logits, and ids drawn. What a failure leaves behind the length `cut` takes back."""
         raise NotImplementedError
 
@@ -141,7 +143,12 @@ class Rows:
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+        self,
+        ids: np.ndarray,
+        *,
+        all_logits: bool = False,
+        allow_stale: bool = False,
+        draws: Several[SamplingRequest] = (),
     ) -> NDArray:
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
@@ -155,7 +162,7 @@ class Rows:
         """
         length = self.length
         ids = self._fitting(ids)
-        need_one_each(draws, self.batch)
+        check_one_each(draws, self.batch)
         self.admit(allow_stale)
         try:
             logits, chosen = self._run(ids, all_logits, draws)
@@ -166,7 +173,7 @@ class Rows:
         return logits
 
     def took(
-        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+        self, ids: np.ndarray, last: np.ndarray, draws: Several[SamplingRequest] = (), chosen: np.ndarray | None = None
     ) -> None:
         """Note the ids of a step and what it gave. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
@@ -177,7 +184,7 @@ class Rows:
         self._logits, self._logits_of = last, self._watch.mark
         self._drawn = (tuple(draws), chosen) if draws and chosen is not None else None
 
-    def drawn(self, draws: Several[Draw]) -> np.ndarray:
+    def drawn(self, draws: Several[SamplingRequest]) -> np.ndarray:
         """The ids int64 [batch] behind the last step: as it drew them, or drawn from its logits on the host.
 
         The host draws what the step was not asked for, and where there are processors. Raises: NonFinite.
@@ -190,11 +197,11 @@ class Rows:
             ids[row] = draws[row].choose(self._logits[row], self.tokens[row])
         return ids
 
-    def ask(self, fed: Fed, place: int, ids: np.ndarray, draw: Draw, row: int = 0) -> None:
+    def ask(self, fed: BoundStep, place: int, ids: np.ndarray, draw: SamplingRequest, row: int = 0) -> None:
         """Have the id behind the `ids` [T] of a step drawn, at a place of its plan."""
         seen = self._seen.get(row)
         if seen is None or seen.prompt != draw.prompt:
-            seen = self._seen[row] = Seen(draw.prompt)
+            seen = self._seen[row] = TokenCounts(draw.prompt)
         if draw.rule.penalises:
             seen.add(self.tokens[row, seen.length :].tolist())
             seen.add(ids.tolist())
@@ -377,7 +384,7 @@ class Rows:
 
 def need_rows_of(program: Program, cache: object) -> None:
     """Raises: StaleCache for a cache of another model, whose rows and program are not this one's; UsageError."""
-    if not isinstance(cache, Rows):
+    if not isinstance(cache, KVCache):
         raise UsageError(
             "this is no cache",
             got=type(cache).__name__,
@@ -414,7 +421,7 @@ def numbers(array: NDArray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StaticSnapshot:
     """A place in a sequence to come back to: its ids, the logits behind them, and of which state of the model."""
 
     tokens: np.ndarray
@@ -430,7 +437,7 @@ class Snapshot:
         """Nothing is held."""
 
 
-class Cache(Rows):
+class StaticCache(KVCache):
     """Contiguous keys and values of `batch` sequences of equal length.
 
     Attributes:
@@ -444,10 +451,10 @@ class Cache(Rows):
         need("tokens", capacity)
         if batch < 1 or capacity < 1:
             raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
-        super().__init__(program, batch, Watch(program))
+        super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}
-        self.steps = Steps(program, lambda last_only: derived_for(program, capacity, last_only), device)
+        self.steps = StepPlans(program, lambda last_only: derived_for(program, capacity, last_only), device)
         try:
             self._start()
         except MemoryError as error:
@@ -469,7 +476,9 @@ class Cache(Rows):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, draws: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
         length, rows = self.length, ids.shape[1]
         fed = self.steps.space(not all_logits, self.batch, rows, self.variables)
         fed.hosts["ids"][...] = ids
@@ -492,7 +501,7 @@ class Cache(Rows):
 
     # -- going back --------------------------------------------------------------------------------------------------
     def cut(self, length: int) -> None:
-        """As `Rows.cut`."""
+        """As `KVCache.cut`."""
         for key, variable in self.variables.items():
             if key != LENGTH:
                 fill(variable.own()[:, :, length:], 0.0)
@@ -507,13 +516,13 @@ class Cache(Rows):
     def _regrow(self, length: int) -> None:
         self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StaticSnapshot:
         """A place to come back to; costs the ids, not the rows."""
-        return Snapshot(self.tokens, self._logits, self._watch.mark)
+        return StaticSnapshot(self.tokens, self._logits, self._watch.mark)
 
-    def restore(self, mark: Snapshot) -> None:
+    def restore(self, mark: StaticSnapshot) -> None:
         """Go back to a snapshot, any number of times. Raises: UsageError if its rows were overwritten since."""
-        if not isinstance(mark, Snapshot):
+        if not isinstance(mark, StaticSnapshot):
             raise UsageError("not a snapshot", got=type(mark).__name__, expected="what cache.snapshot() gave")
         if not np.array_equal(self.tokens[:, : mark.length], mark.tokens):
             raise UsageError(

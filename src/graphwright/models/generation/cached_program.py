@@ -25,7 +25,7 @@ from graphwright.program.validate import refuse_broken
 if TYPE_CHECKING:
     from graphwright.array import Device, Dim, DType, NDArray
     from graphwright.graph import NodeId
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.plan import Workspace
     from graphwright.program import Program
 
@@ -181,7 +181,7 @@ def _keep_last(p: Program) -> None:
 
 
 def _choose(p: Program, most: Dim) -> None:
-    """Draw the next ids from the last logits; a text has at most so many different ones."""
+    """Sample the next ids from the last logits; a text has at most so many different ones."""
     logits = p.output("logits")
     batch, _, vocab = p.spec(logits).shape
     pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
@@ -237,7 +237,7 @@ def with_padding(p: Program) -> Program:
 EXECUTOR = "auto"  # of the plans: the VM, which reads weights as they are stored, where it is built
 
 
-class Fed:
+class BoundStep:
     """A workspace with arrays of its own for the inputs: a step writes to them and allocates none.
 
     Attributes:
@@ -250,8 +250,8 @@ class Fed:
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
-    def ask(self, row: int, draw: Draw, position: int, seen: np.ndarray) -> None:
-        """Have the id at a position drawn; `seen` as `Seen.pairs`."""
+    def ask(self, row: int, draw: SamplingRequest, position: int, seen: np.ndarray) -> None:
+        """Have the id at a position drawn; `seen` as `TokenCounts.pairs`."""
         hosts = self.hosts
         hosts[RULES][row], hosts[KEYS][row] = draw.rule.numbers(), draw.keys(position)
         most = hosts[SEEN].shape[1]
@@ -268,7 +268,7 @@ class Fed:
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 
 
-class Steps:
+class StepPlans:
     """Workspaces of a cache by (last row only, sequences, rows); those of an earlier state of the model are dropped.
 
     Args:
@@ -282,7 +282,7 @@ class Steps:
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
         self.program, self.device, self._make = program, device, derive
-        self.spaces: dict[tuple[bool, int, int], Fed] = {}
+        self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
         self._version = program.version
 
@@ -296,11 +296,11 @@ class Steps:
             self._derived[last_only] = self._make(last_only)
         return self._derived[last_only]
 
-    def space(self, last_only: bool, batch: int, rows: int, variables: Mapping[str, Variable]) -> Fed:
+    def space(self, last_only: bool, batch: int, rows: int, variables: Mapping[str, Variable]) -> BoundStep:
         """The workspace of a step, made at its first use over the carried states `variables`."""
         p, key = self.derived(last_only).program, (last_only, batch, rows)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": rows}) for n in p.inputs()}
             plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self.spaces[key] = Fed(plan.new_workspace(variables))
+            self.spaces[key] = BoundStep(plan.new_workspace(variables))
         return self.spaces[key]

@@ -14,14 +14,14 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import need_rows_of
 from graphwright.models.generation.cached_program import EXECUTOR
-from graphwright.models.generation.sampling import Draw, Sampling, log_softmax, need
+from graphwright.models.generation.sampling import Sampling, SamplingRequest, log_softmax, need
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.executor import on_vm
 
 if TYPE_CHECKING:
-    from graphwright.models.generation.cache import Rows
+    from graphwright.models.generation.cache import KVCache
     from graphwright.models.model import Model
 
 _ROWS = 64  # capacities are rounded up to this, so that prompts of similar length share their plans
@@ -29,7 +29,7 @@ _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationResult:
     """What was generated.
 
     Attributes:
@@ -95,13 +95,13 @@ def generate(
     n: int = 1,
     stream: Callable[[str], object] | None = None,
     logprobs: int = 0,
-    cache: Rows | None = None,
+    cache: KVCache | None = None,
     first_stream: int = 0,
     allow_stale: bool = False,
     use_model_defaults: bool = False,
     cancel: Callable[[], bool] | None = None,
     **sampling: Any,
-) -> Generation | list[Generation]:
+) -> GenerationResult | list[GenerationResult]:
     """Continue a prompt.
 
     Args:
@@ -155,7 +155,7 @@ def generate(
             if mark is not None:
                 cache.restore(mark)
             text = TextStream(model.tokenizer, stop, stream)
-            sample = _Sample(model, cache, Draw(rule, number, len(ids)), text, logprobs, allow_stale)
+            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, logprobs, allow_stale)
             results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
     finally:
         if mark is not None:
@@ -163,14 +163,16 @@ def generate(
     return results[0] if n == 1 else results
 
 
-def decode(cache: Rows, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Generator[int]:
+def decode(cache: KVCache, steps: int, rule: Sampling, number: int = 0, allow_stale: bool = False) -> Generator[int]:
     """Choose and append one token after the other; a token is in the cache when it is given out.
 
     Closing the iterator leaves the cache with the tokens given out; a new one goes on as if nothing had happened.
     """
     if cache.batch != 1:
         raise PromptError("one sequence at a time", expected=1, got=cache.batch)
-    draws = (Draw(rule, number, cache.length if rule.penalises else 0),)  # the same in the next call, where it can be
+    draws = (
+        SamplingRequest(rule, number, cache.length if rule.penalises else 0),
+    )  # the same in the next call, where it can be
     for _ in range(steps):
         cache.last_logits(allow_stale=allow_stale)  # again, if the model or the cache is another since
         token = cache.drawn(draws)
@@ -193,7 +195,7 @@ def _model_defaults(model: Model, given: dict[str, Any]) -> dict[str, Any]:
     return {"temperature": 1.0, **found, **given}
 
 
-def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
+def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
     """Bring the prompt into the cache: (tokens it held already, logits [V] behind the prompt)."""
     if cache.batch != 1:
         raise PromptError("the cache is for several sequences", expected=1, got=cache.batch)
@@ -212,12 +214,12 @@ def _fill(cache: Rows, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndar
 
 
 @dataclass(slots=True)
-class _Sample:
+class _Continuation:
     """One continuation: what it is made with, and what was drawn so far."""
 
     model: Model
-    cache: Rows
-    draw: Draw
+    cache: KVCache
+    draw: SamplingRequest
     text: TextStream
     logprobs: int
     allow_stale: bool
@@ -228,8 +230,8 @@ class _Sample:
 
     def run(
         self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None, prefill: float, reused: int
-    ) -> Generation:
-        """Draw tokens until an end."""
+    ) -> GenerationResult:
+        """Sample tokens until an end."""
         started = perf_counter()
         try:
             reason = self._loop(logits, limit, cancel)
@@ -242,7 +244,7 @@ class _Sample:
         spent, p, length = perf_counter() - started, self.model.program, self.cache.length
         touched = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (self.draw.prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
-        return Generation(
+        return GenerationResult(
             ids=self.ids,
             text=self.text.text,
             finish_reason=reason,

@@ -20,15 +20,15 @@ from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.block_pool import BlockPool, PrefixCache
-from graphwright.models.generation.cache import Watch, fill, filled, independent
-from graphwright.models.generation.cached_program import LENGTHS, TABLE, Steps, derive_paged
-from graphwright.models.generation.sampling import need, need_one_each
+from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, StepPlans, derive_paged
+from graphwright.models.generation.sampling import check_one_each, need
 from graphwright.models.generation.text import check_ids, vocabulary
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray
     from graphwright.models.generation.cached_program import Derived
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.models.generation.sequence import PagedSnapshot, Sequence
     from graphwright.program import Program
 
@@ -87,7 +87,7 @@ class PagedCache:
                     raise UsageError("a cache has at least one block of one row", where=name, got=value)
         if kind not in (None, *KINDS):
             raise UsageError("rows are held in one of these dtypes", where="dtype", expected=KINDS, got=kind)
-        self.program, self.block, self.watch, self.lock = program, block, Watch(program), RLock()
+        self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
         self.kind, self.device, self._poison = None if kind is None else dtype(kind), device, poison
         one = derive_paged(program, 1, block, True, self.kind).states
         per_block = sum(s.nbytes for s in one.values())
@@ -96,7 +96,7 @@ class PagedCache:
             if blocks < 1:
                 raise UsageError("no block fits", where="nbytes", expected=f">= {per_block}", got=nbytes)
         self.variables: dict[str, Variable] = {}
-        self.steps = Steps(program, self._derive, device)
+        self.steps = StepPlans(program, self._derive, device)
         self._alive: WeakSet[Sequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
@@ -135,7 +135,7 @@ class PagedCache:
         *,
         all_logits: bool = False,
         allow_stale: bool = False,
-        draws: Several[Draw] = (),
+        draws: Several[SamplingRequest] = (),
     ) -> NDArray:
         """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
 
@@ -148,7 +148,7 @@ class PagedCache:
             raise PromptError("a row of ids for each of different sequences", expected=len(sequences), got=len(batch))
         if any(s.cache is not self for s in sequences):
             raise BlockError("a sequence of another cache")
-        need_one_each(draws, len(sequences))
+        check_one_each(draws, len(sequences))
         with ExitStack() as held:
             for s in sequences:
                 held.enter_context(s.alone())  # which takes the lock too
@@ -168,7 +168,7 @@ class PagedCache:
             return logits
 
     def run(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[Draw]
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[SamplingRequest]
     ) -> tuple[NDArray, np.ndarray | None]:
         """Reserve, run, and let the lengths rise; ids were checked. Logits, and ids drawn."""
         rows = ids.shape[1]
@@ -194,7 +194,7 @@ class PagedCache:
             return logits if places == len(sequences) else logits[: len(sequences)], chosen
 
     def _run_apart(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[Draw]
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, draws: Several[SamplingRequest]
     ) -> tuple[NDArray, np.ndarray | None]:
         """`run`, one sequence after the other: where the longest text decides how all of a step are turned."""
         made = [self.run([s], ids[i : i + 1], all_logits, draws[i : i + 1]) for i, s in enumerate(sequences)]

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import from_numpy
-from graphwright.errors import ComputeError, ShapeError, UsageError
+from graphwright.errors import NonFinite, ShapeError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.choose import RULES
 
 _END = np.array([[-1, 0]], np.int32)
 
 
-class Seen:
+class TokenCounts:
     """The ids of a text and how often each is in its output, kept up to date in place.
 
     Args:
@@ -56,10 +56,6 @@ class Seen:
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _MOST = float(np.finfo(np.float32).max)
 _WORD = (1 << 64) - 1
-
-
-class NonFinite(ComputeError):
-    """A value that is NaN or infinite where a number is needed."""
 
 
 def need(name: str, value: object, kind: type = Integral) -> None:
@@ -167,7 +163,7 @@ class Sampling:
     ) -> tuple[int, np.ndarray]:
         """Id and kept logits by the op `choose`, between whose penalties and other rules the processors stand."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
-        seen = Seen(len(parts[0]))
+        seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
             seen.add(part.tolist())
         z, keys = np.array(logits, np.float32), self.keys(stream, position)
@@ -225,7 +221,7 @@ def log_softmax(z: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingRequest:
     """How the ids of one text are drawn.
 
     Attributes:
@@ -247,7 +243,7 @@ class Draw:
         return self.rule.choose(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
 
 
-def need_one_each(draws: Sequence[Draw], sequences: int) -> None:
+def check_one_each(draws: Sequence[SamplingRequest], sequences: int) -> None:
     """Raises: UsageError unless there is a draw for every sequence, or none at all."""
     if len(draws) not in (0, sequences):
         raise UsageError("a draw for every sequence", where="draws", expected=sequences, got=len(draws))

@@ -17,15 +17,16 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.errors import BlockError, PromptError, Released
-from graphwright.models.generation.cache import CHUNK, ENDLESS, Rows, independent, numbers
+from graphwright.models.errors import BlockError, PromptError
+from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
 from graphwright.models.generation.sampling import need
 from graphwright.models.generation.text import check_ids
+from graphwright.program import Released
 
 if TYPE_CHECKING:
     from graphwright.models.generation.block_pool import BlockPool
     from graphwright.models.generation.paged import PagedCache
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.sampling import SamplingRequest
 
 
 class PagedSnapshot:
@@ -61,7 +62,7 @@ def _let_go(pool: BlockPool, table: list[int]) -> None:
     table.clear()
 
 
-class Sequence(Rows):
+class Sequence(KVCache):
     """Rows of one sequence; `PagedCache.sequence()` makes one.
 
     Attributes:
@@ -108,14 +109,19 @@ class Sequence(Rows):
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+        self,
+        ids: np.ndarray,
+        *,
+        all_logits: bool = False,
+        allow_stale: bool = False,
+        draws: Several[SamplingRequest] = (),
     ) -> NDArray:
-        """As `Rows.step`. Raises also: UsageError if another thread is in a step of this sequence."""
+        """As `KVCache.step`. Raises also: UsageError if another thread is in a step of this sequence."""
         with self.alone():
             return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, draws=draws)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """As `Rows.prefill`; the first rows may be found in the cache, `reused` says how many."""
+        """As `KVCache.prefill`; the first rows may be found in the cache, `reused` says how many."""
         with self.alone():
             self.reused = 0
             if self.length:
@@ -204,9 +210,9 @@ class Sequence(Rows):
         self._length += rows
 
     def took(
-        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+        self, ids: np.ndarray, last: np.ndarray, draws: Several[SamplingRequest] = (), chosen: np.ndarray | None = None
     ) -> None:
-        """As `Rows.took`; a block that was filled is kept for prompts that begin alike."""
+        """As `KVCache.took`; a block that was filled is kept for prompts that begin alike."""
         super().took(ids, last, draws, chosen)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
@@ -215,7 +221,7 @@ class Sequence(Rows):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `Rows.last_logits`. Raises also: CacheFull if a shared block would have to be copied for it."""
+        """As `KVCache.last_logits`. Raises also: CacheFull if a shared block would have to be copied for it."""
         with self.alone():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -225,16 +231,18 @@ class Sequence(Rows):
                 self._given = given  # its last row was run again, and put back
 
     def truncate(self, length: int) -> None:
-        """As `Rows.truncate`."""
+        """As `KVCache.truncate`."""
         with self.alone():
             super().truncate(length)
 
     def refill(self) -> None:
-        """As `Rows.refill`."""
+        """As `KVCache.refill`."""
         with self.alone():
             super().refill()
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, draws: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
         return self.cache.run([self], ids, all_logits, draws)
 
     def _fits(self) -> bool:
@@ -244,7 +252,7 @@ class Sequence(Rows):
         self.cache.start()
 
     def cut(self, length: int) -> None:
-        """As `Rows.cut`."""
+        """As `KVCache.cut`."""
         with self.cache.lock:
             self._trim(length)
             self._length = length
