@@ -146,7 +146,7 @@ def _kept(state: Path | None, steps: int) -> str:
 
 
 def _write(model, out: Path, scratch: bool, overwrite: bool) -> str:  # typer reads annotations of commands only
-    if model.export_plan().rung is None:
+    if model.export_plan().level is None:
         model.save(out, overwrite=overwrite)
         return "a saved model (its structure is no family's): graphwright export says more"
     dtype = "bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep"

@@ -1,4 +1,4 @@
-"""Models: architectures as data, opening, running, generating, exporting with proof."""
+"""Models: open, run, generate, train, and export with a checked receipt."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from graphwright.models.errors import (
     UnsupportedDType,
     VerificationFailed,
 )
-from graphwright.models.generation.cache import StaticCache
-from graphwright.models.generation.generate import GenerationResult
+from graphwright.models.generation.cache import KVCache, StaticCache
+from graphwright.models.generation.generate import GenerationOptions, GenerationResult
 from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.sampling import Sampling, SamplingRequest
 from graphwright.models.generation.sequence import Sequence
-from graphwright.models.inspect import Inspection, inspect_path
+from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
-from graphwright.models.open import open, resolve
+from graphwright.models.open import inspect_path, open, resolve
 from graphwright.program import Released
 
 __all__ = [
@@ -36,8 +36,10 @@ __all__ = [
     "ConfigError",
     "ExportError",
     "ExportLevelImpossible",
+    "GenerationOptions",
     "GenerationResult",
     "Inspection",
+    "KVCache",
     "Model",
     "ModelNotFound",
     "NonFinite",

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.array import random
 from graphwright.errors import NonFinite, UsageError
-from graphwright.models.model import need_tokenizer
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
 from graphwright.progress import Progress

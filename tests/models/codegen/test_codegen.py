@@ -166,7 +166,7 @@ def runs(made, tmp_path_factory, warm_process):
     jobs, models = {}, {}
     for case in CASES:
         m = edited(case, folder / f"source-{case}", made)
-        m.export(folder / case, rung=5, check="none")
+        m.export(folder / case, level=5, check="none")
         ids = checkpoints.some_ids((2, 23), seed=len(case))
         mask = np.ones_like(ids)
         mask[0, :4] = 0
@@ -312,7 +312,7 @@ def test_an_op_without_text_is_named(made):
         check_emittable(p)
     assert error.value.where == "layers.1.padded"
     assert error.value.got == "pad_slice"
-    assert m.export_plan().rung is None
+    assert m.export_plan().level is None
 
 
 def test_attention_that_sees_the_future_is_refused(made):

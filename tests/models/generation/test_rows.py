@@ -69,7 +69,7 @@ def test_a_longer_text_in_the_batch_turns_nobody_else(name: str, made: Callable[
     for s, n in zip(batch, lengths, strict=True):
         s.prefill(IDS[None, :n])
     for _ in range(4):
-        logits = cache.step(batch, [s.drawn([draw]) for s in batch], draws=[draw] * 3).to_numpy()
+        logits = cache.step(batch, [s.sampled([draw]) for s in batch], requests=[draw] * 3).to_numpy()
         assert all(np.array_equal(row[-1], s.last_logits()[0]) for s, row in zip(batch, logits, strict=True))
     for s, n in zip(batch, lengths, strict=True):
         assert s.tokens[0, n:].tolist() == m.generate(IDS[:n], 4).ids
