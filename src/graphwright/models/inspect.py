@@ -8,7 +8,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
+<<<<<<< HEAD
 from graphwright.ops import get
+=======
+from graphwright.models.architectures.config import Config
+from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.ops import get, traits
+>>>>>>> main
 from graphwright.program.cost import flops
 
 if TYPE_CHECKING:
@@ -139,7 +145,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     needed = p.reachable(p.outputs())
     for node in p.params():
         for reader, spec in _readers(p, node, narrow):
-            if reader in needed and p.op(reader) != "embedding":
+            if reader in needed and not traits(p.op(reader)).lookup:
                 total += spec.nbytes
                 break
         else:
@@ -152,7 +158,7 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
     """Nodes that use a param, directly or through a cast, with the spec that they read."""
     found = []
     for reader in p.consumers(node):
-        if p.op(reader) == "cast":
+        if traits(p.op(reader)).casts:
             for user in p.consumers(reader):
                 stored = narrow and p.spec(node).dtype is bfloat16 and bool(get(p.op(user)).traits.narrow)
                 found.append((user, p.spec(node if stored else reader)))

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.generation.cache import StaticCache
+from graphwright.ops import traits
 from graphwright.program.cost import size
 from graphwright.surgery.calibration import Stream, host
 
@@ -229,7 +230,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
     """
     sources: dict[str, list[Value]] = {}
     for m in matrices:
-        sources[m.path] = [program.operands(u.node)[0] for u in m.uses if u.op == "linear"]
+        sources[m.path] = [program.operands(u.node)[0] for u in m.uses if traits(u.op).contracts == "out_in"]
     wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
     sums: dict[Value, np.ndarray] = {}
     counts: dict[Value, int] = {}

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops.emit import number
+=======
+from graphwright.models.errors import RungImpossible
+from graphwright.ops.emit import literal
+>>>>>>> main
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -138,7 +143,7 @@ def _nested(host: np.ndarray) -> str:
     value = host.item()
     if host.dtype.kind == "f" and np.isfinite(value):
         return str(host[()])  # the shortest text that reads back as this number of this dtype
-    return number(value)
+    return literal(value)
 
 
 def _entry(key: str, text: str) -> str:

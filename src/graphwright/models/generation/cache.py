@@ -20,6 +20,7 @@ from graphwright.models.generation.cached_program import LENGTH, StepPlans, deri
 from graphwright.models.generation.sampling import TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
+from graphwright.ops import OPS
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
@@ -27,9 +28,15 @@ if TYPE_CHECKING:
     from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.program import Program
 
+<<<<<<< HEAD
 CHUNK = 512  # tokens of a prefill that run at once
 LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one token depends on later tokens
 MIXED = "entries of several model states"
+=======
+CHUNK = 512  # rows of a prefill that are run at once
+LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
+MIXED = "rows of several models"
+>>>>>>> main
 ENDLESS = 1 << 62
 
 
