@@ -8,13 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
-<<<<<<< HEAD
-from graphwright.ops import get
-=======
-from graphwright.models.architectures.config import Config
-from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get, traits
->>>>>>> main
 from graphwright.program.cost import flops
 
 if TYPE_CHECKING:

@@ -25,13 +25,8 @@ from graphwright.models.codegen.text import (
     ranges,
     shape_table,
 )
-<<<<<<< HEAD
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.ops.emit import EMIT, NO_EMIT
-=======
-from graphwright.models.errors import RungImpossible
 from graphwright.ops import OPS, traits
->>>>>>> main
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
@@ -69,13 +64,8 @@ def check_emittable(p: Program) -> None:
             raise ExportLevelImpossible(
                 "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
             )
-<<<<<<< HEAD
-        if op not in STORED and op != INPUT and (op not in EMIT or _text(p, node) is None):
-            raise ExportLevelImpossible(
-=======
         if op not in STORED and op != INPUT and _text(p, node) is None:
-            raise RungImpossible(
->>>>>>> main
+            raise ExportLevelImpossible(
                 "rung 5 has no source text for this op",
                 where=p.path(node),
                 got=op,

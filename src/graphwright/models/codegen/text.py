@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.ops.emit import number
-=======
-from graphwright.models.errors import RungImpossible
 from graphwright.ops.emit import literal
->>>>>>> main
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray

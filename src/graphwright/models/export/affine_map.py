@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program
 
-<<<<<<< HEAD
-_ANY = frozenset({"junction", "add", "sub", "concat"})
-"""Ops that are affine in all their operands jointly; other ops have one varying operand and constants."""
-_FIRST = frozenset(
-    {
-        *("linear", "matmul", "mul", "div", "neg", "copy", "recall", "stop_gradient", "scale_gradient"),
-        *("assert_finite", "cast", "unflatten", "flatten", "permute", "slice", "index", "sum", "squeeze", "unsqueeze"),
-    }
-)
-_AXES = {"slice": ("axis",), "index": ("axis",), "concat": ("axis",), "sum": ("axes",)}
-"""Attributes that name the axes an op mixes; tokens must not be mixed."""
-_PRODUCTS = frozenset({"linear", "matmul"})
-
-=======
->>>>>>> main
 
 @dataclass(frozen=True)
 class AffineMap:
@@ -59,13 +44,8 @@ class AffineMap:
 
     @property
     def kind(self) -> str:
-<<<<<<< HEAD
         """`factor` for a product of several matrices, else `gate`: a scaled matrix."""
-        products = sum(self.p.op(n) in _PRODUCTS for n in self.nodes)
-=======
-        """`factor` for products of several matrices, `gate` where one is only scaled."""
         products = sum(traits(self.p.op(n)).contracts in ("out_in", "in_out") for n in self.nodes)
->>>>>>> main
         return "factor" if products > 1 else "gate"
 
     @property
@@ -136,13 +116,8 @@ def constant(p: Program, value: Value) -> np.ndarray:
 
 def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
     op = p.op(node)
-<<<<<<< HEAD
-    if op == "cast" and p.spec(node).dtype.is_float and ins[0].dtype.is_float:
-        return ins[0]  # everything is float64 here
-=======
     if traits(op).casts and p.spec(node).dtype.is_float and ins[0].dtype.is_float:
-        return ins[0]  # all is float64 here
->>>>>>> main
+        return ins[0]  # everything is float64 here
     return call(op, *ins, **p.attrs(node))
 
 
@@ -178,8 +153,7 @@ def find_affine_map(
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
     """Non-constant operands, if the op is affine in them and mixes no tokens; else None."""
-    node, op = value.node, p.op(value.node)
-    row = traits(op)
+    node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None
     operands = p.operands(node)
@@ -196,17 +170,16 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
 
 def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
     """True if the op mixes no tokens: the axes that it mixes have known sizes."""
-    shape = p.spec(first).shape
-    if mixes := traits(p.op(node)).mixes:
-        given = p.attrs(node)[mixes]
+    shape, row = p.spec(first).shape, traits(p.op(node))
+    if row.mixes:
+        given = p.attrs(node)[row.mixes]
         if any(isinstance(shape[axis], str) for axis in (given if isinstance(given, tuple) else (given,))):
             return False
-    if traits(p.op(node)).contracts == "in_out":  # rows of the varying side are tokens
+    if row.contracts == "in_out":  # rows of the varying side are tokens
         return first == p.operands(node)[0] and not isinstance(shape[-1], str)
     return True
 
 
 def _adds(p: Program, node: NodeId, varying: int) -> bool:
-    operands = len(p.operands(node))
-    row = traits(p.op(node))
+    operands, row = len(p.operands(node)), traits(p.op(node))
     return operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > varying

@@ -18,7 +18,7 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
-from graphwright.autograd.variable import moved
+from graphwright.autograd.variable import remapped
 from graphwright.models.architectures.config import Config
 from graphwright.models.codegen.statements import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
@@ -147,7 +147,7 @@ def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
     """Original index of each entry along an axis, -1 for a new one; None if it is not known."""
     indices, step = np.arange(variable.shape[axis]), variable.lineage
     while step is not None:
-        back = np.asarray(step.places[axis]) if axis in step.places else np.arange(step.sizes[axis])
+        back = np.asarray(step.index_maps[axis]) if axis in step.index_maps else np.arange(step.sizes[axis])
         if len(indices) and indices.max() >= len(back):
             return None  # the weight was replaced by one of another shape in between
         indices = np.where(indices < 0, -1, back[indices])
@@ -199,7 +199,7 @@ class _WeightBuilder:
         """The value of a template's weight; and its name in the source, if the program holds that array unchanged."""
         branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
         if branch is None:
-            return self._removed(path, shape, kind)
+            return self._reremapped(path, shape, kind)
         part = self.match.part(branch)
         assert part is not None
         source, indices = part.weights[path], self._indices(branch, terms)
@@ -210,13 +210,13 @@ class _WeightBuilder:
             assert isinstance(array, NDArray)
             if not indices:
                 return array, variable.name
-            host = moved(array.to_numpy(bits=True), indices)
+            host = remapped(array.to_numpy(bits=True), indices)
             return from_numpy(np.ascontiguousarray(host), bits=array.dtype), None
         if isinstance(source, AffineMap):
             values = source.matrix if len(shape) == 2 else source.bias
         else:
             values = constant(self.p, source)
-        return as_array(moved((values + offset) * scale - offset, indices), kind), None
+        return as_array(remapped((values + offset) * scale - offset, indices), kind), None
 
     def _indices(self, branch: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
         """Axis of a weight -> index in the program of each entry, or -1; axes without a change are omitted."""
@@ -240,7 +240,7 @@ class _WeightBuilder:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
-    def _removed(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
+    def _reremapped(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
         """A weight of a removed branch: the old value if it is still there, but zero in the branch's last op."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:

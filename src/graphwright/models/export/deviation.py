@@ -9,20 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
 from graphwright.models.export.affine_map import AffineMap
 from graphwright.models.export.template_match import TRUNK, attr_changes
-=======
-from graphwright.array import dtype
-from graphwright.autograd import Parameter
-from graphwright.graph import NodeId
-from graphwright.models.export.affine_map import Stretch
-from graphwright.models.export.template_reader import read
-from graphwright.models.export.uniform import AXES, fits
 from graphwright.ops import traits
-from graphwright.program import Builder
-from graphwright.program.hashing import encode_attrs
->>>>>>> main
 from graphwright.program.kinds import CONST, STORED
 
 if TYPE_CHECKING:
@@ -166,18 +155,9 @@ def _node_differences(
             yield Deviation(path, "size" if here.shape != there.shape else "dtype", f"{here} instead of {there}")
         elif ours.op(node) == CONST and ours.weights.digest(ours.key(node)) != theirs.weights.digest(theirs.key(other)):
             yield Deviation(path, "attrs", "other numbers than the config gives")
-<<<<<<< HEAD
     elif changes := attr_changes(here := ours.attrs(node), there := theirs.attrs(other)):
-        split = ours.op(node) == "unflatten" and here.keys() == there.keys() and here["axis"] == there["axis"]
-        yield Deviation(path, "size" if split else "attrs", ", ".join(changes))
-=======
-    else:
-        here, there = encode_attrs(ours.attrs(node)), encode_attrs(theirs.attrs(other))
         split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
-        changed = [f"{k} {here.get(k)} instead of {there.get(k)}" for k in there | here if here.get(k) != there.get(k)]
-        if changed:
-            yield Deviation(path, "size" if split else "attrs", ", ".join(changed))
->>>>>>> main
+        yield Deviation(path, "size" if split else "attrs", ", ".join(changes))
     reads = [(mine.get(v.node), v.port) for v in ours.operands(node)]
     if reads != [(v.node, v.port) for v in theirs.operands(other)]:
         here, there = (", ".join(p.path(v) for v in p.operands(n)) for p, n in ((ours, node), (theirs, other)))

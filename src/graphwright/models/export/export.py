@@ -40,11 +40,7 @@ from graphwright.models.export.write import rounded
 from graphwright.models.health import non_finite
 from graphwright.models.metrics import drift
 from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
-<<<<<<< HEAD
 from graphwright.models.tokenizer import need_tokenizer
-=======
-from graphwright.ops import traits
->>>>>>> main
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
@@ -262,57 +258,8 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
         return _ProgramOutput(model, prompts, None, (why,))
 
 
-<<<<<<< HEAD
 def _check(run: _ProgramOutput, place: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
     """Check the files with transformers; if it is not installed, with this package, unless they hold code.
-=======
-def _write(ladder: Ladder, place: Path, rung: int, dtype: str, max_shard_size: int | str | None) -> None:
-    """Files of a rung."""
-    model = ladder.model
-    if rung in (2, 3):
-        model = ladder.conformed(rung)
-    if rung <= 3:
-        write_model(model, place, dtype=dtype, max_shard_size=max_shard_size)
-    elif rung == 4:
-        assert isinstance(ladder.host, Hosted)
-        write_hosted(model, ladder.host, place, dtype=dtype, max_shard_size=max_shard_size)
-    else:
-        _write_code(model, place, dtype, max_shard_size)
-
-
-def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str | None) -> None:
-    """Rung 5: the weights that are read, a config that names the code, and the code."""
-    p = model.program
-    ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
-    edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
-    needed = p.reachable(p.outputs())
-    attentions = sum(traits(p.op(n)).attention for n in needed)
-    fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
-    fields |= {
-        "architectures": ["EditedForCausalLM"],
-        "model_type": f"graphwright-{ident}",
-        "tie_word_embeddings": False,
-        "num_hidden_layers": max(attentions, 1),
-        "auto_map": {
-            "AutoConfig": f"configuration_{ident}.EditedConfig",
-            "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM",
-        },
-    }
-    write_model(
-        model,
-        place,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        config=(json.dumps(fields, indent=2) + "\n").encode(),
-        only={p.key(n) for n in p.params() if n in needed},
-    )
-    for name, text in generate(p, ident, edits).items():
-        (place / name).write_text(text, encoding="utf-8")
-
-
-def _check(run: _Run, place: Path, rung: int, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
-    """Facts of the check: by transformers, or by this package where that is not installed and the class is its own.
->>>>>>> main
 
     Args:
         run: the reference.

@@ -10,6 +10,7 @@ from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.level import ExportLevel, LevelPlan, Reason
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.write import write_model
+from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ class GeneratedCode(ExportLevel):
         ident = p.hash()[:10]  # includes the constants, which are part of the code: loaders cache classes by name
         edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
         needed = p.reachable(p.outputs())
-        attentions = sum(p.op(n) == "sdpa" for n in needed)
+        attentions = sum(traits(p.op(n)).attention for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
         fields |= {
             "architectures": ["EditedForCausalLM"],

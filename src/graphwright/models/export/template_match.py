@@ -18,6 +18,7 @@ from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.models.codegen.statements import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
+from graphwright.ops import traits
 from graphwright.program import Builder, Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
@@ -358,7 +359,7 @@ class _Matcher:
         wanted, given = self.t.operands(t.node), p.operands(v.node)
         if len(wanted) != len(given):
             raise _Mismatch(v.node, f"reads {len(given)} values instead of {len(wanted)}")
-        if op == "sdpa":
+        if traits(op).attention:
             given = self._without_table(given, part)
         for inner, value in zip(wanted, given, strict=True):
             self.match(inner, value, part, stream)
@@ -366,10 +367,10 @@ class _Matcher:
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
         """Compare attributes, except the number of heads and eps, which follow the sizes."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
-        if op == "rms_norm":
+        if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
             part.eps[self.t.path(t)] = here.pop("eps")
             there.pop("eps")
-        if op == "unflatten" and len(here["sizes"]) == len(there["sizes"]):
+        if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
             here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
         if found := attr_changes(here, there):
             raise _Mismatch(v.node, ", ".join(found))
@@ -391,7 +392,7 @@ class _Matcher:
     def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
         """Where the ops differ: match one linear op of the template with any affine map. Raises: the given error."""
         wanted = find_affine_map(self.t, self.fixed_in_template, t, lambda u: u if u == stream else None)
-        linear = [n for n in wanted.nodes if self.t.op(n) == "linear"] if wanted is not None else []
+        linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
         if wanted is None or len(linear) != 1:
             raise error
         source = part.values.get(stream) if stream is not None else None
@@ -438,7 +439,7 @@ def attr_changes(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]
 
 def uncast(p: Program, value: Value) -> Value:
     """Skip casts: return the weight that they convert."""
-    while p.op(value.node) == "cast":
+    while traits(p.op(value.node)).casts:
         value = p.operands(value.node)[0]
     return value
 

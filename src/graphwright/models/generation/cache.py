@@ -28,15 +28,9 @@ if TYPE_CHECKING:
     from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.program import Program
 
-<<<<<<< HEAD
 CHUNK = 512  # tokens of a prefill that run at once
-LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one token depends on later tokens
-MIXED = "entries of several model states"
-=======
-CHUNK = 512  # rows of a prefill that are run at once
 LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
-MIXED = "rows of several models"
->>>>>>> main
+MIXED = "entries of several model states"
 ENDLESS = 1 << 62
 
 

@@ -27,13 +27,8 @@ from graphwright.program.validate import refuse_broken
 if TYPE_CHECKING:
     from graphwright.array import Device, Dim, DType, NDArray
     from graphwright.graph import NodeId
-<<<<<<< HEAD
     from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.plan import Workspace
-=======
-    from graphwright.models.generation.sampling import Draw
     from graphwright.plan import Executable
->>>>>>> main
     from graphwright.program import Program
 
 LENGTH = "cache.length"
@@ -306,9 +301,5 @@ class StepPlans:
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
             plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-<<<<<<< HEAD
-            self.spaces[key] = BoundStep(plan.new_workspace(variables))
-=======
-            self.spaces[key] = Fed(plan.new_executable(variables))
->>>>>>> main
+            self.spaces[key] = BoundStep(plan.new_executable(variables))
         return self.spaces[key]

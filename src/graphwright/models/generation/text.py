@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import PromptError
-<<<<<<< HEAD
 from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
-=======
-from graphwright.models.tokenizer import ByteTokenizer
 from graphwright.ops import traits
->>>>>>> main
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -23,13 +19,8 @@ if TYPE_CHECKING:
 
 
 def vocabulary(p: Program) -> int:
-<<<<<<< HEAD
     """Number of token ids: rows of the embedding that `ids` indexes; 2^63 - 1 without one."""
-    rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if p.op(n) == "embedding"]
-=======
-    """Ids that a program takes: rows of the table that `ids` looks up, as it is now; 2^63 - 1 if no table does."""
     rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
->>>>>>> main
     return min((r for r in rows if isinstance(r, int)), default=(1 << 63) - 1)
 
 
