@@ -33,9 +33,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing f
 Check = Annotated[
     str, typer.Option(metavar="HOW", help="Check by transformers in a separate process: auto, required or none.")
 ]
-Prefer = Annotated[
-    str, typer.Option(metavar="WHAT", help="stock (original transformers classes) or size (smallest files).")
-]
+Prefer = Annotated[str, typer.Option(metavar="WHAT", help="original (classes of transformers) or size (no zeros).")]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Windows per step.")]
 Window = Annotated[int, typer.Option("--window", metavar="N", min=2, help="Tokens per window.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

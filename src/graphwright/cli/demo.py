@@ -271,18 +271,18 @@ class _Demo:
     def export_pruned(self, c: Chapter) -> None:
         from math import isfinite
 
-        rungs, sizes = {}, {}
-        for name, prefer in (("pruned", "stock"), ("pruned-true-size", "size")):
+        levels, sizes = {}, {}
+        for name, prefer in (("pruned", "original"), ("pruned-true-size", "size")):
             with bar(self.silent) as report:
                 receipt = self.model.export(self.folder / name, prefer=prefer, report=report)
             error = receipt.check.get("export_error", {}).get("max_rel", 0.0)
-            rungs[name] = receipt.rung
+            levels[name] = receipt.level
             sizes[name] = (self.folder / name / "model.safetensors").stat().st_size
             proof = f"largest relative error {error:.1e}" if receipt.confirmed else "not confirmed: needs the extra hf"
-            c.lines.append(f"{name}: rung {receipt.rung}, {sizes[name]:,} bytes, {proof}")
+            c.lines.append(f"{name}: export level {receipt.level}, {sizes[name]:,} bytes, {proof}")
             c.checks[f"{name} computes the same"] = isfinite(error) and error <= 2e-2
-        c.facts = {"rungs": rungs, "bytes": sizes}
-        c.checks["the original class loads it, with zeros for removed weights"] = rungs["pruned"] == 3
+        c.facts = {"levels": levels, "bytes": sizes}
+        c.checks["the original class loads it, with zeros for removed weights"] = levels["pruned"] == 3
         c.checks["the export of true sizes is smaller"] = sizes["pruned-true-size"] < sizes["pruned"]
         self.p.undo()
         c.checks["after undo the hash is that of chapter 3"] = self.p.hash() == self.hash
@@ -303,9 +303,9 @@ class _Demo:
         c.checks = {"the skip does not change the logits": bool(same)}
 
     def train(self, c: Chapter) -> None:
-        from graphwright.models.train import Recipe, Trainer
+        from graphwright.models.train import Trainer, TrainOptions
 
-        recipe = Recipe(
+        recipe = TrainOptions(
             steps=4 if self.quick else 60,
             batch=4 if self.quick else 12,
             window=128 if self.quick else 256,

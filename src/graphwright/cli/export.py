@@ -28,8 +28,8 @@ from graphwright.cli.common import (
 def export(
     directory: Dir,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
-    rung: Annotated[str, typer.Option(metavar="N", help="auto, or 1 to 5: see --plan.")] = "auto",
-    prefer: Prefer = "stock",
+    level: Annotated[str, typer.Option(metavar="L", help="auto, or name or number of a level: see --plan.")] = "auto",
+    prefer: Prefer = "original",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
     check: Check = "auto",
     max_shard_size: Annotated[
@@ -75,7 +75,7 @@ def export(
     with bar(quiet or as_json) as report:
         receipt = model.export(
             out,
-            rung=rung,
+            level=level,
             prefer=prefer,
             dtype=dtype,
             check=check,

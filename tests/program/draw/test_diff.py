@@ -84,7 +84,9 @@ def test_marks_agree_with_the_difference_of_the_programs() -> None:
     nodes = {m: {p for p in paths if isinstance(p, str)} for m, paths in marked(made).items()}
     assert nodes["added"] == set(reported.added)
     assert nodes["removed"] == set(reported.removed)
-    rewired_only = {c.path for c in reported.changed if set(c.facts) == {"operands"}}  # there it is an edge that changed
+    rewired_only = {
+        c.path for c in reported.changed if set(c.facts) == {"operands"}
+    }  # there it is an edge that changed
     assert nodes["changed"] == {c.path for c in reported.changed} - rewired_only | {w.key for w in reported.weights}
 
 
