@@ -15,6 +15,7 @@ from graphwright.array.layout import Shape
 from graphwright.autograd import engine, functions, indexing
 from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
 from graphwright.autograd.function import ToDevice
+from graphwright.autograd.op_methods import OpMethods
 from graphwright.autograd.recorder import Symbol
 from graphwright.autograd.tape import Hook
 from graphwright.errors import DTypeError, ShapeError, UsageError
@@ -26,7 +27,7 @@ ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul"
 
 
 @result_class
-class Tensor(TensorBase):
+class Tensor(TensorBase, OpMethods):
     """An n-dimensional array through which operations and gradients flow."""
 
     __slots__ = ()
@@ -245,91 +246,7 @@ class Tensor(TensorBase):
     def __invert__(self) -> Tensor:
         return self._logical("logical_not")
 
-    # -- elementwise functions ---------------------------------------------------------------------------------------
-    def abs(self) -> Tensor:
-        """|x|."""
-        return call("abs", self)
-
-    def sign(self) -> Tensor:
-        """-1, 0 or 1."""
-        return call("sign", self)
-
-    def floor(self) -> Tensor:
-        """The largest integer ≤ x."""
-        return call("floor", self)
-
-    def ceil(self) -> Tensor:
-        """The smallest integer ≥ x."""
-        return call("ceil", self)
-
-    def round(self) -> Tensor:
-        """The nearest integer; of two the even one."""
-        return call("round", self)
-
-    def exp(self) -> Tensor:
-        """eˣ."""
-        return call("exp", self)
-
-    def expm1(self) -> Tensor:
-        """eˣ - 1."""
-        return call("expm1", self)
-
-    def log(self) -> Tensor:
-        """ln x."""
-        return call("log", self)
-
-    def log1p(self) -> Tensor:
-        """ln(1 + x)."""
-        return call("log1p", self)
-
-    def sqrt(self) -> Tensor:
-        """√x."""
-        return call("sqrt", self)
-
-    def rsqrt(self) -> Tensor:
-        """1/√x."""
-        return call("rsqrt", self)
-
-    def reciprocal(self) -> Tensor:
-        """1/x."""
-        return call("reciprocal", self)
-
-    def sin(self) -> Tensor:
-        """sin x."""
-        return call("sin", self)
-
-    def cos(self) -> Tensor:
-        """cos x."""
-        return call("cos", self)
-
-    def tanh(self) -> Tensor:
-        """tanh x."""
-        return call("tanh", self)
-
-    def erf(self) -> Tensor:
-        """erf x."""
-        return call("erf", self)
-
-    def sigmoid(self) -> Tensor:
-        """1 / (1 + e⁻ˣ)."""
-        return call("sigmoid", self)
-
-    def relu(self) -> Tensor:
-        """max(x, 0)."""
-        return call("relu", self)
-
-    def isnan(self) -> Tensor:
-        """True where x is NaN."""
-        return call("isnan", self)
-
-    def isinf(self) -> Tensor:
-        """True where x is an infinity."""
-        return call("isinf", self)
-
-    def isfinite(self) -> Tensor:
-        """True where x is neither infinite nor NaN."""
-        return call("isfinite", self)
-
+    # -- elementwise functions: see OpMethods for those that are one op ------------------------------------------------
     def pow(self, exponent: Any) -> Tensor:
         """xᵖ for a tensor or number p. Raises: UsageError for an integer tensor and a negative integer."""
         return self**exponent
@@ -338,7 +255,7 @@ class Tensor(TensorBase):
         """min(max(x, min), max); one bound may be None."""
         return call("clamp", self, low=min, high=max)
 
-    maximum, minimum, masked_fill = functions.maximum, functions.minimum, functions.masked_fill
+    masked_fill = functions.masked_fill
 
     # -- reductions: over all axes by default ------------------------------------------------------------------------
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:

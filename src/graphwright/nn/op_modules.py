@@ -1,4 +1,6 @@
-"""Activations as modules, from the `module` cells of ops; `op_modules.pyi` has the signatures."""
+"""The activation modules that are one op, generated from the op's row; types in the `.pyi`."""
+
+from __future__ import annotations
 
 from typing import ClassVar
 
@@ -16,8 +18,9 @@ class Activation(Module):
         self.attrs = attrs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the op to `x`."""
+        """[...] to the same shape."""
         return call(self.op, x, **self.attrs)
 
 
 globals().update(surface.modules(Activation))
+__all__ = ["Activation", *surface.modules(object)]  # pyright: ignore[reportUnsupportedDunderAll]
