@@ -107,7 +107,7 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
     items: list[Any] = []
     axis = 0
     for item in [*given[:at], *[slice(None)] * (len(shape) - used), *given[at + 1 :]]:
-        items += _places(item, shape[axis : axis + _axes(item)]) if _is_mask(item) else [item]
+        items += _mask_indices(item, shape[axis : axis + _axes(item)]) if _is_mask(item) else [item]
         axis += _axes(item)
     return items
 
@@ -143,7 +143,7 @@ def _axes(item: Any) -> int:
     return 0 if item is None or item is Ellipsis else len(item.shape) if _is_mask(item) else 1
 
 
-def _places(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
+def _mask_indices(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
     """Convert a mask to an index array per axis, in row-major order."""
     if tuple(mask.shape) != shape:
         raise ShapeError("the mask does not match the indexed axes", expected=shape, got=tuple(mask.shape))

@@ -124,7 +124,7 @@ def diagonal_size(rows: int, columns: int, offset: int) -> int:
     return max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
 
 
-def diagonal_places(columns: int, offset: int) -> tuple[int, int]:
+def diagonal_entries(columns: int, offset: int) -> tuple[int, int]:
     """Return first entry and step of a diagonal in the row-major entries of a matrix."""
     return (offset if offset >= 0 else -offset * columns), columns + 1
 
@@ -215,7 +215,7 @@ class Window:
         """Return the sizes with the padding of both sides."""
         return tuple(n + 2 * p for n, p in zip(sizes, self.padding, strict=True))
 
-    def places(self, sizes: Sequence[Any]) -> Sizes:
+    def counts(self, sizes: Sequence[Any]) -> Sizes:
         """Return the number of windows along each axis. Raises: ShapeError if none fits, or a size is symbolic."""
         if len(sizes) != len(self.kernel) or any(isinstance(n, str) for n in sizes):
             raise ShapeError("the spatial sizes must be known", expected=f"{len(self.kernel)} numbers", got=sizes)
@@ -224,20 +224,20 @@ class Window:
             raise ShapeError("the window is larger than the padded axes", expected=self.padded(tuple(sizes)), got=self)
         return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
 
-    def spread(self, places: Sequence[Any], rest: Sizes) -> Sizes:
+    def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
         """Return the input sizes with this many windows and `rest` entries after the last one (fewer than the stride).
 
         Raises: ShapeError.
         """
-        if len(places) != len(self.kernel) or any(isinstance(n, str) for n in places) or min(places) < 1:
+        if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
             raise ShapeError(
-                "invalid number of windows", expected=f"{len(self.kernel)} numbers of at least 1", got=places
+                "invalid number of windows", expected=f"{len(self.kernel)} numbers of at least 1", got=counts
             )
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
             raise ShapeError("output_padding must be >= 0 and below the stride", expected=self.stride, got=rest)
         sizes = tuple(
             (n - 1) * s + e - 2 * p + r
-            for n, s, e, p, r in zip(places, self.stride, self.extent, self.padding, rest, strict=True)
+            for n, s, e, p, r in zip(counts, self.stride, self.extent, self.padding, rest, strict=True)
         )
         if min(sizes) < 1:
             raise ShapeError("the padding leaves no output", expected="sizes of at least 1", got=sizes)

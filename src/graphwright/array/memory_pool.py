@@ -440,19 +440,19 @@ def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
 
     Arrays of one chunk share a block, which lives as long as one of them. Raises: DeviceUnavailable.
     """
-    moving = [place for place, array in enumerate(arrays) if array.device != device]
+    moving = [index for index, array in enumerate(arrays) if array.device != device]
     result = list(arrays)
-    for part in chunks([arrays[place].nbytes for place in moving]):
-        places = [moving[at] for at in part]
-        ends = np.cumsum([_aligned(arrays[place].nbytes) for place in places])
+    for part in chunks([arrays[index].nbytes for index in moving]):
+        indices = [moving[at] for at in part]
+        ends = np.cumsum([_aligned(arrays[index].nbytes) for index in indices])
         host = np.zeros(int(ends[-1]), np.uint8)
         starts = [0, *map(int, ends[:-1])]
-        for place, start in zip(places, starts, strict=True):
-            host[start : start + arrays[place].nbytes] = np.frombuffer(arrays[place].tobytes(), np.uint8)
+        for index, start in zip(indices, starts, strict=True):
+            host[start : start + arrays[index].nbytes] = np.frombuffer(arrays[index].tobytes(), np.uint8)
         block = empty(host.shape, uint8, device).copy_from(from_numpy(host))
-        for place, start in zip(places, starts, strict=True):
-            array = arrays[place]
-            result[place] = NDArray(block.storage, array.dtype, array.shape, offset=start // array.dtype.itemsize)
+        for index, start in zip(indices, starts, strict=True):
+            array = arrays[index]
+            result[index] = NDArray(block.storage, array.dtype, array.shape, offset=start // array.dtype.itemsize)
     return result
 
 
