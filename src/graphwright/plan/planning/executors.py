@@ -14,6 +14,7 @@ from graphwright.array import CPU, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import get
+from graphwright.ops.expansion import vm_form
 from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def may_join(instr: Instr) -> bool:
     op = get(instr.op)
     traits = op.traits
     by_place = traits.elementwise or traits.nary or (op.vm is not None and op.vm.by_row)
-    return by_place and len(instr.outs) == 1 and not traits.update
+    return by_place and op.vm is not None and len(instr.outs) == 1 and not traits.update
 
 
 def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> ExecutorChoice:
-    form = get(instr.op).vm
+    form = vm_form(get(instr.op))
     if form is None:
         return ExecutorChoice(ATEN, "the VM has no such op")
     code = form.rows([view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
@@ -100,7 +101,7 @@ def view_of(slot: Slot) -> View:
 
 def work_of_vm(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
     """What the VM's code for an instruction works in, besides its scratch."""
-    form = get(instr.op).vm
+    form = vm_form(get(instr.op))
     assert form is not None, "the plan chose the VM where the op has a form"
     work = form.workspace([view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
     return tuple([Spec(view.shape, view.dtype) for view in work])

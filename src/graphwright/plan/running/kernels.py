@@ -18,7 +18,7 @@ from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import cut
 from graphwright.autograd import changes
 from graphwright.errors import ComputeError
-from graphwright.ops import get
+from graphwright.ops import expansion, get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import StalePlan
 from graphwright.plan.planning.executors import VM
@@ -141,7 +141,7 @@ def _addressed(array: NDArray) -> View:
 
 def _rows(instr: Instr, at: ViewOf) -> Cut:
     outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-    form = get(instr.op).vm
+    form = expansion.vm_form(get(instr.op))
     rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM where it has a form"
     return cut(rows)
@@ -567,12 +567,12 @@ class BoundKernels:
         """Calls of a kernel; one that waits in a queue knows which node it fails for."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         plan, row = self.plan, self.plan.arranged.ledger.rows.get(instr.node)
         path = plan.path(instr.node) if row is None else row.path  # of a plan from before an edit
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         finally:
             queued_failure.reset(known)
 
