@@ -61,7 +61,7 @@ def test_slopes_are_differences_away_from_kinks_and_finite_at_the_ends(name):
     both = np.concatenate([BETWEEN, ENDS])
     p = founder(one(name), batch=len(both))
     if name in FLAT:
-        with pytest.raises(gw.autograd.NoTape, match="does not reach"):
+        with pytest.raises(gw.autograd.NoTape, match="do not depend"):
             p.grad("y", ["x"])
         return
     gradient = p.grad("y", ["x"])
