@@ -378,7 +378,7 @@ def test_what_does_not_fit_is_said_before_anything_runs() -> None:
         optim.compile_step(p, lambda y: y, opt, INPUTS)
     with pytest.raises(UsageError, match="out of range"):
         optim.compile_step(p, loss, opt, INPUTS, accumulate=0)
-    with pytest.raises(UsageError, match="no axes"):
+    with pytest.raises(UsageError, match="0-d tensor"):
         optim.compile_step(p, lambda out, y: out, opt, INPUTS)(x=np.zeros((B, 6), np.float32), y=np.zeros(B, np.int64))
     step = optim.compile_step(p, loss, opt, INPUTS)
     then = bits(p)

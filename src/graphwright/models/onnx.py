@@ -193,7 +193,7 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
             f"{key}.{s}": f"{n}.{long}" for n, key in enumerate(held) for s, long in (("k", "key"), ("v", "value"))
         }
         p, name = derived.program, name or p.name
-    graph = _Graph(_simpler(p, opset, caches), opset, caches)
+    graph = _OnnxGraph(_simpler(p, opset, caches), opset, caches)
     graph.write()
     model = helper.make_model(
         helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
@@ -235,7 +235,7 @@ def _row(p: Program, node: NodeId, opset: int) -> OnnxRow | None:
     return OPS[p.op(node)].onnx_row([p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
 
 
-class _Graph:
+class _OnnxGraph:
     """The parts of a graph, and what rows write into; `caches` has for each state its number and what it holds."""
 
     def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:

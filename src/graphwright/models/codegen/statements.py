@@ -24,7 +24,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
 @dataclass(slots=True)
-class Block:
+class CodeBlock:
     """The nodes of one layer (or of the trunk between layers, layer None), in order.
 
     Attributes:
@@ -38,7 +38,7 @@ class Block:
     leaves: list[Value] = field(default_factory=list)
 
 
-def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[Block]:
+def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
     """Blocks of the nodes in `order`, which is topological; `inline` ones are written where they are read."""
     within = set(order)
     home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
@@ -97,7 +97,7 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 
 def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
-) -> list[Block] | None:
+) -> list[CodeBlock] | None:
     """Groups in topological order, the one whose first node comes first first; None if they feed each other."""
     group: dict[NodeId, object] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[object, list[NodeId]] = {}
@@ -111,7 +111,7 @@ def _grouped(
             readers.setdefault(other, []).append(g)
     ready = [(first[g], g) for g, before in waits.items() if not before]
     heapq.heapify(ready)
-    blocks: list[Block] = []
+    blocks: list[CodeBlock] = []
     done = 0
     while ready:
         _, g = heapq.heappop(ready)
@@ -120,7 +120,7 @@ def _grouped(
         if layer is None and blocks and blocks[-1].layer is None:
             blocks[-1].nodes += members[g]
         else:
-            blocks.append(Block(layer, list(members[g])))
+            blocks.append(CodeBlock(layer, list(members[g])))
         for reader in readers.get(g, ()):
             waits[reader].discard(g)
             if not waits[reader]:
