@@ -53,8 +53,8 @@ def pydoc_split() -> tuple[str, str]:
     """(training text, held-out text) of `pydoc_data.topics` of the running Python.
 
     Sorted topics are split at blank lines; empty and repeated paragraphs (ignoring white space) are dropped. A
-    paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So the split depends only on
-    content, and no Python version trains on what another holds out.
+    paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So the split depends
+    only on content, and no Python version trains on what another holds out.
     """
     from pydoc_data.topics import topics
 
