@@ -157,7 +157,7 @@ def test_memory_that_queued_work_uses_is_not_freed() -> None:
         d.free(a)
     d.synchronize()
     d.free(a)
-    with pytest.raises(RuleBroken, match="not allocated|no allocation"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.fill(a, 5, 4)
     b = d.alloc(100)
     for low, count in ((b, 101), (b - 1, 2), (b + 50, 51)):
@@ -172,14 +172,14 @@ def test_a_capture_allows_launches_only() -> None:
     for forbidden in (lambda: d.alloc(4), lambda: d.free(a), d.synchronize, lambda: d.begin_capture(0)):
         with pytest.raises(RuleBroken, match="captures"):
             forbidden()
-    with pytest.raises(RuleBroken, match="not allocated|no allocation"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.fill(a + 4096, 0, 4)  # an address that was not there before
     d.fill(a, 1, 4)
     graph = d.instantiate(d.end_capture(0))
     with pytest.raises(RuleBroken):
         d.end_capture(0)
     d.free(a)
-    with pytest.raises(RuleBroken, match="not allocated|no allocation"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.replay(graph, 0)
 
 
