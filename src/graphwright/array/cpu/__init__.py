@@ -12,7 +12,6 @@ from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs, 
 from graphwright.array.cpu import (
     arrange,
     attention,
-    choose,
     conv,
     elementwise,
     gate,
@@ -24,6 +23,7 @@ from graphwright.array.cpu import (
     pool,
     random,
     reduce,
+    sampling,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
@@ -39,7 +39,6 @@ __all__ = [
     "CpuBackend",
     "arrange",
     "attention",
-    "choose",
     "conv",
     "elementwise",
     "gate",
@@ -51,6 +50,7 @@ __all__ = [
     "pool",
     "random",
     "reduce",
+    "sampling",
 ]
 
 _ALIGN = 64

@@ -1,6 +1,6 @@
 """From logits to the next token: the order and formulas that transformers users know, and a draw that is reproducible.
 
-The op `choose` does it, within a step or on the host. The draw is Gumbel-max over Philox keyed by (seed, stream,
+The op `sample_token` does it, within a step or on the host. The draw is Gumbel-max over Philox keyed by (seed, stream,
 position), so it does not depend on batch mates or chunking.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import compute, get
-from graphwright.ops.choose import RULES
+from graphwright.ops.sampling import RULES
 
 _END = np.array([[-1, 0]], np.int32)
 
@@ -127,7 +127,7 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
 
     def numbers(self) -> list[float]:
-        """The rules as the op `choose` takes them, in range of float32."""
+        """The rules as the op `sample_token` takes them, in range of float32."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
@@ -165,7 +165,7 @@ class Sampling:
     def _run(
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """Id and kept logits by the op `choose`, between whose penalties and other rules the processors stand."""
+        """Id and kept logits by the op `sample_token`, between whose penalties and other rules the processors stand."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
         seen = Seen(len(parts[0]))
         for part in parts if self.penalises else ():
@@ -200,7 +200,7 @@ def _choose(
     z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
 ) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
-    ids, kept = compute(get("choose"), [from_numpy(x[None]) for x in operands], {})
+    ids, kept = compute(get("sample_token"), [from_numpy(x[None]) for x in operands], {})
     return int(ids.item()), kept.to_numpy()[0]
 
 
