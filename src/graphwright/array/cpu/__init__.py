@@ -167,6 +167,10 @@ class CpuBackend:
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
+    def has_kernel(self, name: str) -> bool:
+        """True if there is a kernel of this name."""
+        return name in KERNELS or name in torch_functions
+
     def kernels(self) -> frozenset[str]:
         """Names of the kernels there are."""
         return frozenset((*KERNELS, *torch_functions))
