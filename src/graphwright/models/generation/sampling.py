@@ -1,7 +1,7 @@
 """Sampling: from logits to the next token, with the rules of transformers in their order, reproducibly.
 
-The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox keyed by
-(seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
+The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox
+keyed by (seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
 """
 
 from __future__ import annotations
