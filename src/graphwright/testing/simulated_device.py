@@ -450,6 +450,10 @@ class SimBackend:
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         """Return None: no separate allocation is saved."""
 
+    def has_kernel(self, name: str) -> bool:
+        """Return True if the CPU has a kernel of this name."""
+        return self._cpu.has_kernel(name)
+
     def kernels(self) -> frozenset[str]:
         """Return the names of the CPU's kernels."""
         return self._cpu.kernels()
