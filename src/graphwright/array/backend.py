@@ -129,6 +129,10 @@ class Backend(Protocol):
         """
         ...
 
+    def has_kernel(self, name: str) -> bool:
+        """True if the backend has a kernel of this name."""
+        ...
+
     def kernels(self) -> frozenset[str]:
         """Return the names of all kernels."""
         ...
