@@ -146,7 +146,7 @@ def test_a_slot_that_is_given_out_again_begins_anew_and_the_others_keep_their_no
     made = p.gates()[new]
     assert made.port == first.port
     assert made.generation == first.generation + 1
-    assert p.gates().logits()[made.places] == [-1.25]
+    assert p.gates().logits()[made.span] == [-1.25]
     run = p.run(feeds())
     for h in handles[1:]:
         again = run.value(gw.program.Value(p.node("gates"), p.gates()[h].port)).to_numpy()

@@ -363,7 +363,7 @@ def test_a_delay_is_a_state_and_cuts_the_cycle():
 def test_an_output_that_is_written_is_given_as_it_was_at_the_start():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
-    b.carry(b.add(state, b.input("x", (2,))), state)
+    b.assign(state, b.add(state, b.input("x", (2,))))
     b.output(state, "y")
     x = np.ones(2, "f4")
     p = b.build()

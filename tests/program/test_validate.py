@@ -151,9 +151,9 @@ def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
 def test_a_state_that_is_written_twice():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
-    b.carry(b.tanh(state, name="t"), state)
+    b.assign(state, b.tanh(state, name="t"))
     p = b.build()
-    p.add_write(p.value("s"), p.value("s"), "again")
+    p.add_assign(p.value("s"), p.value("s"), "again")
     (found,) = p.validate().mismatches
     assert (found.kind, found.where, found.what) == ("weight", "s", "is written twice in a step")
 
@@ -165,7 +165,7 @@ def test_a_write_fits_what_it_writes():
         b.output(b.tanh(target, name="t"), "y")
         p = b.build()
         with p.edit("write") as e:
-            e.carry(e.add("full_like", e.param("v", np.zeros(shape, "f4")), value=1.0), "s")
+            e.assign("s", e.add("full_like", e.param("v", np.zeros(shape, "f4")), value=1.0))
 
     program("state", (2,))
     with pytest.raises(SpecMismatch, match=r"f32\[3\]"):
@@ -200,11 +200,11 @@ def test_a_cycle_enters_is_found_and_mended():
     assert p.valid
     assert p.validate().ok
     broken = p.at(0)
-    assert (broken.valid, broken.loose) == (False, {closing})
+    assert (broken.valid, broken.back_edges) == (False, {closing})
     p.undo(2)
     assert fingerprint(p) == whole
     p.redo()
-    assert (p.valid, p.loose) == (False, {closing})
+    assert (p.valid, p.back_edges) == (False, {closing})
 
 
 def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere():
@@ -220,11 +220,11 @@ def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere
         back = e.connect("second", "first")
     with p.edit("open elsewhere") as e:
         e.cut(p.in_edges("second")[0])
-    assert (p.valid, p.loose) == (True, set())
+    assert (p.valid, p.back_edges) == (True, set())
     assert p.order_labels.key(p.node("second")) < p.order_labels.key(p.node("first"))
     assert p.validate().ok
     p.undo()
-    assert (p.valid, p.loose) == (False, {back})
+    assert (p.valid, p.back_edges) == (False, {back})
     p.undo()
     assert fingerprint(p) == before
 
@@ -235,7 +235,7 @@ def test_self_loops_and_rewires_close_cycles_too():
     with p.edit("loops", check=False) as e:
         own = e.connect("j", "j")
         e.rewire(p.in_edges("h")[0], "r")
-    assert len(p.loose) == 2
+    assert len(p.back_edges) == 2
     with p.edit("half", check=False) as e:
         e.cut(own)
     assert not p.valid
@@ -260,13 +260,13 @@ def test_a_failed_edit_and_an_inner_one_put_loose_edges_back():
 
     with pytest.raises(ZeroDivisionError):
         fail("alone")
-    assert (p.loose, fingerprint(p)) == ({closing}, before)
+    assert (p.back_edges, fingerprint(p)) == ({closing}, before)
     with p.edit("inner fails", check=False) as e:
         e.rename("r", "last")
         with pytest.raises(ZeroDivisionError):
             fail("inner")
-        assert p.loose == {closing}
-    assert (p.valid, p.loose) == (False, {closing})
+        assert p.back_edges == {closing}
+    assert (p.valid, p.back_edges) == (False, {closing})
 
 
 def test_a_cycle_goes_through_files(tmp_path):

@@ -23,7 +23,6 @@ from graphwright.models.inspect import inspect_program
 from graphwright.models.perplexity import bits_per_byte
 from graphwright.models.tokenizer import special_ids
 from graphwright.plan import plan_for
-from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -355,11 +354,15 @@ class Model:
     # -- surgery -----------------------------------------------------------------------------------------------------
     def orthogonalize(self, where: Any, method: str = "polar", **options: Any) -> Any:
         """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`. Gives its `OrthoReport`."""
-        return verb("orthogonalize")(self, where, method, **options)
+        from graphwright.surgery.orthogonal.orthogonalize import orthogonalize_model
+
+        return orthogonalize_model(self, where, method, **options)
 
     def compress(self, where: Any, method: str = "best", budget: Any = None, **options: Any) -> Any:
         """Matrices as factors in one edit; see `graphwright.surgery.compress`. Gives its `CompressionReport`."""
-        return verb("compress")(self, where, method, budget, **options)
+        from graphwright.surgery.factorise.compress import compress_model
+
+        return compress_model(self, where, method, budget, **options)
 
     def prune(self, target: Any, calibration: Any = None, **options: Any) -> Any:
         """Take away the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`.
@@ -370,7 +373,9 @@ class Model:
             options: keywords of `surgery.prune`.
         Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
         """
-        return verb("prune")(self, calibration, target, **options)
+        from graphwright.surgery import prune
+
+        return prune(self, calibration, target, **options)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:
@@ -391,7 +396,9 @@ class Model:
             options: `kinds`, `limits`, `report`, `cancel`; see `graphwright.surgery.diagnose`.
         Raises: UsageError for unknown kinds or limits, and while an edit is open.
         """
-        return verb("diagnose")(self, text, **options)
+        from graphwright.surgery.diagnose import diagnose_model
+
+        return diagnose_model(self, text, **options)
 
     def parameters(self) -> Iterator[Any]:
         """Trainable variables; what an optimizer takes."""

@@ -49,7 +49,7 @@ def parameters(p: Program) -> int:
 def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
     """Among some nodes (all by default): one param node for each weight, and the ops that a run needs, in order."""
     inside = set(p.nodes() if nodes is None else nodes)
-    needed = p.reachable([*p.outputs(), *p.writes()]) & inside
+    needed = p.reachable([*p.outputs(), *p.assigns()]) & inside
     keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
     return list(reversed(keyed.values())), [n for n in p.order() if n in needed and p.op(n) not in KINDS]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from graphwright.errors import GraphwrightError, ShapeError, UsageError
 from graphwright.ops import get
 from graphwright.program.errors import PortEmpty, SpecMismatch
-from graphwright.program.kinds import PARAM, SOURCES, STATE, WRITE
+from graphwright.program.kinds import ASSIGN, PARAM, SOURCES, STATE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -24,7 +24,7 @@ def check_ports(p: Program, node: NodeId) -> None:
     if op in SOURCES or p.is_junction(node):
         return
     ports = [p.edge_port(e) for e in p.in_edges(node)]
-    least = 2 if op == WRITE else _least(op)
+    least = 2 if op == ASSIGN else _least(op)
     gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
     if gap < len(ports) or len(ports) < least:
         raise PortEmpty(
@@ -56,7 +56,7 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
     except IndexError:
         gone = next(v for v in operands if v.port >= len(p.specs(v.node) if specs is None else specs[v.node]))
         raise _no_result(p, p.path(node), gone, "e.rewire(edge, new_src) in the same edit") from None
-    if op == WRITE:
+    if op == ASSIGN:
         if len(ins) != 2:
             raise PortEmpty("a write reads its target and the next value", where=p.path(node), expected=2, got=len(ins))
         if p.op(operands[0].node) not in (PARAM, STATE):
@@ -97,7 +97,7 @@ def check_outputs(p: Program) -> None:
 def _one_write(p: Program, node: NodeId) -> None:
     """Raises: UsageError if another write has the same target."""
     target = p.operands(node)[0]
-    others = [n for n in p.consumers(target) if n != node and p.op(n) == WRITE and p.operands(n)[0] == target]
+    others = [n for n in p.consumers(target) if n != node and p.op(n) == ASSIGN and p.operands(n)[0] == target]
     if others:
         raise UsageError("a state has one next value", where=p.path(node), got=f"{p.path(target)}: {p.path(others[0])}")
 
@@ -123,7 +123,7 @@ def infer(
         seen.add(node)
         try:
             fresh = infer_node(p, node)
-            if p.op(node) == WRITE:
+            if p.op(node) == ASSIGN:
                 _one_write(p, node)
         except GraphwrightError as error:
             if wanted is None or node == wanted:

@@ -16,10 +16,10 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
 from graphwright.program.derived.rewrite import feed_name, place
-from graphwright.program.errors import FeedError, Released, StaleRun
-from graphwright.program.gates import fold, foldable, worth
-from graphwright.program.kinds import CONST, INPUT, STORED, WRITE
-from graphwright.program.op_graph import Value
+from graphwright.program.errors import FeedError, StaleRun, ValueReleased
+from graphwright.program.gates import fold, foldable, folding_pays
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
+from graphwright.program.op_graph import Ref, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
-    values = tensors(p, checked, dims, [*p.outputs(), *p.writes()], trained=True)
+    values = tensors(p, checked, dims, [*p.outputs(), *p.assigns()], trained=True)
     outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
-    if p.writes():
-        pairs = [p.operands(node) for node in p.order() if p.op(node) == WRITE]
+    if p.assigns():
+        pairs = [p.operands(node) for node in p.order() if p.op(node) == ASSIGN]
         written = [p.weights[p.key(target.node)] for target, _ in pairs]
         now = recorder.resolved if recorder is not None else lambda t: _apart(t, written)
         outputs = {name: now(t) for name, t in outputs.items()}
@@ -145,9 +145,9 @@ def tensors(
     folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate its weight takes
     for node in p.order():
         op = p.op(node)
-        if node not in needed or op == WRITE:
+        if node not in needed or op == ASSIGN:
             continue
-        if node in late and worth(p, node, late[node], values):
+        if node in late and folding_pays(p, node, late[node], values):
             values[Value(node)], folded[late[node]] = values[p.operands(node)[0]], node
             continue
         if op in STORED:
@@ -179,9 +179,6 @@ def _apart(tensor: Tensor, written: Sequence[Variable]) -> Tensor:
     assert isinstance(tensor.data, NDArray)  # nothing is traced here
     memory = {id(w.data.storage) for w in written}
     return tensor.clone() if id(tensor.data.storage) in memory else tensor
-
-
-Ref = NodeId | Value | str
 
 
 class Run:
@@ -216,10 +213,10 @@ class Run:
         return sum(blocks.values())
 
     def value(self, ref: Ref) -> NDArray:
-        """The array of a node or value. Raises: Released if it was not kept, or the run is closed."""
+        """The array of a node or value. Raises: ValueReleased if it was not kept, or the run is closed."""
         wanted = self.program.value(ref)
         if wanted not in self.values:
-            raise Released(
+            raise ValueReleased(
                 "the run is closed" if self.closed else "this value was freed after its last reader",
                 where=self.program.path(wanted),
                 fix="read values before close()" if self.closed else "run(..., keep='all')",
@@ -236,7 +233,7 @@ class Run:
             wrt: params, inputs or inner values.
             seed: an array per output, of its shape and dtype; ones by default.
         Returns: an array per `wrt`, in order.
-        Raises: StaleRun if the program or a weight changed since; Released after `close()`; as `program.grad`.
+        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; as `program.grad`.
         """
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Value | NodeId | str) else list(outputs)
@@ -258,7 +255,7 @@ class Run:
     def _check_fresh(self) -> None:
         p = self.program
         if self.closed:
-            raise Released("the run is closed", where=p.name, fix="take gradients before close()")
+            raise ValueReleased("the run is closed", where=p.name, fix="take gradients before close()")
         if self.patched:
             raise UsageError(
                 "a patched run has no gradient: what it computed is not what the program says",
@@ -347,7 +344,7 @@ def run(
     values: dict[Value, Any] = dict(given or {})
     kept = wanted | set(p.outputs()) if whole else wanted
     known = {v.node for v in values}
-    needed = p.reachable([*kept, *(p.writes() if whole else ())], beyond=known) - known
+    needed = p.reachable([*kept, *(p.assigns() if whole else ())], beyond=known) - known
     order = [node for node in p.order() if node in needed]
     unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
     writes: list[tuple[str, NDArray]] = []
@@ -363,7 +360,7 @@ def run(
             results = (arrays[p.path(node)],)
         else:
             ins: list[Any] = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in edges]
-            if op == WRITE:
+            if op == ASSIGN:
                 writes.append((p.key(p.operands(node)[0].node), ins[1]))
                 results = ()
             else:

@@ -58,7 +58,7 @@ class State(Mapping[str, Variable]):
     """
 
     def __init__(self, program: Program, *, own: bool = False) -> None:
-        targets = [program.operands(write)[0].node for write in program.writes()]
+        targets = [program.operands(write)[0].node for write in program.assigns()]
         self._paths = {program.key(n): program.path(n) for n in (*program.states(), *targets)}
         self._variables = {key: program.weights[key] for key in self._paths}
         if own:

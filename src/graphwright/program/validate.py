@@ -14,7 +14,7 @@ from graphwright.graph.analysis import strongly_connected_components
 from graphwright.ops import OPS
 from graphwright.program.errors import InvalidProgram
 from graphwright.program.infer import check_ports, infer_node
-from graphwright.program.kinds import KINDS, SOURCES, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, KINDS, SOURCES, STORED
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -153,7 +153,7 @@ def _weights(p: Program) -> Iterator[Mismatch]:
                     repr(have),
                 )
     written: dict[NodeId, str] = {}
-    for node in p.of_kind(WRITE):
+    for node in p.of_kind(ASSIGN):
         targets = p.operands(node)[:1]
         if targets and targets[0].node in written:
             yield Mismatch("weight", p.path(targets[0].node), "is written twice in a step", got=p.path(node))
@@ -178,7 +178,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
     """A shortest cycle through the end of a loose edge in a component, or through its oldest node."""
     inside = set(component)
-    ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.loose)) if src in inside and dst in inside]
+    ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)
     came: dict[NodeId, NodeId] = {}
     queue = [start]

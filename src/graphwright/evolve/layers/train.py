@@ -34,7 +34,7 @@ def inference(program: Program) -> Program:
             for node in norms:
                 eps = p.attrs(node)["eps"]
                 _instead(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
-                e.remove([*(w for w in p.consumers(node) if p.op(w) == "write"), node])
+                e.remove([*(w for w in p.consumers(node) if p.op(w) == "assign"), node])
     return p
 
 

@@ -93,7 +93,7 @@ def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
     _close(e, link)
     e.remove([link, *([] if len(p.consumers(weight)) > 1 else [weight])])
-    while p.op(source) == "state" and all(p.op(n) == "write" for n in p.consumers(source)):
+    while p.op(source) == "state" and all(p.op(n) == "assign" for n in p.consumers(source)):
         (write,) = p.consumers(source)
         state, source = source, p.operands(write)[1].node
         e.remove([write, state])

@@ -53,8 +53,8 @@ class Function:
 def check_emittable(p: Program) -> None:
     """Raises: RungImpossible naming what exported code cannot have: an op, a state, an input or a weight's key."""
     needed = p.reachable([_result(p)])
-    if p.writes() or p.states():
-        held = [*p.states(), *p.writes()]
+    if p.assigns() or p.states():
+        held = [*p.states(), *p.assigns()]
         raise RungImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
         if node not in needed:

@@ -90,7 +90,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
             states[key] = Spec(("B", spec.shape[1], capacity, spec.shape[3]), spec.dtype)
             state = _state(new, key, states[key])
             grown = Value(new.add_op("kv_append", [state, rows, length], {}, f"{key}.grown"))
-            new.add_write(state, grown, f"{key}.next")
+            new.add_assign(state, grown, f"{key}.next")
             held.append(grown)
         extra = {**attrs, "optional": ("q_start",)}
         return Value(new.add_op("sdpa", [operands[0], *held, length], extra, path))
@@ -99,7 +99,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     ids = derived.value("ids")
     rows = Value(derived.add_op("size", [ids], {"axis": 1}, "cache.rows"))
     grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
-    derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
+    derived.add_assign(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived)
         _choose(derived, capacity)
@@ -137,7 +137,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
             states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), kind or spec.dtype)
             state = _state(new, key, states[key])
             grown = Value(new.add_op("kv_append_paged", [state, rows, *places], {}, f"{key}.grown"))
-            new.add_write(state, grown, f"{key}.next")
+            new.add_assign(state, grown, f"{key}.next")
             held.append(grown)
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
         return Value(new.add_op("sdpa_paged", [operands[0], *held, *places], extra, path))
@@ -202,7 +202,7 @@ def fingerprints(p: Program) -> dict[str, str]:
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     attentions = [n for n in p.of_kind("sdpa") if n in needed]
     upstream = p.reachable([v for n in attentions for v in p.operands(n)[1:3]])
     for node in p.order():

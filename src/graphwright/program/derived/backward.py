@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from graphwright.autograd import pull_back, scoped
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import Mirror
-from graphwright.program.kinds import SOURCES, WRITE
+from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Backward(Mirror):
 
     def _leading(self, node: NodeId, op: str) -> bool:
         """True if an operand of the node wants a gradient and the op passes one on."""
-        if op in SOURCES or op == WRITE:
+        if op in SOURCES or op == ASSIGN:
             return False
         row = OPS[op]
         return (row.vjp is not None or row.traits.opaque) and any(self._wants(v) for v in self._reads[node])

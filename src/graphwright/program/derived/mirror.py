@@ -18,13 +18,13 @@ from graphwright.ops import call, get
 from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.program import Program
-from graphwright.program.tombstones import Graveyard
-from graphwright.program.trace import TraceRecorder
+from graphwright.program.recorder import TraceRecorder
+from graphwright.program.tombstones import Tombstones
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.ops import Op
+    from graphwright.program.program import Program
 
 
 class Mirror:
@@ -43,7 +43,7 @@ class Mirror:
 
     def __init__(self, source: Program, sizes: Mapping[str, int], name: str, low: DType | None = None) -> None:
         self.source, self.sizes, self.low = source, dict(sizes), low
-        self.program = Program(name)
+        self.program = source.empty(name)
         self.looked_at = 0
         self._recorder = Recorder(self.program)
         self._twins: dict[NodeId, NodeId] = {}
@@ -283,7 +283,7 @@ class Mirror:
             if not p.readers(key):
                 p.weights.drop(key)
         self._trash.clear()
-        p.graveyard = Graveyard()  # nothing is undone here
+        p.tombstones = Tombstones()  # nothing is undone here
 
 
 class Recorder(TraceRecorder):

@@ -120,7 +120,7 @@ class Step(Backward):
         changed = set(self._changed)
         self._changed.clear()
         held = [source.output(name) for name in self.task.reads]
-        held += [source.operands(write)[1] for write in source.writes()]
+        held += [source.operands(write)[1] for write in source.assigns()]
         trained = list(self.task.trained())
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
         wanted = {Value(params[id(v)]): None for v in trained if id(v) in params}
@@ -223,7 +223,7 @@ class Step(Backward):
                 self.lead_to(node, [target, value])
             else:
                 self._throw(() if node is None else (node,))
-                node = p.add_write(target, value, p.free_name(f"{p.path(target)}.next"))
+                node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         self._throw(tuple(self._writes.values()))
         still = set(recorder.used.values())
@@ -233,7 +233,7 @@ class Step(Backward):
 
     def _carried(self) -> list[tuple[Value, Value]]:
         """(state or param, its next value) of the source's own writes."""
-        return [(v[0], v[1]) for v in map(self.source.operands, self.source.writes())]
+        return [(v[0], v[1]) for v in map(self.source.operands, self.source.assigns())]
 
     def stands_for(self, variable: Variable) -> Value | None:
         """The node that is there for a variable of the source, if the source reads it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.ops import OPS
-from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, WRITE
+from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -131,7 +131,7 @@ def feedback(scene: Scene) -> Scene:
     """The scene with each write of a state drawn as an edge back into it: the state's box stands for both."""
     nodes, into = scene.nodes, {}
     for edge in scene.edges:
-        if nodes[edge.dst].op == WRITE:
+        if nodes[edge.dst].op == ASSIGN:
             into.setdefault(edge.dst, {})[edge.dst_port] = edge
     state_of = {write: ends[0].src for write, ends in into.items() if len(ends) == 2 and nodes[ends[0].src].op == STATE}
     kept = [i for i in range(len(nodes)) if i not in state_of]
@@ -176,7 +176,7 @@ def kinds(scene: Scene) -> list[str]:
     found = []
     for edge in edges:
         src, dst = nodes[edge.src], nodes[edge.dst]
-        if src.op == STATE or dst.op in (STATE, WRITE):
+        if src.op == STATE or dst.op in (STATE, ASSIGN):
             found.append(RECURRENT)
         elif dst.op in _ATTENDS:
             found.append(ATTENTION)
@@ -227,7 +227,7 @@ def _jumps(src: int, operands: list[int], into: list[list[int]], level: list[int
 def family(node: SceneNode) -> str:
     """What a box is coloured by: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
     if node.op in KINDS:
-        return "state" if node.op in (STATE, WRITE) else "source"
+        return "state" if node.op in (STATE, ASSIGN) else "source"
     row = OPS.get(node.op)
     if node.junction:
         return "sum"

@@ -97,12 +97,12 @@ def attrs(data: Any) -> Mapping[str, Any]:
         raise wrong("attributes", data) from error
 
 
-def places(data: Any) -> tuple[int, ...]:
-    """Places along an axis, as `units.runs` wrote them."""
+def indices(data: Any) -> tuple[int, ...]:
+    """Read indices along an axis, as `units.runs` writes them."""
     try:
         return parsed(text(data))
     except ValueError as error:
-        raise wrong("places along an axis", data) from error
+        raise wrong("indices along an axis", data) from error
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:

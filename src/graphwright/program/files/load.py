@@ -153,7 +153,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    p.constraints.load(forms.array(body.get("constraints", [])))
+    _load_constraints(p, forms.array(body.get("constraints", [])))
     report = validate(p)
     if check:
         report.check(p.name)
@@ -212,11 +212,11 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
     ]
     p.set_order(graph, dict(zip(nodes, keys, strict=True)))
-    loose = set(p.loose)
+    saved = set(p.back_edges)
     with suppress(CycleError):
-        p.straighten()
-    if p.loose != loose:
-        raise ProgramFileError("the order contradicts edges that close no cycle", got=f"{len(loose - p.loose)} edges")
+        p.order_back_edges()
+    if p.back_edges != saved:
+        raise ProgramFileError("the saved order contradicts the edges", got=f"{len(saved - p.back_edges)} edges")
     for node in nodes:
         p._touch(node)
         if p.path(node) in p._names or not is_name(p.path(node)):
@@ -247,10 +247,19 @@ def _check_nodes(p: Program) -> None:
         if p.op(node) in STORED:
             p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
             p._list_key(node)
-        if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "write"):
-            raise ProgramFileError("a source has one result, a write none", where=p.path(node))
+        if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
+            raise ProgramFileError("a source has one result, an assign node none", where=p.path(node))
     for v in p.outputs():
         forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+
+
+def _load_constraints(p: Program, data: list[Any]) -> None:
+    """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
+    if data:
+        from graphwright.surgery.constraints import from_json
+
+        for row in map(forms.table, data):
+            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
 
 
 # -- tensors ----------------------------------------------------------------------------------------
