@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program.axes.axes import axes
 from graphwright.program.constraints import Constraints
-from graphwright.program.derived.differentiate import differentiate
+from graphwright.program.derived.gradient import differentiate
 from graphwright.program.diff import diff
 from graphwright.program.editing.history import History
 from graphwright.program.editing.journal import Journal
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from graphwright.graph import EdgeId
     from graphwright.plan import Plan
     from graphwright.program.axes.units import Units
-    from graphwright.program.derived.rewrite import Place
+    from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.editing.journal import Entry
     from graphwright.program.run import Run
 
@@ -199,8 +199,8 @@ class Program(OpGraph):
         feeds: Mapping[str, Any] | None = None,
         *,
         keep: str | Sequence[Ref] = "all",
-        capture: Sequence[Place] = (),
-        patch: Mapping[Place, Any] | None = None,
+        capture: Sequence[PatchPoint] = (),
+        patch: Mapping[PatchPoint, Any] | None = None,
         state: Mapping[str, Variable] | None = None,
         **named: Any,
     ) -> Run:
@@ -254,7 +254,7 @@ class Program(OpGraph):
         layout: str = "reuse",
         watch: Sequence[str] = (),
         executor: str = "aten",
-        patch: Sequence[Place] = (),
+        patch: Sequence[PatchPoint] = (),
         device: Device | str = CPU,
         remat: int | None = None,
         poison: bool = False,
