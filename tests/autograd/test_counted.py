@@ -34,7 +34,7 @@ def test_a_bound_lets_nonzero_into_a_trace() -> None:
     x = gw.tensor([[0.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     p = gw.trace(lambda x: x.nonzero(size=4), x)
     for values in (x, x * 0, x + 1):
-        found = p(x=values).tolist()
+        found = p(x=values)["out"].tolist()
         assert found == torch.nonzero_static(torch.from_numpy(values.numpy().copy()), size=4).tolist()
         assert p.compile(x=(2, 3))({"x": values})["out"].to_numpy().tolist() == found
     with pytest.raises(TraceError):
@@ -59,13 +59,13 @@ def test_each_entry_is_repeated_by_its_count(data: st.DataObject, shape: tuple[i
 
     total = made.shape[0 if axis is None else axis]
     p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, axis, total=total), host, np.array(counts))
-    np.testing.assert_array_equal(p(x=host, c=np.array(counts)).numpy(), made.numpy())
+    np.testing.assert_array_equal(p(x=host, c=np.array(counts))["out"].numpy(), made.numpy())
 
 
 def test_counts_in_a_trace_have_the_total_said_or_raise() -> None:
     x, counts = np.arange(3.0), np.array([1, 0, 2])
     p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, 0, total=3), x, counts)
-    assert p(x=x, c=np.array([0, 3, 0])).tolist() == [1, 1, 1]
+    assert p(x=x, c=np.array([0, 3, 0]))["out"].tolist() == [1, 1, 1]
     for other in ([1, 0, 1], [2, 0, 2], [0, 0, 0]):
         with pytest.raises(IndexOutOfRange):
             p(x=x, c=np.array(other))

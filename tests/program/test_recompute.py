@@ -119,7 +119,7 @@ def trained(marked: bool) -> tuple[list[bytes], Any]:
 
     def step(x: Any) -> Any:
         opt.zero_grad()
-        loss = (p(x=x) ** 2.0).mean()
+        loss = (p(x=x)["out"] ** 2.0).mean()
         loss.backward()
         opt.step()
         return loss
@@ -148,7 +148,7 @@ def test_two_runs_in_one_trace_have_marks_of_their_own() -> None:
         for v in params:
             v.grad = None
         for half in (x[:32], x[32:]):
-            p(x=half).backward()
+            p(x=half)["loss"].backward()
         return [v.grad for v in params]
 
     truth = [g.numpy().tobytes() for g in gw.compile(step, executor="aten")(x)]

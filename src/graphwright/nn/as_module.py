@@ -42,6 +42,11 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
     return _Wrapped(target, variables, names, share).torch()
 
 
+def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """Return the output of a program that has one, as torch modules do; several by name."""
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
 class _Wrapped:
     """A target with its variables by name, and the arrays that torch's parameters show."""
 
@@ -53,7 +58,7 @@ class _Wrapped:
         self.call = self.infer = target
         if isinstance(target, Program):
             program, planned = target, compile(target)
-            self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
+            self.call = lambda *xs: _only(program(**dict(zip(names, xs, strict=True))))
             self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
         self.keys: list[Any] | None = None
 

@@ -34,7 +34,7 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
     found: dict[str, float] = {}
-    for timing in p.compile(**shapes).profile(feeds, runs).timings:
+    for timing in p.compile(shapes).profile(feeds, runs).timings:
         found[timing.path] = found.get(timing.path, 0.0) + 1e9 * timing.seconds
     return found
 

@@ -105,7 +105,7 @@ class Seats:
 
 
 def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
-    seat, name = program.fork("seat"), program.input_names()[0]
+    seat, name, answer = program.fork("seat"), program.input_names()[0], program.output_names()[0]
     opt = optimizer(seat, recipe)
 
     def lost(answer: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
@@ -121,7 +121,7 @@ def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
 
     def step(x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
         opt.zero_grad()
-        loss = lost(seat(**{name: x}), y, counts)
+        loss = lost(seat(**{name: x})[answer], y, counts)
         loss.backward()
         clip_grad_norm_([p for p in seat.parameters() if p.grad is not None], clip)
         opt.step()
