@@ -246,8 +246,7 @@ class AddNode(Edit):
         attrs, variable, specs = forms.attrs(record["attrs"]), None, forms.specs(record["specs"])
         if "payload" in record:
             array = r.payload(record["payload"])
-            cast = r.dtype is not None and array.dtype.is_float
-            array = array.copy() if not cast else r.array(record["payload"], r.dtype)
+            array = r.array(record["payload"], (r.dtype or array.dtype) if array.dtype.is_float else array.dtype)
             kind = Parameter if record["op"] == PARAM else Variable
             variable = kind(array, bool(attrs.get("trainable", False)) and array.dtype.is_float, attrs["key"])
             specs = (array.spec,)
