@@ -49,7 +49,7 @@ PROSE = {
     r"whoever|whichever way": "the caller, the thread",
 }
 NAMES = {
-    "anew", "alike", "lies", "behind", "mother", "father", "tombstones", "hollow", "loose", "rung", "rungs", "ledger",
+    "anew", "alike", "lies", "behind", "mother", "father", "graveyard", "hollow", "loose", "rung", "rungs", "ledger",
     "stretch", "stretches", "places", "nobody", "told", "says", "settle", "settled", "arranged", "worth", "turned",
 }  # fmt: skip
 _PROSE = {re.compile(rf"\b(?:{pattern})\b", re.I): word for pattern, word in PROSE.items()}

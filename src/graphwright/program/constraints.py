@@ -24,7 +24,7 @@ class Constraint(Protocol):
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form that `surgery.constraints.from_json` reads. Raises: UsageError if there is none."""
+        """Return the JSON form that `surgery.constraints.from_json` reads. Raises: UsageError if it has none."""
         ...
 
 

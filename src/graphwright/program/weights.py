@@ -30,7 +30,7 @@ SOURCE = "source"
 
 
 class Promise(NamedTuple):
-    """What is known, without reading it, of an array in a program's own files, or of a slice of one.
+    """Facts known, without reading it, of an array in a program's own files, or of a slice of one.
 
     Attributes:
         digest: its `array_digest` according to a saved program, checked when it is read; None in a checkpoint.

@@ -150,7 +150,7 @@ class ResizeAxis(Edit):
         fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # the others are slices
         return {
             "edit": "ResizeAxis",
-            "axes": [{"axis": a.axis, "of": a.of, "places": runs(a.old)} for a in self.axes],
+            "axes": [{"axis": a.axis, "of": a.of, "indices": runs(a.old)} for a in self.axes],
             "keys": [w.key for w in self.weights],
             "paths": [p.path(n) for n in nodes],
             "handles": [handle_form(n) for n in nodes],
@@ -166,7 +166,7 @@ class ResizeAxis(Edit):
             group = found[row["axis"]]
             if group.size != row["of"] or len(group.atoms) != 1:
                 raise UsageError("the axis has another size here", where=group.name, expected=row["of"], got=group.size)
-            old[group.name] = parsed(row["places"])
+            old[group.name] = parsed(row["indices"])
             if any(not -1 <= i < group.size for i in old[group.name]):
                 raise UsageError("index outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
 
@@ -183,19 +183,19 @@ class ResizeAxis(Edit):
 
 
 def resize(
-    found: Axes, places: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
+    found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
 ) -> ResizeAxis:
     """Return the edit that re-indexes axes.
 
     Args:
         found: axes of the program in its present state.
-        places: name of an axis of one atom -> for each new index the old one, or -1.
+        indices: name of an axis of one atom -> for each new index the old one, or -1.
         correct: keep norms over a resized axis exact where the removed units are zero: scale · √(D/d), eps · D/d.
         new: returns the values at new indices; zeros by default.
     Raises: FrozenAxis where a norm's scale is not a weight, or is read elsewhere.
     """
     p, solution = found.program, found.solution
-    maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in places.items()}
+    maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
     changes = {
@@ -225,7 +225,7 @@ def resize(
         ratio = _ratio(resolve(c.term), maps)
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
-    axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in places.items())
+    axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
     return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
 
 
@@ -397,9 +397,9 @@ def cut_units(
             raise _unequal(group, ids)
         for atom, stays in zip(group.atoms, apart, strict=True):
             keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
-    places = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
-    if places:
-        e.do(resize(e.program.axes(), places, correct=correct))
+    indices = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
+    if indices:
+        e.do(resize(e.program.axes(), indices, correct=correct))
 
 
 def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool = False) -> None:
@@ -410,13 +410,13 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     """
     found = e.program.axes()
     group = _resizable(found, axis, allow_io)
-    places = [int(i) for i in order]
-    if len(group.atoms) != 1 or sorted(places) != list(range(group.size)):
+    indices = [int(i) for i in order]
+    if len(group.atoms) != 1 or sorted(indices) != list(range(group.size)):
         of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
         raise UsageError(
             "not a permutation of the units", where=axis, expected=f"0 to {group.size - 1} once each, of {of}"
         )
-    e.do(resize(found, {axis: places}))
+    e.do(resize(found, {axis: indices}))
 
 
 def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int = 0, allow_io: bool = False) -> None:
@@ -546,15 +546,15 @@ class _Growth:
         if init == "duplicate":
             self._share()
 
-    def _zero_out(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _zero_out(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
         """Return random entries where units are produced and zeros where they are read; the reverse under a norm."""
-        shape = _new_shape(array, places)
+        shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
             level = old.mean() if not self.group.mixed or key in self._scales() else 0.0
             return np.full(shape, level)
         read = self.consumers.get(key, set())
-        zero = {d: old for d, old in places.items() if (d in read) != bool(self.group.mixed)}
+        zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _scales(self) -> set[str]:
@@ -576,14 +576,14 @@ class _Growth:
                 return p.path(node)
         return None
 
-    def _copies(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-        return _copied(array.to_numpy("float64"), self._sources(key, places))
+    def _copies(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+        return _copied(array.to_numpy("float64"), self._sources(key, indices))
 
-    def _sources(self, key: str, places: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def _sources(self, key: str, indices: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Return the old indices with the index of the copied unit for each new one."""
         dims = self.found.weights[key]
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
-        return {dim: spread(dims[dim], units) for dim in places}
+        return {dim: spread(dims[dim], units) for dim in indices}
 
     def _share(self) -> None:
         """Split the weights that read a unit among the unit and its copies; the parts sum to the whole."""
@@ -606,8 +606,8 @@ class _Growth:
                 self.e.set_weight(key, scaled)
 
 
-def _copied(host: np.ndarray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-    for dim, old in places.items():
+def _copied(host: np.ndarray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+    for dim, old in indices.items():
         host = np.take(host, old, dim)
     return host
 

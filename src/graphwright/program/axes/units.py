@@ -329,7 +329,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
 
 
 def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """Return the only outside value that reaches this one through sums alone; None if there is none, or several."""
+    """Return the outside value that reaches this one through sums alone, if it is the only one."""
     stack, found = [value], set()
     while stack:
         here = stack.pop()

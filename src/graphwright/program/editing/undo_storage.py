@@ -360,7 +360,7 @@ class UndoSpill:
         return read
 
     def _replace(self, moved: dict[int, NDArray]) -> None:
-        """Put the mapped arrays into the entries in place of those that were moved."""
+        """Replace the moved arrays in the entries by the mapped ones."""
         h, journal = self._program.history, self._program.journal
         for entry in journal:
             undo = entry.undo

@@ -162,7 +162,7 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
 
 
 def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
-    """Return the value whose shares are operand `number` of the units; None if there is none."""
+    """Return the value whose shares are operand `number` of the units, if it exists."""
     reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
