@@ -200,7 +200,7 @@ def test_gates_stand_only_where_zero_is_removal() -> None:
         e.gate(junction_edges(p)[0], "sigmoid", init=np.inf)
     with p.edit("closed from the start") as e:
         e.gate(junction_edges(p)[0], "ste", init=-1.0)
-    assert any("begins closed" in warning for warning in p.journal[-1].warnings)
+    assert any("closed at first" in warning for warning in p.journal[-1].warnings)
     with p.edit("no") as e, pytest.raises(UsageError, match="nothing to gate"):
         e.gate([])
     with p.edit("no") as e, pytest.raises(UsageError, match="two or more"):

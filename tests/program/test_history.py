@@ -292,7 +292,7 @@ def test_a_mark_is_a_state_not_a_depth():
         p.rollback("here")
     with p.edit("other") as e:
         e.rename("h", "b")
-    with pytest.raises(NotUndoable, match="not on the present branch"):
+    with pytest.raises(NotUndoable, match="not on the current branch"):
         p.rollback("here")
     with pytest.raises(UsageError, match="here"):
         p.rollback("there")

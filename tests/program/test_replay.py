@@ -117,7 +117,7 @@ def test_a_conflict_at_the_end_leaves_nothing_either():
 
 def test_a_slice_that_undoes_what_is_not_in_it():
     p = scripted(tiny())
-    with pytest.raises(ReplayConflict, match="refers to one"):
+    with pytest.raises(ReplayConflict, match="undoes or redoes one"):
         replay(p.journal[3:], tiny())
 
 

@@ -228,7 +228,7 @@ def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
 
 
 def test_a_seed_for_each_output():
-    with pytest.raises(UsageError, match="one seed per output"):
+    with pytest.raises(UsageError, match="wrong number of seeds"):
         tiny().run(x=X).grad("y", ["w"], [])
 
 

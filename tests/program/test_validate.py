@@ -112,7 +112,7 @@ def test_ports_weights_names_and_outputs():
         ("name", "r"),
         ("output", "y"),
     }
-    with pytest.raises(InvalidProgram, match="do not fit"):
+    with pytest.raises(InvalidProgram, match="the program is invalid"):
         report.check("tiny")
 
 
@@ -128,16 +128,16 @@ def test_words_name_only_what_is_known():
 
 
 FAULTS = {
-    ("spec", "r", "has another number of results"): lambda p: p.update_node(
+    ("spec", "r", "wrong number of results"): lambda p: p.update_node(
         p.node("r"), specs=2 * p.specs(p.node("r"))
     ),
-    ("spec", "w", "has another number of results"): lambda p: p.update_node(p.node("w"), specs=()),
-    ("spec", "x", "has another number of results"): lambda p: p.update_node(
+    ("spec", "w", "wrong number of results"): lambda p: p.update_node(p.node("w"), specs=()),
+    ("spec", "x", "wrong number of results"): lambda p: p.update_node(
         p.node("x"), specs=2 * p.specs(p.node("x"))
     ),
     ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
     ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
-    ("port", "j", "reads a result that is not there"): lambda p: p.update_node(p.node("h"), specs=()),
+    ("port", "j", "reads a result that does not exist"): lambda p: p.update_node(p.node("h"), specs=()),
 }
 
 
@@ -155,7 +155,7 @@ def test_a_state_that_is_written_twice():
     p = b.build()
     p.add_assign(p.value("s"), p.value("s"), "again")
     (found,) = p.validate().mismatches
-    assert (found.kind, found.where, found.what) == ("weight", "s", "is written twice in a step")
+    assert (found.kind, found.where, found.what) == ("weight", "s", "is assigned twice in a step")
 
 
 def test_a_write_fits_what_it_writes():

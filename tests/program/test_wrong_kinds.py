@@ -114,12 +114,12 @@ def test_undo_and_redo_take_a_number(count):
         e.add("relu", "x")
     before = fingerprint(p)
     for walk in (p.undo, p.redo):
-        with pytest.raises(UsageError, match="not a number of edits"):
+        with pytest.raises(UsageError, match="invalid number of edits"):
             walk(count)
     assert fingerprint(p) == before
     names: list[Any] = [3, None, "", ["a"]]
     for name in names:
-        with pytest.raises(UsageError, match="named by a text"):
+        with pytest.raises(UsageError, match="invalid name of a mark"):
             p.mark(name)
 
 
