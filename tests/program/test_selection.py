@@ -151,8 +151,8 @@ def test_a_pattern_looks_at_paths_with_its_stem_alone():
     seen = []
     assert p.select("m1", where=lambda n: bool(seen.append(p.path(n))) or True).names() == p.select("m1").names()
     assert stem("layers.{1,2}.mlp") == stem("layers") == stem("layers.**") == "layers"
-    assert {p.path(n) for n in p.beginning("m1")} >= {name}
-    assert len(p.beginning("m1")) < len(p.beginning("")) == len(p)
+    assert {p.path(n) for n in p.with_prefix("m1")} >= {name}
+    assert len(p.with_prefix("m1")) < len(p.with_prefix("")) == len(p)
 
 
 def test_whole_segments():

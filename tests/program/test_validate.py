@@ -123,7 +123,7 @@ def test_words_name_only_what_is_known():
     assert str(p.validate()).splitlines()[1] == "  h: a port has no edge (expected an edge at port 1)"
     with p.edit("and a cycle", check=False) as e:
         e.connect("r", "j")
-    assert str(p.validate()).splitlines()[2] == "  j: nodes depend on each other (got j -> r -> j)"
+    assert str(p.validate()).splitlines()[2] == "  j: the nodes form a cycle (got j -> r -> j)"
     assert "None" not in str(p.validate())
 
 
@@ -135,7 +135,7 @@ FAULTS = {
     ("spec", "x", "wrong number of results"): lambda p: p.update_node(
         p.node("x"), specs=2 * p.specs(p.node("x"))
     ),
-    ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
+    ("op", "h", "unknown op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
     ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
     ("port", "j", "reads a result that does not exist"): lambda p: p.update_node(p.node("h"), specs=()),
 }
@@ -277,7 +277,7 @@ def test_a_cycle_goes_through_files(tmp_path):
     with pytest.raises(InvalidProgram):
         load(tmp_path / "broken")
     q = load(tmp_path / "broken", check=False)
-    assert (q.valid, q.loose, q.validate()) == (False, {closing}, p.validate())
+    assert (q.valid, q.back_edges, q.validate()) == (False, {closing}, p.validate())
     with q.edit("mend") as e:
         e.cut(closing)
     assert q.hash() == tiny().hash()

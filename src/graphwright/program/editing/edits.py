@@ -366,7 +366,9 @@ class AddEdge(Edit):
         p = r.program
         dst, port = p.node(record["dst"]), forms.integer(record["port"])
         if p.is_junction(dst) and any(p.edge_port(e) == port for e in p.in_edges(dst)):
-            port = r.ports[record["dst"], port] = p.graph.node(dst, "next_port")
+            free = int(p.graph.node(dst, "next_port"))
+            r.ports[record["dst"], port] = free
+            port = free
         return cls(p.graph.next_edge(), r.value(record["src"]), dst, port)
 
 

@@ -248,10 +248,10 @@ class Transaction:
             attrs: attributes of the op.
         Raises: UnknownOp, ShapeError, DTypeError, NameTaken, BadName.
         """
-        p = self.program
+        p, row = self.program, get(op)
         operands = [p.value(i) for i in inputs]
         module = p.path(operands[0]).rpartition(".")[0] if operands else ""
-        label = name if name is not None else p.free_name(f"{module}.{op}" if module else op)
+        label = name if name is not None else p.free_name(f"{module}.{row.name}" if module else row.name)
         for operand in operands:
             if operand.node in self.touched:
                 self.spec(operand)
