@@ -16,9 +16,9 @@ import numpy as np
 
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
-from graphwright.ops import call, get
+from graphwright.ops import call, get, traits
+from graphwright.ops.axes import atoms
 from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
-from graphwright.ops.terms import atoms
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import SoftGates, UnknownGate
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
-SITES = ("mul", "add")
-"""Ops of a site: a gate multiplies a value, or its logarithm is added to scores."""
-LOGARITHM = ("clamp", "log")
+LOGARITHM = ("clamp", "log")  # the ops by which `gate` takes a logarithm: a pattern of this package
 LEAST = 1.2e-38
 """Least gate whose logarithm is taken, the smallest normal float32: a softmax weight of this size changes no sum."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
@@ -194,11 +192,16 @@ def gates(p: Program) -> Gates:
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
     """Yield the sites of a gate downstream of a reader, through nodes that reshape or cast the gate."""
-    if p.op(reader) in SITES:
+    if _may_be_site(p, reader):
         yield reader
     elif p.op(reader) not in KINDS_OF_NODES and _passes(p, reader):
         for after in p.consumers(reader):
             yield from _sites(p, after)
+
+
+def _may_be_site(p: Program, node: NodeId) -> bool:
+    """Return True for ops that multiply a value by a gate, or add its logarithm to scores."""
+    return traits(p.op(node)).multiplies or traits(p.op(node)).sums
 
 
 def _passes(p: Program, node: NodeId) -> bool:
@@ -209,18 +212,18 @@ def _passes(p: Program, node: NodeId) -> bool:
 
 def of_site(p: Program, site: NodeId) -> Value | None:
     """Return the gate that multiplies at a site; None if the node is not a site."""
-    if p.op(site) not in SITES:
+    if not _may_be_site(p, site):
         return None
     value = p.operands(site)[1]
     while p.op(value.node) not in KINDS_OF_NODES and _passes(p, value.node):
         value = p.operands(value.node)[0]
-    return value if p.op(value.node) == "gate" else None
+    return value if traits(p.op(value.node)).gates else None
 
 
 def between(p: Program, site: NodeId) -> list[NodeId]:
     """Return the nodes between the node `gates` and a site, which only it uses, nearest to the site first."""
     found, value = [], p.operands(site)[1]
-    while p.op(value.node) != "gate":
+    while not traits(p.op(value.node)).gates:
         found.append(value.node)
         value = p.operands(value.node)[0]
     return found
@@ -268,7 +271,7 @@ def axis_of(p: Program, gate: Gate) -> AxisGroup:
     return found
 
 
-_MERGES = frozenset({"reshape", "flatten"})
+_MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gated axis, a permute would move it
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
@@ -280,11 +283,13 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
     if not grad_enabled():
         return {}
     found = {}
-    for site in (s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if p.op(s) == "mul"):
+    for site in (
+        s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if traits(p.op(s)).multiplies
+    ):
         value = Value(site)
         while value not in kept and len(edges := p.out_edges(value.node)) == 1:
             reader = p.graph.target(edges[0])
-            if p.op(reader) == "linear" and p.operands(reader)[0] == value:
+            if traits(p.op(reader)).contracts == "out_in" and p.operands(reader)[0] == value:
                 found[site] = reader
             if p.op(reader) not in _MERGES:
                 break

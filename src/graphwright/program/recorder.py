@@ -57,7 +57,7 @@ class TraceRecorder:
         self._source(variable)
         self._current[id(variable)] = self.resolved(value)
 
-    def rely(self, fact: Callable[[], object]) -> None:
+    def assume(self, fact: Callable[[], object]) -> None:
         """Add a guard: the trace is valid as long as `fact()` returns what it returns now."""
         self.facts.append((fact, fact()))
 
@@ -65,7 +65,7 @@ class TraceRecorder:
         """Return the name of a symbol's node."""
         return self.program.path(symbol.handle)
 
-    def received(self, leaf: Tensor) -> None:
+    def before_grad(self, leaf: Tensor) -> None:
         """Save a leaf's gradient from before the trace, to restore it afterwards."""
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)

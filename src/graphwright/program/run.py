@@ -135,7 +135,7 @@ def tensors(
     groups: dict[NodeId, Any] = {}
     if recorder is not None:
         recorder.depends(p)
-        recorder.rely(lambda: p.checkpoints)
+        recorder.assume(lambda: p.checkpoints)
         here = object()  # each run in one trace has its own checkpoint groups
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphwright.ops import get
-from graphwright.ops.axes import Note, Use, axes_row
-from graphwright.ops.terms import Atom, atoms, resolve, same
+from graphwright.ops.axes import Atom, AxesUse, AxisFact, atoms, resolve, same
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.axes import Correction, Dims
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Correction, Dims, Term
     from graphwright.program.program import Program
 
 
@@ -82,7 +80,7 @@ def solve(p: Program) -> AxisSolution:
     dims: dict[Value, Dims] = {}
     ranges: dict[Value, Term | None] = {}
     by_key: dict[str, Dims] = {}
-    notes: list[tuple[NodeId, Note]] = []
+    notes: list[tuple[NodeId, AxisFact]] = []
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = []
     corrections: list[tuple[NodeId, Correction]] = []
     lookups: dict[NodeId, list[tuple[NodeId, Term]]] = {}
@@ -93,7 +91,7 @@ def solve(p: Program) -> AxisSolution:
             if op in STORED:
                 made = by_key.setdefault(p.key(node), made)
             elif op == INPUT:
-                notes += [(node, Note("end", t, "is an input of the program")) for t in made]
+                notes += [(node, AxisFact("end", t, "is an input of the program")) for t in made]
             dims[Value(node)] = made
             continue
         operands = p.operands(node)
@@ -101,17 +99,25 @@ def solve(p: Program) -> AxisSolution:
         if op == ASSIGN:
             for a, b in zip(*ins, strict=True):
                 if not same(a, b):
-                    notes += [(node, Note("frozen", t, "assigns a value that splits it differently")) for t in (a, b)]
+                    notes += [
+                        (node, AxisFact("frozen", t, "assigns a value that splits it differently")) for t in (a, b)
+                    ]
             continue
-        use = Use(ins, [s.shape for s in p.specs(node)], p.attrs(node), [stored(p, v) for v in operands],
-                  [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands])  # fmt: skip
-        row = axes_row(get(op))
-        if isinstance(row, str):
+        use = AxesUse(
+            ins,
+            [s.shape for s in p.specs(node)],
+            p.attrs(node),
+            [stored(p, v) for v in operands],
+            [ranges.get(v) for v in operands],
+            [p.op(v.node) == CONST for v in operands],
+        )
+        row = get(op)
+        if row.axes is None:
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]
             for term in (t for d in (*ins, *results) for t in d):
-                use.frozen(term, f"has no rule for axes: {row}")
+                use.frozen(term, f"has no rule for axes: {row.why.get('axes', '')}")
         else:
-            results = row(use)
+            results = row.axes(use)
         for port, result in enumerate(results):
             dims[Value(node, port)] = tuple(result)
             ranges[Value(node, port)] = use.result_ranges.get(port)
@@ -121,7 +127,7 @@ def solve(p: Program) -> AxisSolution:
             lookups.setdefault(operands[port].node, []).append((node, axis))
         sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
-        notes += [(value.node, Note("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
+        notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
     tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
     return AxisSolution(
         {v: tuple(map(resolve, d)) for v, d in dims.items()},
@@ -138,13 +144,13 @@ def _table(
     table: NodeId,
     uses: list[tuple[NodeId, Term]],
     dims: dict[Value, Dims],
-    notes: list[tuple[NodeId, Note]],
+    notes: list[tuple[NodeId, AxisFact]],
 ) -> Lookup:
     """Join the axes that one table indexes, or freeze them if something else reads the table."""
     axis = uses[0][1]
     fits = [same(axis, other) for _, other in uses]
     if len(uses) != p.graph.out_degree(table) or not all(fits):
-        notes += [(node, Note("frozen", term, "indexes it by a table with other readers")) for node, term in uses]
+        notes += [(node, AxisFact("frozen", term, "indexes it by a table with other readers")) for node, term in uses]
     return Lookup(p.key(table), axis, dims[Value(table)][0])
 
 
@@ -152,7 +158,7 @@ def _several(term: Term) -> bool:
     return not isinstance(term, Atom)
 
 
-def _collected(notes: Iterable[tuple[NodeId, Note]]) -> dict[Atom, AtomNotes]:
+def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes]:
     found: dict[Atom, AtomNotes] = {}
     for node, note in notes:
         among = dict.fromkeys(atoms(resolve(note.term)))

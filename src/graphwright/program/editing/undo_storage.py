@@ -235,7 +235,7 @@ def _removed(record: RemovedNode | RemovedEdge) -> list[Any]:
     c = record.columns
     if isinstance(record, RemovedEdge):
         ends = map(handle_form, record[:3])
-        return ["edge", *ends, c["src_port"], c["dst_port"], record.out_place, record.in_place]
+        return ["edge", *ends, c["src_port"], c["dst_port"], record.out_position, record.in_position]
     specs = [s.to_json() for s in c["specs"]]
     attrs = encode_attrs(c["attrs"])
     return ["node", handle_form(record.node), c["op"], attrs, c["name"], specs, c["seq"], c["next_port"]]
@@ -253,10 +253,10 @@ def _read_removed(data: Any) -> RemovedNode | RemovedEdge:
             "next_port": forms.integer(next_port, 0, 2**31 - 1),
         }
         return RemovedNode(forms.handle(node, NodeId), columns, ())
-    _, edge, src, dst, src_port, dst_port, out_place, in_place = forms.array(data, 8)
+    _, edge, src, dst, src_port, dst_port, out_position, in_position = forms.array(data, 8)
     ports = {"src_port": forms.integer(src_port, 0, 2**31 - 1), "dst_port": forms.integer(dst_port, 0, 2**31 - 1)}
     ends = forms.handle(edge, EdgeId), forms.handle(src, NodeId), forms.handle(dst, NodeId)
-    return RemovedEdge(*ends, ports, forms.integer(out_place, -1), forms.integer(in_place, -1))
+    return RemovedEdge(*ends, ports, forms.integer(out_position, -1), forms.integer(in_position, -1))
 
 
 def _rewires(stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
@@ -264,14 +264,14 @@ def _rewires(stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
 
 
 def _rewired(r: RewiredEdge) -> list[Any]:
-    return [*map(handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_place, r.in_place]
+    return [*map(handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_position, r.in_position]
 
 
 def _read_rewired(edge: EdgeId, data: Any) -> RewiredEdge:
-    *ends, out_place, in_place = forms.array(data, 6)
+    *ends, out_position, in_position = forms.array(data, 6)
     source, target, new_source, new_target = (forms.handle(n, NodeId) for n in ends)
     return RewiredEdge(
-        edge, source, target, forms.integer(out_place, -1), forms.integer(in_place, -1), new_source, new_target
+        edge, source, target, forms.integer(out_position, -1), forms.integer(in_position, -1), new_source, new_target
     )
 
 
