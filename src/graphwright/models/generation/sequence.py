@@ -359,7 +359,7 @@ class Sequence(KVCache):
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError for a snapshot of another cache; ValueReleased."""
+        """Return to a snapshot, any number of times. Raises: UsageError for another cache's snapshot; ValueReleased."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
             raise UsageError("not a snapshot of this cache", got=type(mark).__name__, expected="a result of snapshot()")
         if mark.released:
