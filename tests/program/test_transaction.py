@@ -326,7 +326,7 @@ def test_an_emptied_junction_is_zero_and_warned_of():
     p = tiny()
     with p.edit("empty") as e:
         e.cut(p.in_edges("j")[0])
-    assert p.journal[-1].warnings == ("j has no edge left and is zero",)
+    assert p.journal[-1].warnings == ("j has no edges left, so its value is zero",)
     assert p.run(x=np.ones((2, 3), "f4"))["y"].to_numpy().tolist() == [[0, 0], [0, 0]]
 
 
@@ -434,7 +434,7 @@ def test_an_edge_goes_by_its_handle_or_by_its_ends():
 @pytest.mark.parametrize(
     ("ref", "error", "words"),
     [
-        ("x -> j", UnknownEdge, "there is no such edge\n  expected from h"),
+        ("x -> j", UnknownEdge, "no edge connects these nodes\n  expected a source among h"),
         ("h -> x", UnknownEdge, "a target that has edges"),
         ("h", UnknownEdge, '"source -> target"'),
         (7, UnknownEdge, "7"),

@@ -284,7 +284,7 @@ def test_what_undo_holds_is_spilled(tmp_path):
 @pytest.mark.parametrize("order", [[0, 1], [0, 0, 1, 2, 3], [4, 3, 2, 1, 5]])
 def test_what_is_no_order(order):
     p = perceptron()
-    with pytest.raises(UsageError, match="order"), p.edit("wrong") as e:
+    with pytest.raises(UsageError, match="not a permutation"), p.edit("wrong") as e:
         e.permute("first.neurons", order)
 
 
