@@ -13,7 +13,7 @@ from typing import Any
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-PARTS = ("OpGraph", "Decoded", "TensorBase", "Operators")  # bases that are no public classes
+PARTS = ("OpGraph", "Decoded", "TensorBase", "OpMethods")  # bases that are no public classes
 MODULES = (
     "amp",
     "errors",

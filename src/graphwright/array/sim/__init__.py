@@ -176,6 +176,10 @@ class SimBackend:
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         """Memory comes from here alone."""
 
+    def has_kernel(self, name: str) -> bool:
+        """True if the CPU has a kernel of this name."""
+        return self._cpu.has_kernel(name)
+
     def kernels(self) -> frozenset[str]:
         """The CPU's."""
         return self._cpu.kernels()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
-"""Inputs for sampling the next ids: operands of the op `choose`."""
+"""Inputs for sampling the next ids: operands of the op `sample_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _add_sampling(p: Program, most: Dim) -> None:
     rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
     if p.spec(rows).dtype is not float32:
         rows = Value(p.add_op("cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
-    chosen = Value(p.add_op("choose", [rows, *how], {}, p.free_name("choice")))
+    chosen = Value(p.add_op("sample_token", [rows, *how], {}, p.free_name("choice")))
     p.set_outputs({"logits": logits, "ids": chosen})
 
 
