@@ -185,12 +185,8 @@ def _check(z: np.ndarray, what: str, position: int) -> None:
     """Raises: NonFinite if a logit is NaN or the largest is infinite."""
     most = z.max()
     if not np.isfinite(most):  # max() returns NaN if there is one
-        raise NonFinite(
-            f"{what} are not finite",
-            where=f"position {position}",
-            got=f"max {most}",
-            fix="model.program.run(...) shows every value; check processors too",
-        )
+        raise NonFinite(f"{what} are not finite", where=f"position {position}", got=f"max {most}",
+                        fix="model.program.run(...) shows every value; check processors too")  # fmt: skip
 
 
 def _choose(
@@ -205,12 +201,9 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
     """Raises: ShapeError."""
     made = np.asarray(processor(ids, z))
     if made.shape != z.shape or made.dtype != z.dtype:
-        raise ShapeError(
-            "a processor changed the shape or dtype of the logits",
-            where=getattr(processor, "__name__", repr(processor)),
-            expected=f"float32 {list(z.shape)}",
-            got=f"{made.dtype} {list(made.shape)}",
-        )
+        raise ShapeError("a processor changed the shape or dtype of the logits",
+                         where=getattr(processor, "__name__", repr(processor)), expected=f"float32 {list(z.shape)}",
+                         got=f"{made.dtype} {list(made.shape)}")  # fmt: skip
     return made
 
 

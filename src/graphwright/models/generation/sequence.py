@@ -293,12 +293,8 @@ class Sequence(KVCache):
         """Block and index within it of a position. Raises: BlockError outside the length."""
         check_number("position", position)
         if not 0 <= position < self.length:
-            raise BlockError(
-                "this position is outside the sequence",
-                where="position",
-                expected=f"0..{self.length - 1}",
-                got=position,
-            )
+            raise BlockError("this position is outside the sequence", where="position",
+                             expected=f"0..{self.length - 1}", got=position)  # fmt: skip
         return self._locate(position)
 
     def blocks(self) -> list[int]:
