@@ -1,4 +1,4 @@
-"""The next id for rows of logits: penalties, temperature, filters and the draw, as `ops/choose.py` says them.
+"""The next id for rows of logits: penalties, temperature, filters and the draw, as `ops/sampling.py` says them.
 
 What a filter keeps is found by counting, not by sorting: entries fall into 2048 buckets by the upper bits of their
 order, then those of one bucket by the next bits. Of the noise only what may win is computed exactly.
@@ -48,7 +48,7 @@ _FAINT = F(-87.0)  # its exponential is the smallest that is no subnormal, with 
 
 
 @native
-def choose(row: Any, scratch: Any) -> None:
+def sample_token(row: Any, scratch: Any) -> None:
     """Cells 1 rows, 2 columns, 3 logits, 4 rules, 5 keys, 6 seen, 7 pairs in a row of it, 8 ids, 9 kept logits."""
     n = cell(row, 2)
     for b in range(cell(row, 1)):

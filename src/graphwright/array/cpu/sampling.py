@@ -16,8 +16,8 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.code import SCRATCH
 
 
-@kernel("choose", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
-def choose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
+def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """A row of code, as the VM has it."""
     (ids, kept), (logits, _, _, seen) = outs, ins
     places = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
@@ -42,12 +42,12 @@ def _compiled(source: int) -> Any:
     """The loops; `source` is part of what numba knows them by."""
     from numba import types
 
-    from graphwright.array.vm import choose as loops
+    from graphwright.array.vm import sampling as loops
     from graphwright.native import njit
 
     @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
     def run(row: Any, place: Any, scratch: Any) -> Any:  # `row` is what keeps its place alive
-        loops.choose(place, scratch)
+        loops.sample_token(place, scratch)
         return source
 
     return run
