@@ -10,8 +10,8 @@ import pytest
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device
-from graphwright.array.sim import SimBackend
 from graphwright.autograd import Tensor
+from graphwright.testing.simulated_device import SimBackend
 
 SIM = Device("sim")
 
