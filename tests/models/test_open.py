@@ -128,7 +128,7 @@ def test_a_tied_file_with_another_head_is_found(made: Callable[[str], Made], cop
     m = gw.open(path)
     (finding,) = m.validate().mismatches
     assert (finding.kind, finding.where) == ("tied_mismatch", "lm_head.weight")
-    assert finding.got == "2 rows with other bits, the first is 3"
+    assert finding.got == "2 rows differ, the first is 3"
     transformers = pytest.importorskip("transformers")
     stock = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
@@ -295,5 +295,5 @@ def test_a_notebook_shows_model_and_picture(model: gw.Model) -> None:
 
 @pytest.mark.parametrize("path", [3, None, b"x", "a\0b"])
 def test_what_is_no_path_is_refused(path):
-    with pytest.raises(UsageError, match="no path to a model"):
+    with pytest.raises(UsageError, match="not a path to a model"):
         gw.open(path)

@@ -54,7 +54,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("clip", 0)):
             if not getattr(self, name) >= least:
-                raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=getattr(self, name))
+                raise UsageError(f"{name} is out of range", expected=f">= {least}", got=getattr(self, name))
         if not self.lr > 0:
             raise UsageError("lr is out of range", expected="> 0", got=self.lr)
 
