@@ -221,8 +221,6 @@ def test_gates_need_zero_to_equal_removal() -> None:
 def closed_equals_cut(
     p: Program, axis: str, units: list[int], run, ragged: bool = False, tolerance: float = 1e-12
 ) -> None:
-    p: Program, axis: str, units: list[int], run, ragged: bool = False, tolerance: float = 1e-12
-) -> None:
     """A gate at 0 gives what the program without the units gives."""
     plain = run(p)
     other = p.fork()
