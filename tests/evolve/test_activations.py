@@ -31,8 +31,8 @@ def test_values_are_finite_and_those_of_the_formula_wherever_they_are_computed(n
         expected = ACT[name](x[:, 0].astype(float))
     found = {
         "table": outputs(tabulate(genes, 1, 1), genes, Cases.of(x))[0, :, 0],
-        "vm": gw.compile(p, executor="vm")(x=x).numpy(),
-        "aten": gw.compile(p, executor="aten")(x=x).numpy(),
+        "vm": gw.compile(p, executor="vm")(x=x)["y"].numpy(),
+        "aten": gw.compile(p, executor="aten")(x=x)["y"].numpy(),
         "node by node": p.run(x=x)["y"].to_numpy(),
     }
     for where, y in found.items():
@@ -61,11 +61,11 @@ def test_slopes_are_differences_away_from_kinks_and_finite_at_the_ends(name):
     both = np.concatenate([BETWEEN, ENDS])
     p = founder(one(name), batch=len(both))
     if name in FLAT:
-        with pytest.raises(gw.autograd.NoTape, match="does not reach"):
+        with pytest.raises(gw.autograd.NoTape, match="only through ops without a gradient"):
             p.grad("y", ["x"])
         return
     gradient = p.grad("y", ["x"])
     for executor in ("vm", "aten"):
-        slope = gw.compile(gradient, executor=executor)(x=both).numpy()[:, 0]
+        slope = gw.compile(gradient, executor=executor)(x=both)["grad.x"].numpy()[:, 0]
         np.testing.assert_allclose(slope[: len(x)], expected, rtol=1e-4, atol=1e-5, err_msg=executor)
         assert np.isfinite(slope).all(), executor

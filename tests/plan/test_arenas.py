@@ -43,7 +43,7 @@ def _alone() -> None:
 
 def chunks(plans: list) -> dict[int, Storage]:
     """What the arenas of the plans' own workspaces are made of, each once."""
-    arenas = [space._arena for space in (p.executable() for p in plans) if space._arena is not None]
+    arenas = [space.kernels.arena for space in (p.executable() for p in plans) if space.kernels.arena is not None]
     return {id(chunk): chunk for arena in arenas for chunk in arena.chunks}
 
 
@@ -126,7 +126,7 @@ def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
     with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
-    assert inner.executable()._arena.chunks[0] is not outer.executable()._arena.chunks[0]
+    assert inner.executable().kernels.arena.chunks[0] is not outer.executable().kernels.arena.chunks[0]
 
 
 def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:

@@ -33,11 +33,10 @@ from graphwright.plan.planning.hazards import (
     PRE,
     SHORTEST,
     Dependency,
-    edges,
+    dependencies,
     hoisted,
     runs,
 )
-from graphwright.plan.running.capture import _block
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -65,7 +64,7 @@ def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
     n = len(plan.instrs)
     why = data.draw(st.lists(WHY, min_size=n, max_size=n))
     commit = data.draw(st.integers(0, n))
-    found = [e for e in edges(plan)]
+    found = [e for e in dependencies(plan)]
     order = hoisted(why, found, commit)
     place = {i: k for k, i in enumerate(order)}
     assert sorted(order) == list(range(n))
@@ -209,7 +208,7 @@ def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
         got = space.run({"x": feed})["y"]
         used = sim.driver.launches - launched, sim.driver.replays - replayed
         assert got.tobytes() == oracle.run(x=x)["y"].tobytes()
-        addresses.add(tuple(_block(space._view(s)).address for s in plan.input_slots))
+        addresses.add(tuple(space.kernels.view(s).storage.block.address for s in plan.input_slots))
         if k > 2:  # poison, the feed, two looks, the copy of the output
             assert used == (1 + 1 + 2 + 1, 2)
             assert plan.schedule.dispatches == 2 + 2
@@ -253,7 +252,7 @@ def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
     rng = np.random.default_rng(0)
     for length in (5, 1, 1, 5) * 4:
         fed = rng.normal(size=(length, 3)).astype("f4")
-        assert run(x=fed).to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
+        assert run(x=fed)["y"].to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
         assert p.weights["n"].data.tobytes() == oracle.weights["n"].data.tobytes()
     plans = list(p.derived["plans"].values())
     assert [plan.executable().captures for plan in plans] == [1, 1]
@@ -352,7 +351,7 @@ def test_what_a_region_must_not_hold_is_refused(planted: str, monkeypatch: pytes
         spaces = [CaptureExecutable(plan), CaptureExecutable(plan, require_capture=True)]
         if planted == "upload":
             for space in spaces:
-                space._homes["scale"] = CPU
+                space.kernels._homes["scale"] = CPU
                 monkeypatch.setattr(backend, "bind", _uploading(backend))
         elif planted == "fallback":
             backend.without = {"tanh": frozenset({bfloat16})}
@@ -430,8 +429,8 @@ def test_captured_memory_is_held(sim: SimBackend) -> None:
     x, w = np.ones(4, np.float32), p.weights["w"]
     for _ in range(4):
         space.run({"x": x})
-    assert space._arena is not None
-    for give_back in (space._arena.chunks[0].close, sim.pool.reset):
+    assert space.kernels.arena is not None
+    for give_back in (space.kernels.arena.chunks[0].close, sim.pool.reset):
         with pytest.raises(UsageError, match="captured graph"):
             give_back()
     other = from_numpy(np.full(4096, 9.0)).to(SIM)  # what is allocated between replays lies elsewhere

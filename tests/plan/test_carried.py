@@ -141,12 +141,12 @@ def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None
         state = gw.State(p, own=True)
         space = make(plan, state, safe=safe)
         space.run({"x": X})
-        calls = space._counts[at] - 1
+        calls = space.kernels.call_ends[at] - 1
 
         def fail() -> None:
             raise error
 
-        space._calls[calls] = fail
+        space.kernels.calls[calls] = fail
         return space, state
 
     torn = 0

@@ -9,8 +9,8 @@ import pytest
 
 from graphwright.array import Device, DType, NDArray, bfloat16, float32, from_numpy, int8
 from graphwright.ops import OPS, compute
-from graphwright.plan import Executable, Plan, StalePlan, make_plan
-from graphwright.plan.planning import residency as folding
+from graphwright.plan import CompileOptions, Executable, Plan, StalePlan, make_plan
+from graphwright.plan.running import derived_weights as folding
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -36,7 +36,12 @@ def turned() -> Program:
 
 
 def plan_of(p: Program, before: Plan | None = None, **options: object) -> Plan:
-    return make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, before=before, **{"freeze": True, **options})  # type: ignore[arg-type]
+    return make_plan(
+        p,
+        {p.path(n): p.spec(n) for n in p.inputs()},
+        options=CompileOptions(**{"freeze": True, **options}),
+        before=before,
+    )
 
 
 def ops(plan: Plan) -> list[str]:
@@ -74,7 +79,7 @@ def test_stacked_transposes_of_a_frozen_weight_cost_no_instruction() -> None:
     plan = agrees(plan_of(p), IMAGE)
     assert sorted(ops(plan)) == ["conv", "conv", "neg"]
     assert [i.op for i in plan.folds.values()] == ["copy"]
-    text = "a copy row by row of 'w', f32[4, 3, 2, 3], 288 bytes, made once from frozen weights"
+    text = "a row-major copy of 'w', f32[4, 3, 2, 3], 288 bytes, made once from frozen weights"
     assert f"operand 1: {text}" in plan.explain("first")
     assert f"operand 1: {text}" in plan.explain("second")
     assert text in plan.explain("w")
@@ -111,7 +116,7 @@ def test_views_of_copies_and_of_other_folded_values(made: Counter) -> None:
     plan = agrees(plan_of(p), feeds)
     assert ops(plan) == ["conv", "add"]
     assert made == {"tanh": 1, "copy": 2, "exp": 1}
-    assert "a copy row by row of 'bent'" in plan.explain("c")
+    assert "a row-major copy of 'bent'" in plan.explain("c")
     assert "folded" in plan.explain("grown")
 
 
@@ -218,7 +223,7 @@ def test_a_weight_of_another_shape_is_refused() -> None:
     plan = plan_of(p)
     plan(feed)
     p.weights["w"].data = from_numpy(np.ones(2, np.float32))
-    with pytest.raises(StalePlan, match="another shape"):
+    with pytest.raises(StalePlan, match="shape or dtype of a weight changed"):
         plan(feed)
 
 

@@ -198,7 +198,7 @@ def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
     plan = p.compile(x=(n,), y=(n,), executor="vm")
     space = Executable(plan)
     space.run({"x": np.ones(n, "f4"), "y": np.ones(n, "f4")})
-    assert len(space._calls) == plan.schedule.dispatches <= len(plan.instrs)
+    assert len(space.kernels.calls) == plan.schedule.dispatches <= len(plan.instrs)
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm import machine
-from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, make_plan
 from graphwright.plan.planning import executors as executor
 from graphwright.program import Builder, Program
 
@@ -30,7 +30,7 @@ def product() -> Program:
 
 def plan_of(p: Program, before: Plan | None = None, **options: object) -> Plan:
     specs = {name: from_numpy(x).spec for name, x in X.items()}
-    return make_plan(p, specs, before=before, **{"freeze": True, "executor": "vm", **options})  # type: ignore[arg-type]
+    return make_plan(p, specs, options=CompileOptions(**{"freeze": True, "executor": "vm", **options}), before=before)
 
 
 def agrees(plan: Plan) -> Plan:

@@ -33,7 +33,7 @@ from graphwright.plan import (
     Plan,
     StepTorn,
 )
-from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Dependency, edges
+from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Dependency, dependencies
 from graphwright.plan.running import parallel
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -92,7 +92,7 @@ def test_every_order_that_obeys_the_edges_gives_the_bits_of_the_plan(case, rewri
     p, feeds = case
     plan = plan_of(p, feeds, rewrites=rewrites)
     truth = Executable(plan).run(feeds)
-    for name, value in run_in(plan, shuffled(plan, edges(plan), seed), feeds).items():
+    for name, value in run_in(plan, shuffled(plan, dependencies(plan), seed), feeds).items():
         assert_bits(value, truth[name], what=name)
 
 
@@ -116,7 +116,7 @@ def test_without_storage_edges_live_data_is_overwritten() -> None:
     p, feeds = branches()
     plan = plan_of(p, feeds)
     truth = Executable(plan).run(feeds)
-    found = edges(plan)
+    found = dependencies(plan)
     assert {e.kind for e in found} == {DATA, STORAGE}
     broken = tuple(e for e in found if e.kind == DATA)
     wrong = 0
@@ -141,13 +141,13 @@ def test_state_is_read_before_it_is_written(name: str) -> None:
 
     truth = results(list(range(len(plan.instrs))))
     for seed in range(10):
-        assert results(shuffled(plan, edges(plan), seed)) == truth
+        assert results(shuffled(plan, dependencies(plan), seed)) == truth
 
 
 def test_a_state_updated_in_place_waits_for_its_readers() -> None:
     p = two_states(lambda b, a, c, x: (CASES["read after its update"](b, a, c, x), b.output(b.tanh(a), "t")))
     plan = plan_of(p, FEEDS)
-    assert STATE in {e.kind for e in edges(plan)}
+    assert STATE in {e.kind for e in dependencies(plan)}
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_run_inside_a_run_is_refused() -> None:
     with hooked("nests", lambda: inner.run(feeds)), in_time():
         q, x = two("nests", "copy")
         outer = ParallelExecutable(plan_of(q, x), threads=2)
-        with pytest.raises(ComputeError, match="inside"):
+        with pytest.raises(ComputeError, match="nested parallel run"):
             outer.run(x)
         outer.close()
     inner.run(feeds)
@@ -344,7 +344,7 @@ def test_a_harness_that_ignores_edges_is_seen(monkeypatch: pytest.MonkeyPatch) -
     p, feeds = branches()
     plan = plan_of(p, feeds)
     truth = Executable(plan).run(feeds)["y"].tobytes()
-    monkeypatch.setattr(parallel, "edges", lambda plan: tuple(e for e in edges(plan) if e.kind == DATA))
+    monkeypatch.setattr(parallel, "dependencies", lambda plan: tuple(e for e in dependencies(plan) if e.kind == DATA))
     space = ParallelExecutable(plan, threads=1)
     monkeypatch.setattr(parallel, "heappop", lambda ready: ready.pop())  # another order that the edges allow
     assert space.run(feeds)["y"].tobytes() != truth

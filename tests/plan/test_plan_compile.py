@@ -43,7 +43,7 @@ def test_a_signature_is_planned_once() -> None:
     p, made = mlp(), []
     run = gw.compile(p)
     for n in (5, 1, 1, 5):
-        assert run(x=feed(n)).numpy().tobytes() == p.run(x=feed(n))["y"].tobytes()
+        assert run(x=feed(n))["y"].numpy().tobytes() == p.run(x=feed(n))["y"].tobytes()
         made.append(p.compile(x=(n, 6)))
     assert made[0] is made[3]
     assert made[1] is made[2]
@@ -83,11 +83,11 @@ def test_plans_die_with_their_program() -> None:
 def test_after_an_edit_a_plan_runs_as_planned_until_closed_and_compiled_programs_are_new() -> None:
     p = mlp()
     run, plan = gw.compile(p), p.compile(x=(2, 6))
-    before = run(x=feed(2)).numpy().copy()
+    before = run(x=feed(2))["y"].numpy().copy()
     with p.edit("relu") as e:
         e.insert(p.in_edges("h")[0], "relu")
     assert plan.version != p.version
-    after = run(x=feed(2)).numpy()
+    after = run(x=feed(2))["y"].numpy()
     for _ in range(2):
         assert plan(x=feed(2))["y"].tobytes() == before.tobytes()
     plan.close()
@@ -96,7 +96,7 @@ def test_after_an_edit_a_plan_runs_as_planned_until_closed_and_compiled_programs
     assert after.tobytes() == p.run(x=feed(2))["y"].tobytes()
     assert not np.array_equal(before, after)
     p.undo()
-    assert run(x=feed(2)).numpy().tobytes() == before.tobytes()
+    assert run(x=feed(2))["y"].numpy().tobytes() == before.tobytes()
 
 
 def test_a_plan_of_a_weight_that_changed_its_shape_refuses() -> None:
@@ -165,7 +165,7 @@ def test_feeds_are_checked_and_all_listed_before_anything_runs(feeds: dict, expe
     space = Executable(plan)
     space.run({"x": feed(2)})
     ran = []
-    space._calls.insert(0, lambda: ran.append(1))
+    space.kernels.calls.insert(0, lambda: ran.append(1))
     for run in (space.run, gw.compile(p), p.run):
         with pytest.raises(FeedError) as caught:
             run(feeds)
@@ -237,11 +237,11 @@ def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
         except UsageError as error:
             inner.append(error)
 
-    space._calls.insert(0, again)
-    space._ends = [c + 1 for c in space._counts]
+    space.kernels.calls.insert(0, again)
+    space.kernels._ends = [c + 1 for c in space.kernels.call_ends]
     space.run({"x": feed(2)})
     assert "running already" in str(inner[0])
-    del space._calls[0]
+    del space.kernels.calls[0]
     assert space.run({"x": feed(2)})["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
 
 
@@ -297,10 +297,10 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert len(set(losses)) == 20
     assert run.traces == 1
     space = run.executable(x, t)
-    base = space._arena.chunks[0].memory.data_ptr()
+    base = space.kernels.arena.chunks[0].memory.data_ptr()
     arrays = [array_of(x), array_of(t)]
     assert tensor_allocations(lambda: space.step(arrays)) == []
-    assert space._arena.chunks[0].memory.data_ptr() == base
+    assert space.kernels.arena.chunks[0].memory.data_ptr() == base
     assert not space.plan.commits
 
 
@@ -310,7 +310,7 @@ def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -
     np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (losses, eager)), rtol=1e-4)
     np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (trained, weights)), rtol=2e-3, atol=2e-4)
     space = run.executable(x, t)
-    assert len(space._calls) == space.plan.schedule.dispatches == 1
+    assert len(space.kernels.calls) == space.plan.schedule.dispatches == 1
     assert [s.kind for s in space.plan.segments] == ["vm"]
     assert space.plan.groups
     arrays = [array_of(x), array_of(t)]
@@ -450,8 +450,8 @@ def test_arrays_of_numpy_are_read_anew_at_every_quick_call(executor: str) -> Non
     for turn in range(6):
         written[:] = rng.normal(size=(2, 6))
         given = (held, written, np.asfortranarray(written), written[::-1])[turn % 4]
-        wanted = gw.compile(p)(x=np.array(given.numpy() if isinstance(given, Tensor) else given))
-        for made in (run(x=given), Tensor(plan(x=given)["y"])):
+        wanted = gw.compile(p)(x=np.array(given.numpy() if isinstance(given, Tensor) else given))["y"]
+        for made in (run(x=given)["y"], Tensor(plan(x=given)["y"])):
             np.testing.assert_allclose(made.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -459,20 +459,20 @@ def test_a_compiled_program_called_again_sees_edits_and_refuses_what_does_not_fi
     p = mlp()
     run = gw.compile(p)
     x = feed(2)
-    before = run(x=x).numpy()
-    assert run(x=x).numpy().tobytes() == before.tobytes()
+    before = run(x=x)["y"].numpy()
+    assert run(x=x)["y"].numpy().tobytes() == before.tobytes()
     with p.edit("relu") as e:
         e.insert(p.in_edges("h")[0], "relu")
-    after = run(x=x).numpy()
+    after = run(x=x)["y"].numpy()
     np.testing.assert_array_equal(after, p.run(x=x)["y"].to_numpy())
     assert (after != before).any()
-    np.testing.assert_array_equal(run(x=x.astype("f8")).numpy(), after)  # converted, which a quick call does not do
+    np.testing.assert_array_equal(run(x=x.astype("f8"))["y"].numpy(), after)  # converted, which a quick call does not do
     for wrong in ({"x": x[:, :5]}, {"x": x, "z": x}, {"y": x}, {"x": x.astype(object)}):
         with pytest.raises(FeedError):
             run(wrong)
-    np.testing.assert_array_equal(run(x=x).numpy(), after)
+    np.testing.assert_array_equal(run(x=x)["y"].numpy(), after)
     p.undo()
-    np.testing.assert_array_equal(run(x=x).numpy(), before)
+    np.testing.assert_array_equal(run(x=x)["y"].numpy(), before)
 
 
 def test_a_compiled_program_called_again_sees_a_constant_that_a_rewrite_relied_on() -> None:
@@ -483,6 +483,6 @@ def test_a_compiled_program_called_again_sees_a_constant_that_a_rewrite_relied_o
     p = b.build()
     run = gw.compile(p)
     x = np.ones(3, np.float32)
-    assert run(x=x).tolist() == run(x=x).tolist() == [1.0] * 3
+    assert run(x=x)["y"].tolist() == run(x=x)["y"].tolist() == [1.0] * 3
     p.weights.array(p.attrs(next(iter(p.of_kind("const"))))["key"]).copy_from(from_numpy(np.float32(2.0)))
-    assert run(x=x).tolist() == [2.0] * 3
+    assert run(x=x)["y"].tolist() == [2.0] * 3

@@ -201,7 +201,7 @@ def test_feeds_may_lie_on_either_side_but_not_elsewhere(sim: SimBackend) -> None
     assert there.device == SIM
     assert_bits(plan(x=from_numpy(x).to(SIM))["y"].to(CPU), there.to(CPU))
     for wrong, device in ((from_numpy(x).to(Device("sim:1")), "sim"), (from_numpy(x).to(SIM), "cpu")):
-        with pytest.raises(FeedError, match="lies on") as caught:
+        with pytest.raises(FeedError, match="is on") as caught:
             p.compile(x=(3,), device=device)({"x": wrong, "z": x})
         assert "z: not an input" in str(caught.value)
     assert plan(x=x, borrow=True)["y"].to(CPU).tobytes() == there.tobytes()
@@ -216,9 +216,9 @@ def test_what_a_device_cannot_do_is_refused(sim: SimBackend) -> None:
     with pytest.raises(DeviceUnavailable):
         p.compile(x=(3,), device="cuda")
     plan = p.compile(x=(3,), device="sim")
-    with pytest.raises(UsageError, match="threads"):
+    with pytest.raises(UsageError, match="parallel runs"):
         ParallelExecutable(plan)
-    with pytest.raises(UsageError, match="by hand"):
+    with pytest.raises(UsageError, match="no numpy view"):
         gw.compile(lambda x: x * x, device="sim").bind(np.ones(3, np.float32))
     assert plan.hash != p.compile(x=(3,)).hash
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 from graphwright.array import CPU, Spec, float32
-from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, make_plan
 from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.table import ARENA
 from graphwright.program import Builder, Program
@@ -20,7 +20,11 @@ from graphwright.testing.oracle import assert_bits
 
 
 def plan_of(p: Program, feeds: dict[str, np.ndarray], **options) -> Plan:
-    return make_plan(p, {p.path(n): Spec(feeds[p.path(n)].shape, p.spec(n).dtype) for n in p.inputs()}, **options)
+    return make_plan(
+        p,
+        {p.path(n): Spec(feeds[p.path(n)].shape, p.spec(n).dtype) for n in p.inputs()},
+        options=CompileOptions(**options),
+    )
 
 
 MODES = [{"rewrites": r, "layout": m} for r in ("exact", "none") for m in ("reuse", "naive")]

@@ -15,8 +15,8 @@ from graphwright.array.cpu import CpuBackend
 from graphwright.autograd import Variable
 from graphwright.ops import compute
 from graphwright.plan import CaptureExecutable, Executable
-from graphwright.plan.planning import residency as folding
 from graphwright.plan.planning.plan_builder import PlanBuilder, PlanTables
+from graphwright.plan.running import derived_weights as folding
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 
@@ -149,7 +149,7 @@ def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: p
                     21 + 3 * k,
                 ]
         assert made.count("cast") == k + 1  # for all workspaces of both plans, none in a run
-        assert len({id(storage) for space in spaces for storage in space._memory.values()}) == 1
+        assert len({id(storage) for space in spaces for storage in space.kernels._memory.values()}) == 1
         p.weights["w"].own().copy_from(from_numpy(np.arange(12, dtype=np.float16).reshape(3, 4) + np.float16(k + 1)))
 
 

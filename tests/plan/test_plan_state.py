@@ -13,7 +13,7 @@ import graphwright as gw
 from graphwright.array import Spec, from_numpy, int64
 from graphwright.autograd import Parameter, Tensor, Variable, grad, tensor, update
 from graphwright.errors import ComputeError, IndexOutOfRange
-from graphwright.plan import Executable, Plan, StepTorn, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, StepTorn, make_plan
 from graphwright.program import Builder, Program
 from values import array_of
 
@@ -35,7 +35,7 @@ def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
         run = p.run(feeds)
         truth.append(([run[n].to_numpy().copy() for n in run], [p.weights.array(k).to_numpy().copy() for k in keys]))
     for rewrites in ("exact", "none"):
-        plan = make_plan(p, specs, rewrites=rewrites)
+        plan = make_plan(p, specs, options=CompileOptions(rewrites=rewrites))
         for poison in (False, True):
             reset()
             space = Executable(plan, poison=poison)
@@ -160,13 +160,13 @@ class _Failing:
 
     def __init__(self, plan: Plan, at: int) -> None:
         self.space = Executable(plan)
-        self.space._bind()
-        calls = self.space._calls
+        self.space.kernels.bind()
+        calls = self.space.kernels.calls
 
         def fail() -> None:
             raise RuntimeError("planted")
 
-        calls[0 if at == 0 else self.space._counts[at - 1]] = fail
+        calls[0 if at == 0 else self.space.kernels.call_ends[at - 1]] = fail
 
 
 def _training() -> tuple[Program, dict[str, np.ndarray]]:

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from graphwright.plan.planning.order import InstructionOrder
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.random_programs import programs
@@ -13,7 +14,6 @@ from tests.plan.random_programs import programs
 from graphwright.array import Spec
 from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
-from graphwright.plan.planning.order import InstructionOrder
 from graphwright.plan.planning.records import listed
 from graphwright.plan.running.kernels import _gone
 from graphwright.program import Builder, Program
@@ -38,7 +38,7 @@ def test_compiled_loops_plan_what_they_plan_as_python(made: tuple[Program, dict[
     for one, other in (first, after):
         assert one.hash == other.hash
         for name in ("order", "home", "first", "last", "offsets", "used"):
-            assert getattr(one.arranged, name).tolist() == getattr(other.arranged, name).tolist(), name
+            assert getattr(one.buffer_layout, name).tolist() == getattr(other.buffer_layout, name).tolist(), name
 
 
 @given(made=programs())
@@ -81,14 +81,14 @@ def test_weights_that_come_and_go_are_those_of_a_plan_made_anew() -> None:
         y = b.abs(y)
     b.output(y, "y")
     p, specs = b.build(), {"x": (2, 4)}
-    ledger = p.compile(specs).arranged.ledger
+    builder = p.compile(specs).buffer_layout.builder
     feed = np.ones((2, 4), np.float32)
 
     def check(names: list[str], total: float) -> None:
         plan, fresh = p.compile(specs), p.compile(specs).compact()
-        assert plan.arranged.ledger is ledger
-        assert plan.arranged.read == fresh.arranged.read
-        assert sorted(plan.arranged.read) == names
+        assert plan.buffer_layout.builder is builder
+        assert plan.buffer_layout.read == fresh.buffer_layout.read
+        assert sorted(plan.buffer_layout.read) == names
         assert [plan.slots[s].value for s in plan.frozen] == [fresh.slots[s].value for s in fresh.frozen]
         assert plan(x=feed)["y"].to_numpy().tolist() == [[total] * 4] * 2
 

@@ -22,7 +22,7 @@ from graphwright.models.health import check_finite
 from graphwright.models.inspect import inspect_program
 from graphwright.models.perplexity import bits_per_byte
 from graphwright.models.tokenizer import special_ids
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 from graphwright.verbs import verb
 
 if TYPE_CHECKING:
@@ -177,7 +177,9 @@ class Model:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
             feeds["positions"] = np.ascontiguousarray(default if positions is None else positions)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
-        plan = plan_for(p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), freeze=True)
+        plan = plan_for(
+            p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), CompileOptions(freeze=True)
+        )
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:

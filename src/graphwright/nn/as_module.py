@@ -54,7 +54,13 @@ class _Wrapped:
         if isinstance(target, Program):
             program, planned = target, compile(target)
             self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
-            self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
+            single = len(program.outputs()) == 1
+
+            def infer(*xs: Any) -> Any:
+                found = planned(dict(zip(names, xs, strict=True)))
+                return next(iter(found.values())) if single else found
+
+            self.infer = infer
         self.keys: list[Any] | None = None
 
     def torch(self) -> Any:

@@ -29,7 +29,7 @@ from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
 from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
-from graphwright.plan import Plan
+from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program import FeedError, Program
@@ -94,7 +94,7 @@ class CompiledStep:
         reads, self._names = _read_by(program, loss)
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
         self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
-        self._options = {"executor": executor, "device": Device.parse(device), "remat": remat}
+        self._options = CompileOptions(executor=executor, device=Device.parse(device), remat=remat)
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
         if accumulate > 1:
             optimizer.carried = (*dict.fromkeys((*optimizer.carried, _SUM)),)
@@ -141,7 +141,9 @@ class CompiledStep:
             "accumulate": self.accumulate,
             "autocast": None if self.low is None else self.low.name,
             "clip": self.clip,
-            **{name: None if value is None else str(value) for name, value in self._options.items()},
+            "executor": self._options.executor,
+            "device": str(self._options.device),
+            "remat": None if self._options.remat is None else str(self._options.remat),
         }
 
     # -- keeping up --------------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class CompiledStep:
                     made = kind(self.source, self._task)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
-            self._plan = plan_for(self._made.program, self.inputs, **self._options)
+            self._plan = plan_for(self._made.program, self.inputs, None, self._options)
         self._seen = (changes.count, training())
 
     def _trained(self) -> Iterable[Parameter]:

@@ -18,13 +18,13 @@ from graphwright.array.vm.running.segment import VmSegment, new_scratch
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, compute
-from graphwright.plan.planning.executors import may_join
+from graphwright.plan.planning.executors import elementwise
 from graphwright.plan.table import Instr
 
 SHAPES = ((), (1,), (17,), (1030,), (33, 1), (3, 40), (2, 3, 17))
 LAYOUTS = ("plain", "one", "apart", "row", "column", "turned")
 """Of what a group reads from memory: as the space, broadcast to it, every second number, transposed; of one axis 3."""
-JOINING = sorted(n for n in set(ENCODERS) & set(OPS) if may_join(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
+JOINING = sorted(n for n in set(ENCODERS) & set(OPS) if elementwise(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": bfloat16}, {"dtype": float32}],
     "full_like": [{"value": 2.5}],

@@ -65,7 +65,7 @@ def test_arithmetic_of_numbers_is_one_run_and_exact() -> None:
     for k in range(13):
         values.append((np.add, np.subtract, np.multiply, np.divide)[k % 4](values[-1], values[-2]))
     assert result.to_numpy() == values[-1]
-    rows = space._calls[0]._code
+    rows = space.kernels.calls[0]._code
     assert [tuple(row[:2]) for row in rows if row[0] == Code.SCALARS] == [(Code.SCALARS, 13)]
 
 

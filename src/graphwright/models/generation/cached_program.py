@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 from graphwright.program import Value
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
@@ -301,6 +301,6 @@ class Steps:
         p, key = self.derived(last_only).program, (last_only, batch, rows)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": rows}) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
+            plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
             self.spaces[key] = Fed(plan.new_executable(variables))
         return self.spaces[key]
