@@ -1,7 +1,7 @@
-"""Twelve edges of an attention of four tokens, five of which carry signal; then the heads of a real model.
+"""Prune the twelve edges of an attention of four tokens, five of which carry signal; then the heads of a real model.
 
-Each token is the mean of three others, every message behind a gate; gates and weights are trained together, and every
-ten steps all terms of the loss are printed. `python examples/attention_pruning.py`, in a minute.
+Each token is the mean of three others, and every edge has a gate. Gates and weights are trained together, and every ten
+steps all terms of the loss are printed. `python examples/attention_pruning.py` takes a minute.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def toy() -> tuple[np.ndarray, list[str], list[bool]]:
     assert planted <= kept, "edges that carry signal stay"
     assert len(kept) <= PLANTED + 1
     assert p.journal[-1] is done.entry
-    why = p.blame(done.cut[0])[-1].remarks(done.cut[0])[0]
+    why = p.blame(done.cut[0])[-1].annotations(done.cut[0])[0]
     print(f"{done.cut[0]} went at step {why['step']}: p {why['p']:.3f}, gradient {why['gradient']:.2g}\n")
     p.undo()
     assert len(p.gates()) == len(edges)

@@ -107,20 +107,20 @@ def test_a_plan_of_a_weight_that_changed_its_shape_refuses() -> None:
     plan(x=feed(2))
     with p.edit("wider") as e:
         e.set_weight("w", np.ones((6, 4), np.float32))
-    with pytest.raises(StalePlan, match="another shape"):
+    with pytest.raises(StalePlan, match="shape or dtype of a weight changed"):
         plan(x=feed(2))
     assert p.compile(x=(2, 6))(x=feed(2))["y"].shape == (2, 4)
 
 
 def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variables() -> None:
     p = mlp()
-    f = gw.compile(lambda x: p(x=x) * 2.0, executor="aten")
-    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
+    f = gw.compile(lambda x: p(x=x)["y"] * 2.0, executor="aten")
+    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2))["y"] * 2.0).numpy().tobytes()
     assert f(feed(2)).spec == f(feed(2)).spec
     assert f.traces == 1
     with p.edit("relu") as e:
         e.insert(p.in_edges("h")[0], "relu")
-    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2)) * 2.0).numpy().tobytes()
+    assert f(feed(2)).numpy().tobytes() == (p(x=feed(2))["y"] * 2.0).numpy().tobytes()
     assert f.traces == 2
     w = Parameter(from_numpy(np.ones(3, np.float32)), name="w")
 
@@ -186,7 +186,7 @@ def test_shapes_for_planning_are_checked_and_all_listed() -> None:
         p.compile(x=(2, 6), z=(3, 6))
     with p.edit("no output") as e:
         e.set_outputs()
-    with pytest.raises(UsageError, match="no output"):
+    with pytest.raises(UsageError, match="nothing to compute"):
         p.compile(x=(2, 6), z=(2, 6))
 
 
@@ -240,7 +240,7 @@ def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
     space.kernels.calls.insert(0, again)
     space.kernels._ends = [c + 1 for c in space.kernels.call_ends]
     space.run({"x": feed(2)})
-    assert "running already" in str(inner[0])
+    assert "already running" in str(inner[0])
     del space.kernels.calls[0]
     assert space.run({"x": feed(2)})["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
 
@@ -377,7 +377,7 @@ def test_a_lease_that_lies_where_an_input_goes_is_read_before_that_is_written() 
 
 def test_bound_memory_is_written_and_read_in_place() -> None:
     p = mlp()
-    step = gw.compile(lambda x: {"y": p(x=x) * 2.0}, executor="aten")
+    step = gw.compile(lambda x: {"y": p(x=x)["y"] * 2.0}, executor="aten")
     bound = step.bind(feed(2))
     assert {n: a.shape for n, a in bound.inputs.items()} == {"x": feed(2).shape}
     for k in range(3):
@@ -466,7 +466,9 @@ def test_a_compiled_program_called_again_sees_edits_and_refuses_what_does_not_fi
     after = run(x=x)["y"].numpy()
     np.testing.assert_array_equal(after, p.run(x=x)["y"].to_numpy())
     assert (after != before).any()
-    np.testing.assert_array_equal(run(x=x.astype("f8"))["y"].numpy(), after)  # converted, which a quick call does not do
+    np.testing.assert_array_equal(
+        run(x=x.astype("f8"))["y"].numpy(), after
+    )  # converted, which a quick call does not do
     for wrong in ({"x": x[:, :5]}, {"x": x, "z": x}, {"y": x}, {"x": x.astype(object)}):
         with pytest.raises(FeedError):
             run(wrong)

@@ -6,7 +6,6 @@ from graphwright.ops import (
     activation,
     arrange,
     attention,
-    choose,
     conv,
     elementwise,
     gate,
@@ -19,11 +18,12 @@ from graphwright.ops import (
     pool,
     random,
     reduce,
+    sampling,
     shape,
 )
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
-from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
+from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, traits
 
 __all__ = [
     "OPS",
@@ -37,7 +37,6 @@ __all__ = [
     "arrange",
     "attention",
     "call",
-    "choose",
     "compute",
     "conv",
     "elementwise",
@@ -54,6 +53,8 @@ __all__ = [
     "pool",
     "random",
     "reduce",
+    "sampling",
     "shape",
+    "traits",
     "writable_over",
 ]

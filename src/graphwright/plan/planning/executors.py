@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.array import CPU, Spec
 from graphwright.array.vm.code import STORED
-from graphwright.array.vm.encode import ENCODERS, View, encode, work_of
-from graphwright.array.vm.encode.fuse import BY_ROW
+from graphwright.array.vm.encode.operands import View
 from graphwright.ops import get
+from graphwright.ops.expansion import vm_form
 from graphwright.plan.options import ATEN, CAPTURE, VM
 from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:
     from graphwright.array import Device
 
-LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
-"""Bytes of operands and results above which ATen's kernel of an op is faster; by name, as each kernel was measured."""
 FLOPS_LIMIT = 16_000_000
 """Above this, ATen runs products and attention on cores without 64-byte vectors, which the VM's tiles are made for."""
 _DENSE = 16  # operations per byte from which an op is bound by computing
@@ -73,21 +71,24 @@ def _warn_once() -> None:
 
 def elementwise(instr: Instr) -> bool:
     """True if each element of the one result depends on the same element, or row, of the operands."""
-    traits = get(instr.op).traits
-    by_element = traits.elementwise or traits.nary or instr.op in BY_ROW
-    return by_element and len(instr.outs) == 1 and not traits.update
+    op = get(instr.op)
+    by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
+    return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
 
 
 def vm_scratch(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
     """Specs of the memory that the VM's code for an instruction works in."""
-    work = work_of(instr.op, [_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
+    form = vm_form(get(instr.op))
+    assert form is not None, "the plan chose the VM for an op without a VM form"
+    work = form.workspace([_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
     return tuple([Spec(view.shape, view.dtype) for view in work])
 
 
 def _choose(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> ExecutorChoice:
-    if instr.op not in ENCODERS:
+    form = vm_form(get(instr.op))
+    if form is None:
         return ExecutorChoice(ATEN, "the VM has no such op")
-    code = encode(instr.op, [_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
+    code = form.rows([_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
     if code is None:
         return ExecutorChoice(ATEN, "no VM form for these dtypes or layouts")
     if code and code[0][0] in STORED:  # bound by memory, or the only kernel that reads these weights
@@ -103,7 +104,8 @@ def _view(slot: Slot) -> View:
 
 def _too_large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
     """The reason ATen is faster on an instruction of this size, or ""."""
-    limit = LIMITS.get(instr.op)
+    form = get(instr.op).vm
+    limit = None if form is None else form.limit
     if limit is not None:
         moved = sum(spec.nbytes for spec in specs)
         return f"large: {moved / 2**20:.1f} MiB" if moved > limit else ""

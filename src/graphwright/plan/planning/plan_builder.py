@@ -7,13 +7,13 @@ works from specs alone: no op runs, no weight byte is read, no state changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array import backend
-from graphwright.ops import OPS
+from graphwright.ops import OPS, expansion, get
 from graphwright.plan.planning.executors import chooser
 from graphwright.plan.planning.lowering import LoweringTable, contiguous
 from graphwright.plan.planning.plan_tables import InstructionOrder, PlanTables
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
 """Maximum bytes of a folded value that is larger than what it is computed from."""
+
+
+def _scratch(
+    device: Device, op: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Mapping[str, Any]
+) -> Sequence[Spec]:
+    return expansion.workspace(get(op), backend(device), outs, ins, attrs)
 
 
 class RewriteRule(NamedTuple):
@@ -85,7 +91,7 @@ class PlanBuilder:
         executor: str,
         device: Device,
     ) -> None:
-        self.tables = PlanTables(LoweringTable(chooser(executor, device), backend(device).workspace))
+        self.tables = PlanTables(LoweringTable(chooser(executor, device), partial(_scratch, device)))
         self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
         self.records: dict[NodeId, NodeRecord] = {}
         self.given_out: frozenset[Value] = frozenset()
@@ -114,7 +120,7 @@ class PlanBuilder:
         """Update the records to the present state of the program, for a new plan."""
         self.turn += 1
         p, graph = self.program, self.program.graph
-        written = {p.operands(n)[0].node for n in p.writes()}
+        written = {p.operands(n)[0].node for n in p.assigns()}
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
@@ -217,7 +223,7 @@ class PlanBuilder:
             )
             record.own = (self._slot(old, 0, Value(node), record.specs[0], _KIND[kind], key, frozen),)
             record.results = record.own
-        elif kind == kinds.WRITE:
+        elif kind == kinds.ASSIGN:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
         else:
             self._plan_op(record, old)
@@ -474,5 +480,5 @@ class PlanBuilder:
     def writes(self) -> dict[NodeId, tuple[int, int]]:
         """Write node, in order -> (slot of the state, slot of its new value)."""
         p = self.program
-        found = (self.records[n] for n in p.order_labels.sorted(p.writes()))
+        found = (self.records[n] for n in p.order_labels.sorted(p.assigns()))
         return {record.node: (record.reads[0], self.sent.get(record.node, record.reads[1])) for record in found}

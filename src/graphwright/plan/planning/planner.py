@@ -75,7 +75,7 @@ def lay_out(
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
-    if not wanted and not p.writes():
+    if not wanted and not p.assigns():
         raise UsageError(
             "nothing to compute: no output was selected, and the program writes no state",
             where=p.name,
@@ -139,7 +139,7 @@ def _arrange(
     outputs, seen = (
         {name: builder.records[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
     )
-    nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *builder.program.writes())
+    nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *builder.program.assigns())
     holders = tables.holders
     roots = [holders[s] for s in (*outputs.values(), *seen.values())]
     roots += [holders[s] for pair in builder.writes().values() for s in pair]

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.array import backend
 from graphwright.autograd import HostVariable
+from graphwright.ops import expansion, get
 from graphwright.plan.table import CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class _HostPlacement:
     def _host_reads(self, instr: Instr) -> tuple[int, ...]:
         """Numbers of the operands whose values the host needs to launch an instruction."""
         outs, ins = ([self.tables.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
-        return backend(self.builder.device).needs(instr.op, outs, ins, instr.attrs).reads
+        return expansion.needs(get(instr.op), backend(self.builder.device), outs, ins, instr.attrs).reads
 
     def _host_states(self) -> set[int]:
         """Slots of states that eager code on the host shares."""

@@ -21,7 +21,7 @@ from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
 from graphwright.program.run import origin
-from graphwright.program.state import Snapshot
+from graphwright.program.state import StateSnapshot
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -60,7 +60,7 @@ class Executable:
         self.poison, self.safe = poison, safe
         self.pinned = False
         self._busy = Lock()
-        self._before: Snapshot | None = None
+        self._before: StateSnapshot | None = None
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan) -> None:
@@ -171,7 +171,7 @@ class Executable:
         arrays, variables = feeds(), self.kernels.variables
         written = {key: variables[key] for key in self.plan.buffer_layout.written}
         if self._before is None:
-            self._before = Snapshot(written)
+            self._before = StateSnapshot(written)
         else:
             self._before.take(written)
         try:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from graphwright.graph.analysis import reachable
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
-from graphwright.program.readers import lead
 from graphwright.surgery.constraints.constraint import Constraint
 from graphwright.surgery.findings.finding import Fix, Severity, sweep
 from graphwright.surgery.findings.residuals import carried, gated
@@ -134,7 +135,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 def _sum_behind(e: Transaction, node: NodeId) -> NodeId:
     """A junction that all readers of a node read in its place."""
     junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
-    lead(e, Value(node), Value(junction))
+    redirect(e, {Value(node): Value(junction)})
     return junction
 
 
@@ -143,7 +144,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
     if p.specs(source)[0] == p.spec(junction):
         return False
     for node in p.consumers(source):
-        if p.op(node) == "linear" and p.operands(node)[0].node == source:
+        if traits(p.op(node)).contracts == "out_in" and p.operands(node)[0].node == source:
             weight = origin(p, p.operands(node)[1])
             if weight is not None and p.op(weight) == PARAM and carried(p, node, junction):
                 return True

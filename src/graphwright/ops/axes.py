@@ -1,0 +1,441 @@
+"""Axis equations: how the dimensions of an op's operands and results are tied together.
+
+The `axes` cell of an op takes one `AxesUse` and returns the dimensions of the results as terms. On the way it joins
+terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where
+the size cannot change) and which attributes are sizes.
+Dimensions couple by these rules alone, never by equal size or name.
+
+A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
+by union-find; an atom that is found to consist of others links to that term. Invariant: joined terms have equal sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from graphwright.array.spec import Dim
+from graphwright.errors import ShapeError
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
+class Atom:
+    """A dimension that nothing has split yet. `link` is what it was found to be, another atom or a term."""
+
+    __slots__ = ("link", "size")
+
+    def __init__(self, size: Dim) -> None:
+        self.size = size
+        self.link: Term | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Factors under one dimension, major first: place = (first · size of the rest) + rest. None has size 1."""
+
+    factors: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Parts behind one another along one dimension."""
+
+    parts: tuple[Term, ...]
+
+
+Term = Atom | Product | Chain
+Places = Mapping[Atom, np.ndarray]
+"""Atom -> for each new place along it the place it had, or -1 for a new one."""
+
+
+def size(term: Term) -> Dim:
+    """How many places a dimension has; a name if that is not known."""
+    if isinstance(term, Atom):
+        return term.size
+    if isinstance(term, Chain):
+        return sum(known(part) for part in term.parts)
+    sizes = [size(factor) for factor in term.factors]
+    return sizes[0] if len(sizes) == 1 else prod(n for n in sizes if isinstance(n, int))
+
+
+def known(term: Term) -> int:
+    """The size of a term that is no named one."""
+    n = size(term)
+    assert isinstance(n, int)
+    return n
+
+
+def product(*terms: Term) -> Term:
+    """Terms under one dimension, those of size 1 left out."""
+    flat: list[Term] = []
+    for term in map(resolve, terms):
+        flat += term.factors if isinstance(term, Product) else [term]
+    kept = [term for term in flat if size(term) != 1]
+    return Product(tuple(kept)) if len(kept) > 1 else kept[0] if kept else flat[0] if flat else Atom(1)
+
+
+def chain(*terms: Term) -> Term:
+    """Terms behind one another, empty ones left out."""
+    flat: list[Term] = []
+    for term in map(resolve, terms):
+        flat += term.parts if isinstance(term, Chain) else [term]
+    kept = [term for term in flat if size(term) != 0]
+    return Chain(tuple(kept)) if len(kept) > 1 else kept[0] if kept else Atom(0)
+
+
+def resolve(term: Term) -> Term:
+    """What a term is by now: roots of atoms, links followed."""
+    if isinstance(term, Atom):
+        if term.link is None:
+            return term
+        term.link = found = resolve(term.link)
+        return found
+    if isinstance(term, Product):
+        factors = [resolve(f) for f in term.factors]
+        return term if all(a is b for a, b in zip(factors, term.factors, strict=True)) else product(*factors)
+    parts = [resolve(p) for p in term.parts]
+    return term if all(a is b for a, b in zip(parts, term.parts, strict=True)) else chain(*parts)
+
+
+def atoms(term: Term) -> Iterator[Atom]:
+    """The atoms of a resolved term, in order, each as often as it stands there."""
+    if isinstance(term, Atom):
+        yield term
+    else:
+        for inner in term.factors if isinstance(term, Product) else term.parts:
+            yield from atoms(inner)
+
+
+def same(a: Term, b: Term) -> bool:
+    """Join two terms. False if they cannot be: sizes that differ, or splits that fit no common one."""
+    a, b = resolve(a), resolve(b)
+    if a is b or a == b:
+        return True
+    if size(a) != size(b):
+        return False
+    if isinstance(a, Atom) or isinstance(b, Atom):
+        atom, other = (a, b) if isinstance(a, Atom) else (b, a)
+        if isinstance(a, Atom) and isinstance(b, Atom):
+            b.link = a
+            return True
+        if not isinstance(other, Atom) and any(x is atom for x in atoms(other)):
+            return False
+        atom.link = other  # pyright: ignore[reportAttributeAccessIssue]  # one of the two is an atom
+        return True
+    if isinstance(a, Product) and isinstance(b, Product):
+        return _products(list(a.factors), list(b.factors))
+    if isinstance(a, Chain) and isinstance(b, Chain):
+        return _chains(list(a.parts), list(b.parts))
+    whole, split = (a, b) if isinstance(a, Chain) else (b, a)
+    assert isinstance(whole, Chain)
+    assert isinstance(split, Product)
+    return _chain_of_products(whole, split)
+
+
+def _products(left: list[Term], right: list[Term]) -> bool:
+    """From the minor end; the larger of two factors is split where the smaller one begins."""
+    while left and right:
+        f, g = resolve(left.pop()), resolve(right.pop())
+        if isinstance(f, Product) or isinstance(g, Product):  # was split meanwhile
+            left += f.factors if isinstance(f, Product) else [f]
+            right += g.factors if isinstance(g, Product) else [g]
+            continue
+        m, n = size(f), size(g)
+        if m == n:
+            if not same(f, g):
+                return False
+            continue
+        if isinstance(m, str) or isinstance(n, str) or not m or not n:
+            return False
+        large, small, rest = (f, g, left) if m > n else (g, f, right)
+        if known(large) % known(small):
+            return False
+        major = Atom(known(large) // known(small))
+        if not same(large, product(major, small)):
+            return False
+        rest.append(major)
+    return True  # sizes are equal: what is left has size 1
+
+
+def _chains(left: list[Term], right: list[Term]) -> bool:
+    """Cut at the breakpoints of both, and join piece by piece."""
+    while left and right:
+        p, q = resolve(left.pop(0)), resolve(right.pop(0))
+        if isinstance(p, Chain) or isinstance(q, Chain):
+            left[:0] = p.parts if isinstance(p, Chain) else [p]
+            right[:0] = q.parts if isinstance(q, Chain) else [q]
+            continue
+        m, n = known(p), known(q)
+        if m != n:
+            large, least, rest = (p, n, left) if m > n else (q, m, right)
+            cut = _cut(large, least)
+            if cut is None:
+                return False
+            rest.insert(0, cut[1])
+            p, q = (cut[0], q) if m > n else (p, cut[0])
+        if not same(p, q):
+            return False
+    return True
+
+
+def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
+    """A term as two behind one another; None if the place lies inside a product's minor factors."""
+    if isinstance(term, Atom):
+        head, tail = Atom(at), Atom(known(term) - at)
+        term.link = Chain((head, tail))
+        return head, tail
+    if isinstance(term, Product):
+        major, *rest = term.factors
+        inner = known(product(*rest))
+        cut = None if at % inner else _cut(resolve(major), at // inner)
+        return None if cut is None else (product(cut[0], *rest), product(cut[1], *rest))
+    before: list[Term] = []
+    for i, part in enumerate(term.parts):
+        if at < known(part):
+            cut = _cut(part, at) if at else None
+            if at and cut is None:
+                return None
+            head, tail = cut if cut is not None else (None, part)
+            return chain(*before, *([head] if head is not None else [])), chain(tail, *term.parts[i + 1 :])
+        before.append(part)
+        at -= known(part)
+    return None
+
+
+def _chain_of_products(whole: Chain, split: Product) -> bool:
+    """Each part is a product with the same minor factors; the major one is the chain of what is left."""
+    major, *rest = split.factors
+    inner = known(product(*rest))
+    majors: list[Term] = []
+    for part in whole.parts:
+        if known(part) % inner:
+            return False
+        majors.append(Atom(known(part) // inner))
+        if not same(part, product(majors[-1], *rest)):
+            return False
+    return same(major, chain(*majors))
+
+
+def spread(term: Term, places: Places) -> np.ndarray:
+    """Places along a whole dimension for places along its atoms: old place of each new one, or -1."""
+    if isinstance(term, Atom):
+        found = places.get(term)
+        return np.arange(known(term)) if found is None else found
+    if isinstance(term, Chain):
+        pieces, start = [], 0
+        for part in term.parts:
+            piece = spread(part, places)
+            pieces.append(np.where(piece < 0, -1, piece + start))
+            start += known(part)
+        return np.concatenate(pieces)
+    result = np.zeros(1, np.int64)
+    for factor in term.factors:
+        minor = spread(factor, places)
+        grid = result[:, None] * known(factor) + minor
+        result = np.where((result[:, None] < 0) | (minor < 0), -1, grid).reshape(-1)
+    return result
+
+
+def resized(term: Term, places: Places) -> Dim:
+    """The size of a dimension after its atoms have other places."""
+    n = size(term)
+    if isinstance(n, str):
+        return n
+    if isinstance(term, Atom):
+        return len(places[term]) if term in places else n
+    sizes = [resized(t, places) for t in (term.factors if isinstance(term, Product) else term.parts)]
+    known_sizes = [s for s in sizes if isinstance(s, int)]
+    return prod(known_sizes) if isinstance(term, Product) else sum(known_sizes)
+
+
+def text(term: Term, names: Mapping[Atom, str]) -> str:
+    """A term as one reads it: `heads × 16`, `q + k + v`."""
+    if isinstance(term, Atom):
+        return names.get(term, str(term.size))
+    if isinstance(term, Product):
+        return " × ".join(f"({text(f, names)})" if isinstance(f, Chain) else text(f, names) for f in term.factors)
+    return " + ".join(text(p, names) for p in term.parts)
+
+
+# -- one use of an op --------------------------------------------------------------------------------------------------
+Dims = tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFact:
+    """What a row says of a dimension beside its joins.
+
+    Attributes:
+        fact: `frozen`, `end` (of the program), `mixed`, `summed` or `kind`.
+        term: the dimension.
+        text: the reason, or which kind.
+        ends: (operand, dimension) that a sum runs over.
+    """
+
+    fact: str
+    term: Term
+    text: str = ""
+    ends: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How removing zeros is made exact: `eps` and the scale are multiplied by D/d and √(D/d) for a size from D to d."""
+
+    term: Term
+    port: int
+    attr: str
+    offset: float
+
+
+@dataclass(slots=True)
+class AxesUse:
+    """One use of an op in a program, as its row sees it.
+
+    Attributes:
+        ins: dimensions of the operands.
+        shapes: of the results.
+        attrs: of the op.
+        stored: per operand, whether it is a weight as it is stored, but for a cast.
+        tables: per operand, whether it is a constant of the program, whose numbers an edit can change.
+        ranges: per operand, the axis whose places its integers name, if that is known.
+        notes, corrections: what the row said.
+        lookups: (axis, operand) whose numbers name places of the axis.
+        sizes: attribute -> term, or terms, that it is the size of.
+        result_ranges: per result, as `ranges`.
+    """
+
+    ins: Sequence[Dims]
+    shapes: Sequence[tuple[Dim, ...]]
+    attrs: Mapping[str, Any]
+    stored: Sequence[bool]
+    ranges: Sequence[Term | None]
+    tables: Sequence[bool] = ()
+    notes: list[AxisFact] = field(default_factory=list)
+    corrections: list[Correction] = field(default_factory=list)
+    lookups: list[tuple[Term, int]] = field(default_factory=list)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    result_ranges: dict[int, Term | None] = field(default_factory=dict)
+
+    def same(self, a: Term, b: Term) -> None:
+        """Join two dimensions; where no common split exists, both are frozen."""
+        if not same(a, b):
+            for term in (a, b):
+                self.frozen(term, "splits it at places that do not fit together")
+
+    def frozen(self, term: Term, why: str) -> None:
+        """The size is bound: `why` goes on "the op ..."."""
+        self.notes.append(AxisFact("frozen", term, why))
+
+    def mixed(self, term: Term, why: str) -> None:
+        """Removing a unit is not the same as setting it to zero here."""
+        self.notes.append(AxisFact("mixed", term, why))
+
+    def summed(self, term: Term, *ends: tuple[int, int]) -> None:
+        """The dimension ends in a sum over these (operand, dimension): a zero leaves no trace."""
+        ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
+        self.notes.append(AxisFact("summed", term, "", ends))
+
+    def kind(self, term: Term, name: str) -> None:
+        """What the dimension is called in the field."""
+        self.notes.append(AxisFact("kind", term, name))
+
+    def fresh(self, n: Dim, why: str = "") -> Term:
+        """A dimension that nothing else determines; frozen if `why` says so."""
+        made = Atom(n)
+        if why:
+            self.frozen(made, why)
+        return made
+
+
+AxesRule = Callable[[AxesUse], Sequence[Dims]]
+
+
+def broadcast(u: AxesUse) -> Sequence[Dims]:
+    """Operands with broadcasting: equal dimensions join, one of size 1 joins nothing."""
+    return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
+
+
+def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -> Dims:
+    """The dimensions of a result of this shape: equal ones join, one of size 1 joins nothing."""
+    result: list[Term] = []
+    for back in range(len(shape), 0, -1):
+        here = [dims[-back] for dims in operands if len(dims) >= back]
+        full = [t for t in here if size(t) == shape[-back]] or [u.fresh(shape[-back])]
+        for other in full[1:]:
+            u.same(full[0], other)
+        result.append(full[0])
+    return tuple(result)
+
+
+def identity(u: AxesUse) -> Sequence[Dims]:
+    """The operand's dimensions, and the axis its integers index."""
+    u.result_ranges[0] = u.ranges[0]
+    return [u.ins[0]]
+
+
+def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
+    """The operand's dimensions; the size of those that an attribute names (or of the last ones) cannot change."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x = u.ins[0]
+        for axis in range(len(x) - last, len(x)) if last else axes_of(u.attrs[attr], len(x)):
+            u.frozen(x[axis], why)
+        return [x for _ in u.shapes]
+
+    return rule
+
+
+def resized_last(why: str) -> AxesRule:
+    """Leading dimensions pass; the last ones, which the op resizes or slides a window over, are frozen."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
+        lead = len(x) - rank
+        moved = [i for i in range(lead, len(x)) if "widths" not in u.attrs or any(u.attrs["widths"][i - lead])]
+        for i in moved:
+            u.frozen(x[i], why)
+        out = tuple(u.fresh(u.shapes[0][i], why) if i in moved else t for i, t in enumerate(x))
+        return [out for _ in u.shapes]
+
+    return rule
+
+
+def along_axis(why: str) -> AxesRule:
+    """The operand's dimensions; along `axis`, every result depends on all entries."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x = u.ins[0]
+        u.mixed(x[axis_of(u.attrs["axis"], len(x))], why)
+        for extra in u.ins[1:]:
+            broadcast_dims(u, (x, extra), [size(t) for t in x])
+        return [x]
+
+    return rule
+
+
+def indexed(u: AxesUse, axis: Term, port: int) -> None:
+    """Join an axis with the axis that the integers of an operand index, or freeze it if that is unknown."""
+    if (source := u.ranges[port]) is not None and size(source) == size(axis):
+        u.same(axis, source)
+    else:
+        u.frozen(axis, "reads it by number")
+
+
+# -- axis numbers ------------------------------------------------------------------------------------------------------
+def axis_of(axis: int, rank: int) -> int:
+    """Normalise an axis to 0..rank-1. Raises: ShapeError."""
+    if not -rank <= axis < rank:
+        raise ShapeError("axis out of range", expected=f"-{rank}..{rank - 1}", got=axis)
+    return axis % rank
+
+
+def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """Normalise reduction axes to sorted numbers 0..rank-1; None means all. Raises: ShapeError."""
+    if axes is None:
+        return tuple(range(rank))
+    return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
