@@ -50,7 +50,7 @@ def test_a_signature_is_planned_once() -> None:
     assert made[0] is not made[1]
 
 
-def test_the_plan_unused_for_longest_goes_first() -> None:
+def test_least_recently_used_plan_is_dropped() -> None:
     p = mlp()
     first, second = p.compile(x=(1, 6)), p.compile(x=(2, 6))
     for n in range(3, 33):
@@ -139,7 +139,7 @@ def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variable
     assert g.traces == 3
 
 
-def test_results_keep_the_form_that_the_function_gave_them() -> None:
+def test_results_have_the_structure_that_the_function_returned() -> None:
     f = gw.compile(lambda x: {"a": x * 2.0, "b": (x + 1.0).sum()})
     assert set(f(np.ones(2, np.float32))) == {"a", "b"}
     g = gw.compile(lambda x, y: (x + y, x))
@@ -206,7 +206,7 @@ def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
         assert "scale it" in note
 
 
-def test_two_threads_two_workspaces() -> None:
+def test_two_threads_with_two_executables() -> None:
     p = mlp()
     plan = p.compile(x=(4, 6))
     feeds = [feed(4, seed) for seed in range(40)]
@@ -225,7 +225,7 @@ def test_two_threads_two_workspaces() -> None:
     assert seen == {0: truth, 1: truth}
 
 
-def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
+def test_concurrent_run_raises_and_executable_recovers() -> None:
     p = mlp()
     space = Executable(p.compile(x=(2, 6)))
     space.run({"x": feed(2)})
@@ -245,7 +245,7 @@ def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
     assert space.run({"x": feed(2)})["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
 
 
-def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
+def test_results_are_copies_unless_borrowed() -> None:
     b = Builder()
     x = b.input("x", (4,))
     b.output(b.add(x, b.const("k", np.float32(2))), "y")
@@ -355,7 +355,7 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
     assert sizes == [] or name in ALLOCATES, f"{name} allocates {sizes} bytes"
 
 
-def test_a_lease_that_lies_where_an_input_goes_is_read_before_that_is_written() -> None:
+def test_borrowed_feed_is_copied_before_inputs_are_written() -> None:
     b = Builder()
     z, x = b.input("z", (4, 4)), b.input("x", (4, 4))
     b.output(b.softmax(b.add(b.matmul(z, z), x)), "y")
@@ -442,7 +442,7 @@ def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() 
 
 
 @pytest.mark.parametrize("executor", ["aten", "vm"])
-def test_arrays_of_numpy_are_read_anew_at_every_quick_call(executor: str) -> None:
+def test_numpy_arrays_are_read_at_every_quick_call(executor: str) -> None:
     rng = np.random.default_rng(5)
     p = mlp()
     run, plan = gw.compile(p, executor=executor), p.compile(x=(2, 6), executor=executor)
@@ -477,7 +477,7 @@ def test_a_compiled_program_called_again_sees_edits_and_refuses_what_does_not_fi
     np.testing.assert_array_equal(run(x=x)["y"].numpy(), before)
 
 
-def test_a_compiled_program_called_again_sees_a_constant_that_a_rewrite_relied_on() -> None:
+def test_compiled_program_notices_a_changed_assumption() -> None:
     b = Builder()
     x = b.input("x", (3,))
     one = b.const("one", np.float32(1.0))

@@ -301,7 +301,7 @@ def test_named_sizes_are_bound_by_the_feeds() -> None:
         assert_bits(plan_of(p, feeds)(feeds)["y"], p.run(feeds)["y"])
 
 
-def test_planning_leaves_the_collector_as_it_was() -> None:
+def test_planning_restores_the_garbage_collector() -> None:
     p, feeds = _figure()
     plan_of(p, feeds)
     assert gc.isenabled()

@@ -65,14 +65,14 @@ WRONG: dict[str, Callable[[Program], object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_use_says_all_that_there_is_to_say(name: str) -> None:
+def test_usage_errors_state_all_facts(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         WRONG[name](net())
     missing = [fact for fact in FACTS if getattr(caught.value, fact) in (None, "")]
     assert not missing, f"{missing} of:\n{caught.value}"
 
 
-def test_a_constant_that_a_rewrite_relied_on_is_not_ignored_when_another_is_given_for_it() -> None:
+def test_replacing_an_assumed_constant_raises() -> None:
     b = Builder("scaled")
     x, one, two = b.input("x", (3,)), b.const("one", np.float32(1)), b.const("two", np.float32(2))
     b.output(b.mul(b.mul(x, one), two), "y")

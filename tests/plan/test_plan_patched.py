@@ -62,7 +62,7 @@ def edit_at_random(p: Program, draw) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), mode=st.sampled_from(["exact", "none"]), freeze=st.booleans())
-def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool) -> None:
+def test_patched_plans_match_full_plans_after_random_edits(case, data, mode: str, freeze: bool) -> None:
     p, feeds = case
     plan = plan_of(p, rewrites=mode, freeze=freeze)
     made = [(plan, dict(plan.buffer_layout.builder.records))]
@@ -87,7 +87,7 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto", "capture"]), freeze=st.booleans())
-def test_memory_and_calls_go_on_after_edits(case, data, executor: str, freeze: bool) -> None:
+def test_memory_and_calls_survive_edits(case, data, executor: str, freeze: bool) -> None:
     """What stays bound is right: the same program, edited, run and with other weights, beside the interpreted run."""
     p, feeds = case
     shapes = {name: feed.shape for name, feed in feeds.items()}
@@ -124,7 +124,7 @@ def carried(n: int) -> Program:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_states_are_carried_alike_after_edits(data) -> None:
+def test_states_match_full_plans_after_edits(data) -> None:
     p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
     for _ in range(data.draw(st.integers(1, 5))):
         edit_at_random(p, data.draw)
@@ -150,7 +150,7 @@ def chain(n: int) -> Program:
 
 
 @pytest.mark.parametrize("n", [100, 1000, pytest.param(10_000, marks=pytest.mark.deep)])
-def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
+def test_visited_records_follow_the_cone_not_the_graph(n: int) -> None:
     p = chain(n)
     plan = p.compile(x=(4, 4))
     assert (plan.patched.kind, plan.patched.nodes) == ("full", n + 2)
@@ -168,7 +168,7 @@ def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
     assert p.compile(x=(4, 4)).patched.nodes <= 3
 
 
-def test_rows_that_do_the_same_are_looked_at_once_when_the_first_of_them_goes() -> None:
+def test_equal_records_are_visited_once_when_their_representative_is_deleted() -> None:
     b, n = Builder(), 100
     x = b.input("x", (4,))
     same = [b.tanh(x, name=f"h{k}") for k in range(n)]
@@ -186,7 +186,7 @@ def test_rows_that_do_the_same_are_looked_at_once_when_the_first_of_them_goes() 
     assert sum(i.op == "tanh" for i in plan.instrs) == 2
 
 
-def test_when_a_plan_is_made_anew() -> None:
+def test_reasons_for_a_full_plan() -> None:
     p = chain(40)
     first = p.compile(x=(4, 4))
     assert first.patched.why == "the first plan"
@@ -208,7 +208,7 @@ def test_when_a_plan_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize(("inserted", "kind"), [(6, "patched"), (7, "full")])
-def test_an_edit_of_a_quarter_of_the_rows_is_patched_and_one_of_more_is_not(inserted: int, kind: str) -> None:
+def test_edit_of_up_to_a_quarter_of_the_nodes_is_patched(inserted: int, kind: str) -> None:
     p = chain(40)  # 42 rows; an insertion makes one and has one looked at again: 12 of 48, 14 of 49
     p.compile(x=(4, 4))
     with p.edit("insert") as e:
@@ -218,7 +218,7 @@ def test_an_edit_of_a_quarter_of_the_rows_is_patched_and_one_of_more_is_not(inse
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(3, "patched"), (4, "full")])
-def test_an_arena_of_five_quarters_of_the_bound_is_kept_and_a_larger_one_is_not(rows: int, kind: str) -> None:
+def test_arena_above_five_quarters_of_the_bound_is_planned_in_full(rows: int, kind: str) -> None:
     """What is cut leaves a hole of `rows` times 64 bytes below twelve buffers of 64 that live at once."""
     b = Builder("hole")
     x = b.input("x", (16,))
@@ -256,17 +256,17 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
 
 
-def test_a_view_that_shows_a_copy_as_it_lies_may_be_an_output_beside_a_state() -> None:
+def test_view_of_a_copy_may_be_an_output_next_to_a_state() -> None:
     b = Builder()
     x, s = b.input("x", (2, 3)), b.state("s", np.zeros(3, np.float32))
     flat = b.reshape(b.permute(x, axes=(1, 0)), shape=(6,))
-    b.output(b.reshape(flat, shape=(3, 2)), "turned")
+    b.output(b.reshape(flat, shape=(3, 2)), "transposed")
     b.assign(s, b.add(s, s))
     p, feed = b.build(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    assert_bits(plan_of(p)(feed)["turned"], p.run(feed)["turned"])
+    assert_bits(plan_of(p)(feed)["transposed"], p.run(feed)["transposed"])
 
 
-def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
+def test_concurrent_compiles_after_an_edit_get_one_plan() -> None:
     p = chain(400)
     p.compile(x=(4, 4))
     for k in range(5):

@@ -108,7 +108,7 @@ def test_two_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing else", "two that read each other"])
-def test_updates_that_nobody_reads_are_in_place_at_the_end(name: str) -> None:
+def test_unread_updates_are_in_place_at_the_end(name: str) -> None:
     p = two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.tanh(x), "y")))
     plan = check(p, FEEDS)
     if name == "nothing else":
@@ -156,7 +156,7 @@ def test_random_stateful_programs(p: Program) -> None:
 
 
 class _Failing:
-    """Bound calls of a workspace with one replaced by a failure."""
+    """Bound calls of a executable with one replaced by a failure."""
 
     def __init__(self, plan: Plan, at: int) -> None:
         self.space = Executable(plan)
@@ -237,7 +237,7 @@ def test_an_append_past_the_end_writes_nothing(start: int) -> None:
         assert not p.weights.array("cache").to_numpy().any()
 
 
-def test_a_failure_after_an_early_update_says_which_state_moved() -> None:
+def test_failure_after_an_early_update_names_the_state() -> None:
     p = _cache(True)
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
     with pytest.raises(StepTorn, match="cache") as torn:
@@ -272,7 +272,7 @@ def test_one_value_for_two_states_that_it_reads() -> None:
     plan = make_plan(p, {})
     plan({})
     plan({})
-    assert list(plan.commits.values()) == ["the new value lies in another state's memory"]
+    assert list(plan.commits.values()) == ["the new value is in another state's memory"]
     assert all(p.weights.array(k).tobytes() == (2 * (A + A + 1)).tobytes() for k in ("one", "two"))
 
 
