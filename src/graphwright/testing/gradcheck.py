@@ -174,27 +174,27 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _quotients(
-    value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], index: int, eps: float
+    value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], operand: int, eps: float
 ) -> np.ndarray:
-    result = np.empty_like(arrays[index])
+    result = np.empty_like(arrays[operand])
     for index in np.ndindex(result.shape):
-        step = eps * max(1.0, abs(float(arrays[index][index])))
+        step = eps * max(1.0, abs(float(arrays[operand][index])))
         ends = []
         for sign in (1, -1):
-            moved = [x.copy() if i == index else x for i, x in enumerate(arrays)]
-            moved[index][index] += sign * step
+            moved = [x.copy() if i == operand else x for i, x in enumerate(arrays)]
+            moved[operand][index] += sign * step
             ends.append(value(moved))
         result[index] = (ends[0] - ends[1]) / (2 * step)
     return result
 
 
 def _compare(
-    ours: np.ndarray | NDArray, theirs: np.ndarray, index: int, rtol: float, atol: float, where: str = ""
+    ours: np.ndarray | NDArray, theirs: np.ndarray, operand: int, rtol: float, atol: float, where: str = ""
 ) -> None:
     mine = np.asarray(ours)
     if mine.shape != theirs.shape:
         raise GradientMismatch(
-            "wrong shape of a gradient", where=f"{where}operand {index}", expected=theirs.shape, got=mine.shape
+            "wrong shape of a gradient", where=f"{where}operand {operand}", expected=theirs.shape, got=mine.shape
         )
     if not theirs.size:
         return
@@ -205,7 +205,7 @@ def _compare(
         index = tuple(int(i) for i in np.argwhere(off)[0])
         raise GradientMismatch(
             f"{int(off.sum())} of {off.size} gradients are wrong",
-            where=f"{where}operand {index}{[*index]}",
+            where=f"{where}operand {operand}{[*index]}",
             expected=float(theirs[index]),
             got=float(mine[index]),
         )
