@@ -26,8 +26,8 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     call is quick.
     """
     started = perf_counter()
-    from graphwright.array.cpu.choose import build as choice_of_tokens
-    from graphwright.array.cpu.warmup import warmup as gates
+    from graphwright.array.cpu.loops import warmup as gates
+    from graphwright.array.cpu.sample_token import build as choice_of_tokens
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits

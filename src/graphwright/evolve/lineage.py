@@ -19,7 +19,7 @@ from graphwright.evolve.program import apply, founder
 from graphwright.program.draw import written
 
 if TYPE_CHECKING:
-    from graphwright.array.population.births import Births
+    from graphwright.array.population.names import Births
     from graphwright.evolve.genomes import Genome
     from graphwright.files import StrPath
     from graphwright.program import Program

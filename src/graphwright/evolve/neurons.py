@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import founders
-from graphwright.array.population.names import MUTATIONS
+from graphwright.array.population.names import MUTATIONS, founders
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
 from graphwright.evolve.evolution import Evolution
@@ -26,7 +25,7 @@ from graphwright.evolve.tasks.task import Population
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
-    from graphwright.array.population.births import Births
+    from graphwright.array.population.names import Births
     from graphwright.evolve.evolution import Scalar
     from graphwright.evolve.genomes import Genome
     from graphwright.evolve.tasks.task import Scores

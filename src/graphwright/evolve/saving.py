@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import Births
+from graphwright.array.population.names import Births
 from graphwright.errors import GraphwrightError, MissingExtra
 from graphwright.evolve import tasks
 from graphwright.evolve.errors import RegistryConflict, ResumeMismatch

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array.formulas.gates import COLUMNS, KINDS, MODES, STATES
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get
-from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import SoftGates, UnknownGate
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.ops.gate import KINDS, STATES
+from graphwright.array.formulas.gates import KINDS, STATES
 from graphwright.program.gates import (
     CLOSED,
     COST,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from graphwright.array import formulas
 from graphwright.array.vm import machine
 
 FOLDER = Path(machine.__file__).parent
@@ -50,9 +51,16 @@ def test_the_machine_is_made_of_stamped_files() -> None:
     while waiting:
         seen |= waiting
         waiting = {other for module in waiting for other in imported(module)} - seen
-    stamped = {f"graphwright.array.vm.{file.stem}" for file in FOLDER.glob("*.py")}
-    assert seen - stamped <= {"graphwright.array.vm", "graphwright.native"}  # which holds no loop
-    assert stamped - seen == {"graphwright.array.vm.__init__"}
+    folders = FOLDER, Path(formulas.__file__).parent
+    stamped = {f"graphwright.array.{folder.name}.{file.stem}" for folder in folders for file in folder.glob("*.py")}
+    packages = {"graphwright.array", "graphwright.array.vm", "graphwright.array.formulas"}
+    assert seen - stamped <= {*packages, "graphwright.native"}  # which contain no loop
+    unused = {
+        "graphwright.array.formulas.gates",
+        "graphwright.array.vm.__init__",
+        "graphwright.array.formulas.__init__",
+    }
+    assert stamped - seen == unused
 
 
 def test_a_loop_changes_the_stamp_and_what_lies_around_does_not(copied: Path) -> None:

@@ -12,7 +12,6 @@ from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs
 from graphwright.array.cpu import (
     arrange,
     attention,
-    choose,
     conv,
     elementwise,
     gate,
@@ -25,6 +24,7 @@ from graphwright.array.cpu import (
     random,
     reduce,
 )
+from graphwright.array.cpu import sample_token as choose
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
 from graphwright.array.device import CPU, Device

@@ -16,9 +16,9 @@ from graphwright.array.spec import Spec
 
 def words(out: torch.Tensor, key: torch.Tensor, stream: int, shift: int = 8) -> Call:
     """The call that fills a contiguous int32 or int64 tensor with words, shifted right."""
-    from graphwright.array.cpu.philox import fill  # loads numba: at the first random number
+    from graphwright.array.cpu.loops import fill_words  # loads numba: at the first random number
 
-    return partial(fill, out.view(-1).numpy(), key.numpy(), stream, shift)
+    return partial(fill_words, out.view(-1).numpy(), key.numpy(), stream, shift)
 
 
 def _by(method: Callable[[torch.Tensor], object], t: torch.Tensor, number: float) -> Call:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import float64
+from graphwright.array.formulas.gates import COLUMNS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
-from graphwright.ops.gate import COLUMNS, KINDS
 from graphwright.ops.terms import Product, atoms, known
 from graphwright.program.axes.solve_axes import Said, origin
 from graphwright.program.axes.units import Units, branches

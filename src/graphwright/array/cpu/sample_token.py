@@ -42,12 +42,12 @@ def _compiled(source: int) -> Any:
     """The loops; `source` is part of what numba knows them by."""
     from numba import types
 
-    from graphwright.array.vm import choose as loops
+    from graphwright.array.vm import sample_token as loops
     from graphwright.native import njit
 
     @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
     def run(row: Any, place: Any, scratch: Any) -> Any:  # `row` is what keeps its place alive
-        loops.choose(place, scratch)
+        loops.sample_token(place, scratch)
         return source
 
     return run
