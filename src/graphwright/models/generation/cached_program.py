@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphwright.array import Device, Dim, DType, NDArray
     from graphwright.graph import NodeId
     from graphwright.models.generation.sampling import Draw
-    from graphwright.plan import Workspace
+    from graphwright.plan import Executable
     from graphwright.program import Program
 
 LENGTH = "cache.length"
@@ -245,7 +245,7 @@ class Fed:
         hosts: input -> its memory.
     """
 
-    def __init__(self, space: Workspace) -> None:
+    def __init__(self, space: Executable) -> None:
         self.space = space
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
@@ -302,5 +302,5 @@ class Steps:
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": rows}) for n in p.inputs()}
             plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self.spaces[key] = Fed(plan.new_workspace(variables))
+            self.spaces[key] = Fed(plan.new_executable(variables))
         return self.spaces[key]

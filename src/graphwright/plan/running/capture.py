@@ -17,7 +17,7 @@ from graphwright.array import CPU
 from graphwright.array.memory_pool import DriverError
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.planning.hazards import CAPTURED
-from graphwright.plan.running.workspace import Workspace
+from graphwright.plan.running.executable import Executable
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -58,15 +58,15 @@ class CaptureState(NamedTuple):
         return f"warm({self.warm})" if self.name == WARM else f"failed({self.reason})" if self.reason else self.name
 
 
-class CaptureWorkspace(Workspace):
+class CaptureExecutable(Executable):
     """A workspace that records the regions of its plan after some plain runs, and replays them from then on.
 
     Args:
         plan: of a device with graphs; its inputs, the arena and variables are what graphs read and write, so a feed is
             copied to its fixed place wherever it lies.
-        variables: as of a Workspace.
+        variables: as of a Executable.
         poison: fill the arena with NaN in front of every run.
-        safe: as of a Workspace.
+        safe: as of a Executable.
         warmups: plain runs before the first recording.
         require_capture: raise CaptureRefused instead of falling back.
         watchdog: seconds that recording a region may take.
@@ -94,7 +94,7 @@ class CaptureWorkspace(Workspace):
                 where=plan.program.name,
                 expected="a plan of a device with graphs",
                 got=plan.options.device,
-                fix='Workspace(plan), or program.compile(..., device="cuda")',
+                fix='Executable(plan), or program.compile(..., device="cuda")',
             )
         super().__init__(plan, variables, poison=poison, safe=safe)
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog

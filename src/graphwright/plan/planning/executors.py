@@ -29,24 +29,26 @@ FLOPS_LIMIT = 16_000_000
 _DENSE = 16  # operations per byte from which on an op is bound by computing
 
 
-class Choice(NamedTuple):
+class ExecutorChoice(NamedTuple):
     """What runs an instruction, and why not the VM."""
 
     executor: str
     why: str = ""
 
 
-Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], Choice]
+Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]
 """(instruction, slots of its results, slots of its operands) -> what runs it."""
 
 
 def chooser(executor: str, device: Device) -> Chooser:
     """What chooses the executor of an instruction."""
     if executor in (ATEN, CAPTURE) or device != CPU:
-        plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
+        plain = ExecutorChoice(
+            ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else ""
+        )
         return lambda instr, outs, ins: plain
     if not on_vm(executor, device):
-        unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
+        unbuilt = ExecutorChoice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.machine import wide_vectors
 
@@ -79,17 +81,17 @@ def may_join(instr: Instr) -> bool:
     return by_place and len(instr.outs) == 1 and not traits.update
 
 
-def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> Choice:
+def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> ExecutorChoice:
     if instr.op not in ENCODERS:
-        return Choice(ATEN, "the VM has no such op")
+        return ExecutorChoice(ATEN, "the VM has no such op")
     code = encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
     if code is None:
-        return Choice(ATEN, "no VM form for these dtypes or layouts")
+        return ExecutorChoice(ATEN, "no VM form for these dtypes or layouts")
     if code and code[0][0] in STORED:  # of any size: what bounds it is memory, or no other kernel reads these weights
-        return Choice(VM)
+        return ExecutorChoice(VM)
     if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)], wide)):
-        return Choice(ATEN, why)
-    return Choice(VM)
+        return ExecutorChoice(ATEN, why)
+    return ExecutorChoice(VM)
 
 
 def view_of(slot: Slot) -> View:
