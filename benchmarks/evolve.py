@@ -245,12 +245,12 @@ def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
         x = b.linear(x, weight, b.param(f"{name}.bias", np.zeros(o, np.float32)), name=name)
         x = b.relu(x) if name == "hidden" else x
     b.output(x, "y")
-    mother = b.build()
-    opt = train.optimizer(mother, recipe)
-    train.fit(task, mother, opt, recipe, s, rng, train.Seats())
+    fitter_parent = b.build()
+    opt = train.optimizer(fitter_parent, recipe)
+    train.fit(task, fitter_parent, opt, recipe, s, rng, train.Seats())
     counts = []
     for fresh in (False, True):
-        child, moments = mother.fork("child"), train.moments(opt)
+        child, moments = fitter_parent.fork("child"), train.moments(opt)
         own = train.optimizer(child, recipe)
         train.restore(own, moments)
         with child.edit("widen") as e:

@@ -432,7 +432,7 @@ def mutation() -> Figure:
             return nursery.breed(genes, np.zeros(150), alone, registry, 1)
 
         child, births, _ = breed()
-        past, made = Past(genes, table, births.mother), tabulate(child, 8, 1)
+        past, made = Past(genes, table, births.fitter_parent), tabulate(child, 8, 1)
         taken = per_call({
             "children": breed,
             "table, patched": lambda c=child, p=past: tabulate(c, 8, 1, p),

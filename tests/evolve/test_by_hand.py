@@ -59,7 +59,7 @@ def test_an_edit_takes_the_place_of_who_was_edited_and_is_scored():
     for e in after.links:
         assert keys[e.id].tolist() == [3, e.src, e.dst, e.delay]
     birth = run.lineage.birth(key)
-    assert (birth.author, birth.why, birth.mother) == ("human", "a neuron in the middle", ev.Key(4, 4))
+    assert (birth.author, birth.why, birth.fitter_parent) == ("human", "a neuron in the middle", ev.Key(4, 4))
     assert str(birth) == "generation 4: by hand, a neuron in the middle"
 
 
@@ -70,7 +70,7 @@ def test_a_split_by_hand_and_one_by_evolution_have_equal_numbers():
     run.run(8, target=9.0)
     births = run.lineage.past[1].births
     assert 4 in births.site[births.mutation == 3]  # the first link is split by evolution too
-    child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.mother != 0))[0])
+    child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.fitter_parent != 0))[0])
     assert by_hand <= {n.id for n in run.lineage.genome(ev.Key(1, child)).nodes}
 
 
@@ -266,7 +266,7 @@ def test_a_member_that_was_edited_is_a_candidate_by_a_human(inherit):
     new = next(n for n in run.members if n.birth is birth)
     assert old not in run.members
     assert set(archive) & set(run.archive)
-    assert (birth.author, birth.mother, birth.what) == ("human", old.number, "by hand, a layer and another")
+    assert (birth.author, birth.fitter_parent, birth.what) == ("human", old.number, "by hand, a layer and another")
     assert train.measure(run.task, new.program, run.task.valid) == (birth.metric, birth.loss)
     assert len(run.births) == run.counters.evaluations
     made = parts(new.program) - parts(old.program)

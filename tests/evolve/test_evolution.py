@@ -227,7 +227,7 @@ def test_who_fails_changes_nobody_s_random_numbers():
     assert runs[1].counters.failed >= 60
     for a, b in zip(runs[0].genes, runs[1].genes, strict=True):
         assert a.tobytes() == b.tobytes()
-    for name in ("mother", "father", "mutation", "site"):
+    for name in ("fitter_parent", "other_parent", "mutation", "site"):
         assert (getattr(runs[0].births, name) == getattr(runs[1].births, name)).all()
 
 
@@ -354,7 +354,7 @@ def test_what_a_child_inherits(inherit):
         parents.weight[parents.link_off[m]:parents.link_off[m + 1]].tolist(), strict=True)}  # fmt: skip
     for g in range(8):
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
-            key = (int(run.births.mother[g]), int(run.genes.link_id[e]))
+            key = (int(run.births.fitter_parent[g]), int(run.genes.link_id[e]))
             if key in old:
                 assert run.genes.weight[e] == np.float32(old[key])
     if inherit == "none":

@@ -125,9 +125,9 @@ def test_a_line_of_mothers_replays_to_the_same_structure():
     for member in run.members:
         line = run.line(member.number)
         assert line[0].number == 0
-        assert [b.mother for b in line[1:]] == [b.number for b in line[:-1]]
+        assert [b.fitter_parent for b in line[1:]] == [b.number for b in line[:-1]]
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()
-    assert any(b.father is not None for b in run.births)
+    assert any(b.other_parent is not None for b in run.births)
     with pytest.raises(UsageError):
         run.line(10**6)
 
@@ -149,21 +149,21 @@ def test_crossover_gives_each_layer_of_one_parent_with_its_moments():
     run.run(max_evaluations=40)
     rng = np.random.default_rng(0)
     seen = 0
-    for mother in run.members:
-        for father in run.members:
-            child = mother.program.fork()
-            moments, taken = cross(child, mother.moments, father.program, father.moments, rng)
-            assert child.structure_hash() == mother.program.structure_hash()
+    for fitter_parent in run.members:
+        for other_parent in run.members:
+            child = fitter_parent.program.fork()
+            moments, taken = cross(child, fitter_parent.moments, other_parent.program, other_parent.moments, rng)
+            assert child.structure_hash() == fitter_parent.program.structure_hash()
             for key in child.weights:
                 layer = key.rpartition(".")[0]
-                whose = father if layer in taken else mother
+                whose = other_parent if layer in taken else fitter_parent
                 assert child.weights.array(key).tobytes() == whose.program.weights.array(key).tobytes()
                 for name, value in moments.items():
                     if name.partition(".")[2].rpartition(".")[0] == key:
                         assert value.tobytes() == whose.moments[name].tobytes()
             seen += len(taken)
-            if father is mother:
-                assert child.hash() == mother.program.fork().hash() or taken
+            if other_parent is fitter_parent:
+                assert child.hash() == fitter_parent.program.fork().hash() or taken
     assert seen > 20
 
 
@@ -197,14 +197,14 @@ def test_candidates_of_one_structure_share_a_plan(monkeypatch):
 def test_moments_follow_a_weight_and_new_weights_begin_anew():
     run = evolution(**QUICK)
     run.run(max_generations=1)
-    (mother,) = run.members
-    program = mother.program.fork()
-    opt = train.optimizer(program, mother.birth.recipe)
-    train.restore(opt, mother.moments)
+    (fitter_parent,) = run.members
+    program = fitter_parent.program.fork()
+    opt = train.optimizer(program, fitter_parent.birth.recipe)
+    train.restore(opt, fitter_parent.moments)
     with program.edit("grow") as e:
         m.insert_layer(e, "out", np.random.default_rng(0), 3, block="b1")
     state = train.moments(opt)
-    for name, value in mother.moments.items():
+    for name, value in fitter_parent.moments.items():
         assert state[name].tobytes() == value.tobytes()
     fresh = [v for k, v in state.items() if ".b1." in k]
     assert fresh
@@ -215,12 +215,12 @@ def test_moments_follow_a_weight_and_new_weights_begin_anew():
 def test_children_inherit_trained_weights_or_those_before(inherit):
     run = evolution(1, population=1, steps=10, crossover=0, rates=only("learning_rate"), inherit=inherit)
     run.run(max_generations=1)
-    mother = run.members[0]
-    program, moments = mother.heritage
+    fitter_parent = run.members[0]
+    program, moments = fitter_parent.heritage
     weight = program.weights.array("out.weight").to_numpy()
     assert (weight == 0).all() == (inherit == "baldwin")
     assert all((v == 0).all() for v in moments.values()) == (inherit == "baldwin")
-    assert (mother.program.weights.array("out.weight").to_numpy() != 0).any()
+    assert (fitter_parent.program.weights.array("out.weight").to_numpy() != 0).any()
 
 
 def test_recipes_keep_to_their_ranges():

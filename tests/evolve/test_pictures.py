@@ -66,7 +66,7 @@ def test_genes_of_those_without_descendants_are_dropped():
     assert max(kept[:60]) <= 20
     assert sum(kept[:60]) < 0.5 * 60 * 20
     for g in range(20):
-        assert run.lineage.path(ev.Key(run.generation, g))[0].mother is None
+        assert run.lineage.path(ev.Key(run.generation, g))[0].fitter_parent is None
     assert run.lineage.replay(ev.Key(run.generation, 0)).valid
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
 

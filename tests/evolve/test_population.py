@@ -111,7 +111,12 @@ def test_children_are_those_of_the_slow_version(settings):
                                      outs, numbers, stream)  # fmt: skip
             native = slow_of(genes, c, inputs, outs)
             same(native, kid)
-            assert record == (births.mother[c], births.father[c], MUTATIONS[births.mutation[c]], births.site[c])
+            assert record == (
+                births.fitter_parent[c],
+                births.other_parent[c],
+                MUTATIONS[births.mutation[c]],
+                births.site[c],
+            )
             made.add(record[2])
             new.append(native)  # rounding of sums must not add up
         old = new
@@ -184,9 +189,9 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     count = settings.population
     parents = Parents(np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]), np.arange(2))
     out, births, _ = Nursery(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
-    crossed = np.repeat(births.father >= 0, 4)
+    crossed = np.repeat(births.other_parent >= 0, 4)
     assert abs((1 - out.link_open[crossed]).mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / crossed.sum())
-    alone = np.repeat((births.father < 0) & (births.mother == 0), 4)
+    alone = np.repeat((births.other_parent < 0) & (births.fitter_parent == 0), 4)
     assert (out.link_open[alone] == 0).all()  # a genome crossed with itself is itself
 
 
@@ -327,7 +332,7 @@ def test_rows_of_a_genome_that_did_not_change_are_its_mother_s():
             np.testing.assert_array_equal(getattr(run.table, name), getattr(anew, name))
         changed = [
             g
-            for g, m in enumerate(run.births.mother.tolist())
+            for g, m in enumerate(run.births.fitter_parent.tolist())
             if (a := genome(run.genes, g, 1, 1)).nodes != (b := genome(old, m, 1, 1)).nodes
             or [e[:5] for e in a.links] != [e[:5] for e in b.links]
         ]

@@ -136,8 +136,8 @@ def test_moments_follow_the_genes():
     parents = type(run.genes)(*(c.copy() for c in run.genes))
     run._reproduce()
     for g in range(8):
-        mother = int(run.births.mother[g])
-        old = take(parents, np.array([mother]))
+        fitter_parent = int(run.births.fitter_parent[g])
+        old = take(parents, np.array([fitter_parent]))
         place = {i: k for k, i in enumerate(old.link_id.tolist())}
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
             k = place.get(int(run.genes.link_id[e]))
@@ -159,8 +159,8 @@ def test_growth_keeps_the_function():
         old_links = np.diff(run.genes.link_off)
         run._reproduce()
         after = run.population().answers(Cases.of(x))
-        assert after.tobytes() == before[run.births.mother].tobytes()
-    assert (np.diff(run.genes.link_off) > old_links[run.births.mother]).any()
+        assert after.tobytes() == before[run.births.fitter_parent].tobytes()
+    assert (np.diff(run.genes.link_off) > old_links[run.births.fitter_parent]).any()
 
 
 def test_growth_learns():

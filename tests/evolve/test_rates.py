@@ -193,8 +193,8 @@ def test_parents_are_one_or_two_and_seldom_of_two_species():
     of = np.repeat([0, 1], DRAWS // 2)
     parents = Parents(np.full(DRAWS, -1), of, np.array([0, DRAWS // 2, DRAWS]), np.arange(DRAWS))
     _, births, _ = Nursery(settings, 2, 1, 5).breed(genes, np.zeros(DRAWS), parents, registry, 1)
-    crossed = births.father >= 0
+    crossed = births.other_parent >= 0
     assert within((~crossed).sum(), 0.25)
-    far = births.father[crossed] // (DRAWS // 2) != births.mother[crossed] // (DRAWS // 2)
+    far = births.other_parent[crossed] // (DRAWS // 2) != births.fitter_parent[crossed] // (DRAWS // 2)
     assert within(far.sum(), 0.001, crossed.sum())
     assert births.refused[SCALAR.index("add_link")] > 0.04 * DRAWS  # no link is missing here

@@ -83,10 +83,10 @@ def test_the_champion_of_a_large_species_is_copied():
     children, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
     champion = int(np.argmax(fitness[:35]))
     assert genome(children, 0, 3, 2) == genome(genes, champion, 3, 2)
-    copies = (births.mother == champion) & (births.mutation == 0) & (births.father < 0)
+    copies = (births.fitter_parent == champion) & (births.mutation == 0) & (births.other_parent < 0)
     assert copies[0]
     pool = set(np.argsort(-fitness[:35], kind="stable")[:7].tolist()) | {35 + int(np.argmax(fitness[35:]))}
-    assert set(births.mother.tolist()) <= pool  # the best fifth of each
+    assert set(births.fitter_parent.tolist()) <= pool  # the best fifth of each
 
 
 def test_a_lone_elite_survives_without_species():
@@ -96,9 +96,9 @@ def test_a_lone_elite_survives_without_species():
     assert len(s) == 1
     settings = NEAT(population=40, species=False, champions=0, tournament=3, survival=1.0, weights=0.0)
     _, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
-    assert births.mother[0] == np.argmax(fitness)
+    assert births.fitter_parent[0] == np.argmax(fitness)
     rank = np.argsort(np.argsort(-fitness))
-    assert rank[births.mother].mean() < 14  # the best of three
+    assert rank[births.fitter_parent].mean() < 14  # the best of three
 
 
 def test_representatives_are_members():

@@ -232,7 +232,7 @@ def _line(result: Any) -> list[Any]:
     if isinstance(result, LayerResult):
         return result.evolution.line(result.best.number)
     line = result.lineage.path(result.best.key)
-    return [b for b in line if b.mutation != "copy" or b.father is not None or b.mother is None]
+    return [b for b in line if b.mutation != "copy" or b.other_parent is not None or b.fitter_parent is None]
 
 
 def _write(result: Any, out: Path) -> list[str]:

@@ -48,8 +48,8 @@ class Birth:
     """
 
     key: Key
-    mother: Key | None
-    father: Key | None
+    fitter_parent: Key | None
+    other_parent: Key | None
     mutation: str
     site: int
     species: int
@@ -61,15 +61,15 @@ class Birth:
     def __str__(self) -> str:
         if self.author == "human":
             return f"generation {self.key.generation}: by hand, {self.why}"
-        if self.mother is None:
+        if self.fitter_parent is None:
             return f"generation {self.key.generation}: founder"
-        crossed = f", crossed with {self.father.index}" if self.father is not None else ""
+        crossed = f", crossed with {self.other_parent.index}" if self.other_parent is not None else ""
         return f"generation {self.key.generation}: {_what(self.mutation, self.site)}{crossed}"
 
 
 def said(births: Births, place: int) -> str:
     """By which edit somebody came to be, in words."""
-    if births.mother[place] < 0:
+    if births.fitter_parent[place] < 0:
         return "founder"
     return _what(MUTATIONS[births.mutation[place]], int(births.site[place]))
 
@@ -159,7 +159,7 @@ class Lineage:
                 past.edits = [e for e in past.edits if e.index in wanted]
             elif g < len(self.past) - 2 * _EVERY and not pinned:
                 break  # nothing changed here, so nothing changes before
-            mothers = past.births.mother[wanted]
+            mothers = past.births.fitter_parent[wanted]
             wanted = np.unique(mothers[mothers >= 0])
 
     def birth(self, key: Key) -> Birth:
@@ -170,11 +170,11 @@ class Lineage:
             e = past.edited(i)[key.edit - 1]
             return Birth(key, Key(g, i, key.edit - 1), None, "edit", -1, int(past.species[i]), e.fitness, e.metric,
                          "human", e.why)  # fmt: skip
-        mother, father = int(past.births.mother[i]), int(past.births.father[i])
+        fitter_parent, other_parent = int(past.births.fitter_parent[i]), int(past.births.other_parent[i])
         return Birth(
             key,
-            self.latest(g - 1, mother) if mother >= 0 else None,
-            self.latest(g - 1, father) if father >= 0 else None,
+            self.latest(g - 1, fitter_parent) if fitter_parent >= 0 else None,
+            self.latest(g - 1, other_parent) if other_parent >= 0 else None,
             MUTATIONS[past.births.mutation[i]],
             int(past.births.site[i]),
             int(past.species[i]),
@@ -185,8 +185,8 @@ class Lineage:
     def path(self, key: Key) -> list[Birth]:
         """Births from the founder to an individual, along mothers."""
         line = [self.birth(key)]
-        while (mother := line[-1].mother) is not None:
-            line.append(self.birth(mother))
+        while (fitter_parent := line[-1].fitter_parent) is not None:
+            line.append(self.birth(fitter_parent))
         return line[::-1]
 
     def genome(self, key: Key) -> Genome:

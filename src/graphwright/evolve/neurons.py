@@ -328,7 +328,9 @@ class NeuronEvolution(Evolution):
         self.genes, self.births, self.registry = self._nursery.children(
             old, self.fitness, self.species, self.registry, self.generation + 1, silent
         )
-        self._table = tabulate(self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.mother))
+        self._table = tabulate(
+            self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.fitter_parent)
+        )
         self._refused(self.births)
         self.generation += 1
         self.species = self.species.next(old, chosen, self.genes, s, self.generation)

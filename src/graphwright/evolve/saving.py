@@ -130,7 +130,7 @@ def _arrays(run: NeuronEvolution) -> Iterator[tuple[str, np.ndarray]]:
             yield f"edits.{k}.genes.{name}", column
 
 
-_BIRTHS = ("mother", "father", "mutation", "site", "refused")
+_BIRTHS = ("fitter_parent", "other_parent", "mutation", "site", "refused")
 
 
 def _restore(run: NeuronEvolution, content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

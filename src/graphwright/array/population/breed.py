@@ -85,23 +85,19 @@ def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @native
+def _copy(src: Any, p: int, out: Any, at: int) -> None:
+    out.link_id[at], out.link_src[at], out.link_dst[at] = src.link_id[p], src.link_src[p], src.link_dst[p]
+    out.link_delay[at], out.link_open[at] = src.link_delay[p], src.link_open[p]
+    out.weight[at], out.first[at] = src.weight[p], src.first[p]
+    out.second[at], out.steps[at] = src.second[p], src.steps[p]
+
+
+@native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
     """Insert a link into the sorted run of a child; returns its new end."""
     at = high
     while at > low and out.link_id[at - 1] > number:
-        before = at - 1
-        out.link_id[at], out.link_src[at], out.link_dst[at] = (
-            out.link_id[before],
-            out.link_src[before],
-            out.link_dst[before],
-        )
-        out.link_delay[at], out.link_open[at] = out.link_delay[before], out.link_open[before]
-        out.weight[at], out.first[at], out.second[at], out.steps[at] = (
-            out.weight[before],
-            out.first[before],
-            out.second[before],
-            out.steps[before],
-        )
+        _copy(out, at - 1, out, at)
         at -= 1
     out.link_id[at], out.link_src[at], out.link_dst[at] = number, src, dst
     out.link_delay[at], out.link_open[at] = delay, 1
@@ -146,18 +142,6 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
 
 
 @native
-def _copy(src: Any, p: int, out: Any, at: int) -> None:
-    out.link_id[at], out.link_src[at], out.link_dst[at] = src.link_id[p], src.link_src[p], src.link_dst[p]
-    out.link_delay[at], out.link_open[at] = src.link_delay[p], src.link_open[p]
-    out.weight[at], out.first[at], out.second[at], out.steps[at] = (
-        src.weight[p],
-        src.first[p],
-        src.second[p],
-        src.steps[p],
-    )
-
-
-@native
 def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
     """Select a parent by a tournament; the pool is sorted, best first."""
     at = below(rng, high - low)
@@ -177,13 +161,15 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 
 
 @native
-def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
+def _inherit(
+    parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
+) -> Any:
     """Copy the structure of the fitter parent; take matching genes from either.
 
     A link that is closed in one parent stays closed with probability `reclose`.
     """
-    n0, nodes = parents.node_off[mother], parents.node_off[mother + 1] - parents.node_off[mother]
-    l0, links = parents.link_off[mother], parents.link_off[mother + 1] - parents.link_off[mother]
+    n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
+    l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
     copy_run(parents.node_id, n0, nodes, out.node_id, n1)
     copy_run(parents.node_act, n0, nodes, out.node_act, n1)
     copy_run(parents.link_id, l0, links, out.link_id, l1)
@@ -195,15 +181,15 @@ def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int,
     copy_run(parents.first, l0, links, out.first, l1)
     copy_run(parents.second, l0, links, out.second, l1)
     copy_run(parents.steps, l0, links, out.steps, l1)
-    if father < 0:
+    if other_parent < 0:
         return n1 + nodes, l1 + links
-    q, q_end = parents.node_off[father], parents.node_off[father + 1]
+    q, q_end = parents.node_off[other_parent], parents.node_off[other_parent + 1]
     for n in range(n1, n1 + nodes):
         while q < q_end and parents.node_id[q] < out.node_id[n]:
             q += 1
         if q < q_end and parents.node_id[q] == out.node_id[n] and uniform(rng) < 0.5:
             out.node_act[n] = parents.node_act[q]
-    q, q_end = parents.link_off[father], parents.link_off[father + 1]
+    q, q_end = parents.link_off[other_parent], parents.link_off[other_parent + 1]
     for e in range(l1, l1 + links):
         while q < q_end and parents.link_id[q] < out.link_id[e]:
             q += 1
@@ -219,7 +205,7 @@ def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int,
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """Split an open link by a node: the link in has weight 1, the link out the old weight. The site is -1 if none is open."""
+    """Split an open link by a node: the link in has weight 1, the link out the old weight. Site -1 if none is open."""
     still = 0
     for e in range(l0, l1):
         still += out.link_open[e]
@@ -247,7 +233,7 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
 def _grow(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, registry: Any, acts: Any, rng: Any
 ) -> Any:
-    """A unit from all inputs and the bias, with random weights, to all outputs, with weight 0: the same function."""
+    """Add a node with random weights from all inputs and weight 0 to all outputs: the function is unchanged."""
     k = 0
     node = number_of(registry, UNIT, k, 0, 0)
     while find(out.node_id, n0, n1, node) >= 0:
@@ -277,7 +263,7 @@ def _add(
     seen: Any,
     stack: Any,
 ) -> Any:
-    """A link between two nodes that have none. Returns the run's end, the number, the delay; number -1 if none fits."""
+    """Link two unlinked nodes. Returns the end of the links, the innovation number (-1 if it failed) and the delay."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -304,7 +290,7 @@ def _add(
 
 @native
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: int, rng: Any) -> Any:
-    """One link less, of those with a delay if `delayed` is 1, and the hidden nodes that have no link any more."""
+    """Remove a link, one with a delay if `delayed` is 1, and hidden nodes that have no link left."""
     there = 0
     for e in range(l0, l1):
         there += not delayed or out.link_delay[e] > 0
@@ -399,23 +385,23 @@ def breed(
         n0, l0 = out.node_off[child], out.link_off[child]
         mutation, site = np.int64(COPY), np.int64(-1)
         if of.elite[child] >= 0:
-            mother, father = of.elite[child], np.int64(-1)
-            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+            fitter_parent, other_parent = of.elite[child], np.int64(-1)
+            n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
         else:
             low, high = of.pool_off[of.species[child]], of.pool_off[of.species[child] + 1]
-            mother, father = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
+            fitter_parent, other_parent = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
             if uniform(rng) >= rates.mutate_only:
                 others = len(of.pool) - (high - low)
                 if uniform(rng) < rates.interspecies and others:
                     at = below(rng, others)  # index in the pool without the child's own species
-                    father = of.pool[at if at < low else at + high - low]
+                    other_parent = of.pool[at if at < low else at + high - low]
                 else:
-                    father = _parent(rng, of.pool, low, high, rates.tournament)
-                if father == mother:
-                    father = np.int64(-1)
-                elif _fitter(parents, fitness, father, mother):
-                    mother, father = father, mother
-            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+                    other_parent = _parent(rng, of.pool, low, high, rates.tournament)
+                if other_parent == fitter_parent:
+                    other_parent = np.int64(-1)
+                elif _fitter(parents, fitness, other_parent, fitter_parent):
+                    fitter_parent, other_parent = other_parent, fitter_parent
+            n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
             nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
             if rates.grow > 0.0 and uniform(rng) < rates.grow:
                 if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
@@ -466,5 +452,5 @@ def breed(
                 _perturb(out, l0, l1, rates, rng)
                 mutation = WEIGHTS
         out.node_off[child + 1], out.link_off[child + 1] = n1, l1
-        births.mother[child], births.father[child] = mother, father
+        births.fitter_parent[child], births.other_parent[child] = fitter_parent, other_parent
         births.mutation[child], births.site[child] = mutation, site

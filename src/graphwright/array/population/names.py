@@ -59,8 +59,8 @@ class Births(NamedTuple):
         refused: int64 [mutations]; how often each mutation was impossible.
     """
 
-    mother: np.ndarray
-    father: np.ndarray
+    fitter_parent: np.ndarray
+    other_parent: np.ndarray
     mutation: np.ndarray
     site: np.ndarray
     refused: np.ndarray
@@ -68,5 +68,5 @@ class Births(NamedTuple):
 
 def founders(count: int) -> Births:
     """Births of genomes without parents."""
-    mother, father, site = np.full((3, count), -1, np.int32)
-    return Births(mother, father, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))
+    fitter_parent, other_parent, site = np.full((3, count), -1, np.int32)
+    return Births(fitter_parent, other_parent, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

@@ -87,7 +87,7 @@ class Past(NamedTuple):
 
     genes: Genes
     table: Table
-    mother: Any
+    fitter_parent: Any
 
 
 def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
@@ -100,7 +100,7 @@ def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) 
     row_off, rows, node = np.empty(count + 1, np.int64), np.empty((nodes, 3), np.int32), np.empty(nodes, np.int32)
     ends, read = np.empty((count, outputs), np.int32), np.empty((links, 3), np.int32)
     # enough for one genome; the size of all is an upper bound, and pages that are never written cost nothing
-    scratch, scratch = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
+    scratch, more_scratch = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
     if past is None:
         past = Past(genes, Table(row_off, rows, read, ends, node, 1, 1, 0), np.full(count, -1, np.int32))
     used, most, ring, written = _tabulate(
@@ -121,22 +121,27 @@ def _tabulate(
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0
     for g in range(len(row_off) - 1):
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
-        mother = past.mother[g]
-        if mother >= 0 and _same(genes, g, past.genes, mother):
-            table, base, low, high = past.table, row_off[g], past.table.row_off[mother], past.table.row_off[mother + 1]
+        fitter_parent = past.fitter_parent[g]
+        if fitter_parent >= 0 and _same(genes, g, past.genes, fitter_parent):
+            table, base, low, high = (
+                past.table,
+                row_off[g],
+                past.table.row_off[fitter_parent],
+                past.table.row_off[fitter_parent + 1],
+            )
             start = table.rows[low, 1] if high > low else 0
             for r in range(high - low):
                 rows[base + r, 0] = table.rows[low + r, 0]
                 rows[base + r, 1] = table.rows[low + r, 1] - start + used
                 rows[base + r, 2] = table.rows[low + r, 2] - start + used
-                node[base + r] = table.node[low + r] - past.genes.node_off[mother] + n0
+                node[base + r] = table.node[low + r] - past.genes.node_off[fitter_parent] + n0
             for i in range(start, table.rows[high - 1, 2] if high > low else 0):
                 links[used, 0], links[used, 1] = table.links[i, 0], table.links[i, 1]
-                links[used, 2] = table.links[i, 2] - past.genes.link_off[mother] + l0
+                links[used, 2] = table.links[i, 2] - past.genes.link_off[fitter_parent] + l0
                 longest = max(longest, np.int64(table.links[i, 1]))
                 used += 1
             for o in range(outputs):
-                ends[g, o] = table.outputs[mother, o]
+                ends[g, o] = table.outputs[fitter_parent, o]
             row_off[g + 1] = base + high - low
             most = max(most, high - low)
             continue

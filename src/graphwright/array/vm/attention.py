@@ -1,18 +1,19 @@
 """Attention and its gradient by blocks of 64 queries and 64 keys; attention over a KV cache; writes to KV caches.
 
 Blocked attention computes the scores of one block at a time with a running softmax (Dao 2023, "FlashAttention-2",
-algorithms 1 and 2). Its code is a row and two more that hold operands: cells 1 first unit, 2 units, 3 query heads, 4 key
-heads, 5 queries, 6 keys, 7 and 8 sizes of a key and a value, 9 scale, 10 address of the position of the first query
-(0: keys - queries), 11 causal, 12 window (0: none), 13 key mask (0: none), 14 block table (0: all blocks). Then per
-operand its address and its bytes per batch element, head and position: q, k, v, out; for the gradient also the gradients
-of out, q, k, v. A unit is a query head of a batch element, in the gradient a key head with all its query heads.
+algorithms 1 and 2). Its code is a row and two more that hold operands: cells 1 first unit, 2 units, 3 query heads, 4
+key heads, 5 queries, 6 keys, 7 and 8 sizes of a key and a value, 9 scale, 10 address of the position of the first
+query (0: keys - queries), 11 causal, 12 window (0: none), 13 key mask (0: none), 14 block table (0: all blocks). Then
+per operand its address and bytes per batch element, head and position: q, k, v, out; for the gradient also the
+gradients of out, q, k, v. A unit is a query head of a batch element, in the gradient a key head with all its query
+heads.
 
-A block table holds, for each block of queries, the index at which its list of key blocks begins; one more index for the
-end; then the lists.
+A block table holds, for each block of queries, the index at which its list of key blocks begins; one more index for
+the end; then the lists.
 
-Attention over a cache is one pass over the keys that a query sees, 16 at a time, with a running maximum and sum (Milakov
-and Gimelshein 2018, "Online normalizer calculation for softmax"). With a block table, the address of a key is looked up
-in it: blocks may be stored anywhere, and nothing is gathered.
+Attention over a cache is one pass over the keys that a query sees, 16 at a time, with a running maximum and sum
+(Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"). With a block table, the address of a key
+is looked up in it: blocks may be stored anywhere, and nothing is gathered.
 """
 
 from __future__ import annotations
@@ -427,7 +428,7 @@ def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: An
 
 @intrinsic
 def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, width: Any, count: Any) -> Any:
-    """out = kept·out + Σ p[r]·v[r]."""
+    """Out = kept·out + Σ p[r]·v[r]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args
@@ -554,8 +555,8 @@ def kv_scatter(row: Any) -> Any:
     """Write rows into the blocks of a pool; returns False, and writes nothing, if a row has no block.
 
     Cells 1 pool, 2 rows, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads, 7 number of rows, 8 entries,
-    9 rows in a block, 10 blocks in the table per batch element, 11 blocks in the pool, 12 to 14 bytes per batch element,
-    head and row of the rows. A batch element with a negative length is skipped.
+    9 rows in a block, 10 blocks in the table per batch element, 11 blocks in the pool, 12 to 14 bytes per batch
+    element, head and row of the rows. A batch element with a negative length is skipped.
     """
     table, lengths, batch, rows, width = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 7), cell(row, 8)
     heads, block, most = cell(row, 6), cell(row, 9), cell(row, 10)

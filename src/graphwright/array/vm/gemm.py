@@ -64,7 +64,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """Emit a loop of `count` turns that adds `unrolled` terms a turn; returns the addresses and sums after it."""
+            """Emit a loop of `count` turns that adds `unrolled` terms each; returns addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
@@ -138,7 +138,7 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def transposer(fetch: Any) -> Any:
-    """Transpose 16 rows of `source`, 16 numbers each, into `target` (`pitch` bytes a row), with 0 for rows that are missing.
+    """Transpose 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row), with 0 for missing entries.
 
     Rows of the target are written whole and in order: where they overlap, the later one remains.
     `fetch(builder, address, mask)` reads 16 numbers as float32.

@@ -23,7 +23,7 @@ from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import rounded_bf16
-from graphwright.array.vm.sharing import asked, fetch_add, read, finish, share, take, wait
+from graphwright.array.vm.sharing import asked, fetch_add, finish, read, share, take, wait
 from graphwright.array.vm.vector import WIDE, load_i64, store_i64
 from graphwright.native import cfunc, source_hash
 

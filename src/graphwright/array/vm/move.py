@@ -31,7 +31,7 @@ def _line(target: Any, source: Any, cols: Any) -> None:
 
 @native
 def copy_axes(row: Any) -> None:
-    """Copy between strided layouts: cells 1 to 4 sizes, 5 result, 6 to 8 its strides (the last is 4), 9 x, 10 to 13 its."""
+    """Copy between layouts: cells 1 to 4 sizes, 5 result, 6 to 8 strides (the last is 4), 9 x, 10 to 13 its strides."""
     cols, step = cell(row, 4), cell(row, 13)
     for a in range(cell(row, 1)):
         for b in range(cell(row, 2)):

@@ -250,7 +250,7 @@ def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
 
 @native
 def layer_norm(row: Any) -> None:
-    """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b; cells 9 w, 11 whether it is used, 12 b, 14 whether it is used, 15 eps.
+    """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b; cells 9 w, 11 is w used, 12 b, 14 is b used, 15 eps.
 
     The variance is computed from the differences in a second pass, which loses no digits where the mean is large.
     """

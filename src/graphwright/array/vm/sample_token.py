@@ -161,7 +161,7 @@ def _reached(sum_: Any, total: Any, limit: Any) -> Any:
 
 @native
 def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> None:
-    """Drop the entries after the shortest prefix of the descending order (ties: lower ids first) that reaches the limit.
+    """Drop entries after the shortest prefix of the descending order (ties: lower ids first) that reaches the limit.
 
     The limit is a number of entries, or a share of the total probability in float32; sums are float64.
     """

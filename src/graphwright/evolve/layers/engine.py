@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 def cross(
-    child: Program, moments: Moments, father: Program, others: Moments, rng: np.random.Generator
+    child: Program, moments: Moments, other_parent: Program, others: Moments, rng: np.random.Generator
 ) -> tuple[Moments, list[str]]:
     """Give a fork of the mother layers of the father, each with one half; the moments of the child, and their names."""
-    mine, theirs = _layers(child), _layers(father)
+    mine, theirs = _layers(child), _layers(other_parent)
     taken: list[str] = []
     found = dict(moments)
     with child.edit("cross over", author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
@@ -50,7 +50,7 @@ def cross(
                 continue
             taken.append(name)
             for key in weights:
-                e.set_weight(key, father.weights.array(key))
+                e.set_weight(key, other_parent.weights.array(key))
                 for moment in [m for m in found if _of(m, key)]:
                     del found[moment]
                 found.update({m: value for m, value in others.items() if _of(m, key)})
@@ -164,27 +164,27 @@ class LayerEvolution(Evolution):
     def _child(self, done: float) -> Member | Birth:
         """Fork a parent, cross over, make one mutation, train."""
         s, rng = self.settings, self._stream(_DRAW)
-        mother = self._parent(rng)
-        program, moments = mother.heritage
-        program, recipe = program.fork(f"candidate {len(self.births)}"), mother.birth.recipe
-        father: Member | None = None
+        fitter_parent = self._parent(rng)
+        program, moments = fitter_parent.heritage
+        program, recipe = program.fork(f"candidate {len(self.births)}"), fitter_parent.birth.recipe
+        other_parent: Member | None = None
         if rng.random() < s.crossover and len(self.members) > 1:
             other = self._parent(rng)
-            if other is not mother:
-                mother, father = sorted((mother, other), key=self.members.index)
-                program, moments = mother.heritage
+            if other is not fitter_parent:
+                fitter_parent, other_parent = sorted((fitter_parent, other), key=self.members.index)
+                program, moments = fitter_parent.heritage
                 program = program.fork(f"candidate {len(self.births)}")
-                moments, _ = cross(program, moments, *father.heritage, rng)
-                genes = (mother.birth.recipe, father.birth.recipe)
+                moments, _ = cross(program, moments, *other_parent.heritage, rng)
+                genes = (fitter_parent.birth.recipe, other_parent.birth.recipe)
                 recipe = Recipe(*(getattr(genes[int(rng.integers(2))], f) for f in ("rate", "optimizer", "loss")))
-                if recipe.optimizer != mother.birth.recipe.optimizer:
-                    recipe = replace(recipe, rate=father.birth.recipe.rate)
-        opt = train.optimizer(program, mother.birth.recipe)
+                if recipe.optimizer != fitter_parent.birth.recipe.optimizer:
+                    recipe = replace(recipe, rate=other_parent.birth.recipe.rate)
+        opt = train.optimizer(program, fitter_parent.birth.recipe)
         train.restore(opt, moments)
         name, site, block, recipe = self._mutate(program, recipe, rng, done)
-        kept = train.moments(opt) if recipe.optimizer == mother.birth.recipe.optimizer else {}
-        return self._candidate(program, kept, recipe, mother.number, None if father is None else father.number,
-                               name, site, block)  # fmt: skip
+        kept = train.moments(opt) if recipe.optimizer == fitter_parent.birth.recipe.optimizer else {}
+        other = None if other_parent is None else other_parent.number
+        return self._candidate(program, kept, recipe, fitter_parent.number, other, name, site, block)
 
     def rates(self, done: float) -> dict[str, float]:
         """Weights by which mutations are drawn for the next children, with `done` of the run behind."""
@@ -262,7 +262,7 @@ class LayerEvolution(Evolution):
         raise AssertionError("more parts than there are")
 
     def _candidate(
-        self, program: Program, moments: Moments, recipe: Recipe, mother: int | None, father: int | None,
+        self, program: Program, moments: Moments, recipe: Recipe, fitter_parent: int | None, other_parent: int | None,
         mutation: str, site: str, block: str,
     ) -> Member | Birth:  # fmt: skip
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
@@ -283,7 +283,7 @@ class LayerEvolution(Evolution):
         except (GraphwrightError, FloatingPointError) as error:
             failure = f"{type(error).__name__}: {error}"
         self.counters.evaluations += 1
-        birth = Birth(number, self.generation, mother, father, mutation, site, block, recipe, metric, loss,
+        birth = Birth(number, self.generation, fitter_parent, other_parent, mutation, site, block, recipe, metric, loss,
                       parameters(program), self._flops(program), failure)  # fmt: skip
         self.births.append(birth)
         if metric is None:
@@ -305,15 +305,15 @@ class LayerEvolution(Evolution):
         Raises: UsageError for who is no member; TaskError for what does not fit the task or the limits; what the edit
             or its score raises. Then nothing has changed.
         """
-        mother = next((m for m in self.members if m.number == who), None)
-        if mother is None:
+        fitter_parent = next((m for m in self.members if m.number == who), None)
+        if fitter_parent is None:
             numbers = ", ".join(str(m.number) for m in self.members)
             raise UsageError("no member has this number", got=who, expected=numbers or "members, after run(1)",
                              fix="edit its program, which goes its own way")  # fmt: skip
-        number, recipe = len(self.births), mother.birth.recipe
-        program = mother.program.fork(f"candidate {number}")
+        number, recipe = len(self.births), fitter_parent.birth.recipe
+        program = fitter_parent.program.fork(f"candidate {number}")
         opt, before = train.optimizer(program, recipe), set(program.nodes())
-        train.restore(opt, mother.moments)
+        train.restore(opt, fitter_parent.moments)
         names = dict(self.numbers)
         try:
             with program.edit(why, author="human") as e:
@@ -332,17 +332,17 @@ class LayerEvolution(Evolution):
             raise
         if not len(program.journal):
             return
-        birth = Birth(number, self.generation, mother.number, None, "edit", "", "", recipe, metric, loss,
+        birth = Birth(number, self.generation, fitter_parent.number, None, "edit", "", "", recipe, metric, loss,
                       parameters(program), self._flops(program), author="human", why=why,
                       edits=program.journal[-1].edits)  # fmt: skip
-        seedling, seeds = mother.seedling, mother.seeds
+        seedling, seeds = fitter_parent.seedling, fitter_parent.seeds
         if seedling is not None:
             seedling = seedling.fork(f"seedling {number}")
             start = train.optimizer(seedling, recipe)
             train.restore(start, seeds)
             replay([program.journal[-1]], onto=seedling)
             seeds = train.moments(start)
-        self._take(mother, Member(birth, program, train.moments(opt), seedling, seeds))
+        self._take(fitter_parent, Member(birth, program, train.moments(opt), seedling, seeds))
 
     def _take(self, old: Member, new: Member) -> None:
         """Put what was edited in the place of what it was."""
@@ -455,8 +455,8 @@ class LayerEvolution(Evolution):
         if not 0 <= number < len(self.births):
             raise UsageError("no such candidate", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]
-        while found[-1].mother is not None:
-            found.append(self.births[found[-1].mother])
+        while found[-1].fitter_parent is not None:
+            found.append(self.births[found[-1].fitter_parent])
         return found[::-1]
 
 

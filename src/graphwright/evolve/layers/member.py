@@ -97,8 +97,8 @@ class Birth:
 
     number: int
     generation: int
-    mother: int | None
-    father: int | None
+    fitter_parent: int | None
+    other_parent: int | None
     mutation: str
     site: str
     block: str
@@ -118,7 +118,7 @@ class Birth:
         if self.author == "human":
             return f"by hand, {self.why}"
         place = f" at {self.site}" if self.site else ""
-        crossed = f", crossed with {self.father}" if self.father is not None else ""
+        crossed = f", crossed with {self.other_parent}" if self.other_parent is not None else ""
         return f"{self.mutation or 'start'}{place}{crossed}"
 
     def value(self, objective: str) -> float:

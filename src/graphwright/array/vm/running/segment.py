@@ -131,7 +131,7 @@ class VmSegment:
         return not self._long and self.run is self._alone
 
     def failure(self, where: int | None = None) -> BadIndex:
-        """The exception to raise after a run that did not return None; `where` is the failed row of a `Guarded` call."""
+        """The exception to raise after a failed run; `where` is the failed row of a `Guarded` call."""
         row = int(self._context[at.WHERE]) if where is None else where
         return BadIndex(int(self._owner[(row - self._code.ctypes.data) // BYTES]))
 
