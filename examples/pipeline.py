@@ -52,7 +52,7 @@ class Workshop:
         for before in self.model.directory.glob("*.safetensors"):
             after = self.place / "untouched" / before.name
             assert before.read_bytes() == after.read_bytes()
-        yield f"untouched: rung {receipt.rung}, the same bytes"
+        yield f"untouched: export level {receipt.level}, the same bytes"
 
     def mend(self) -> Iterator[str]:
         mended = 0
@@ -103,12 +103,12 @@ class Workshop:
                 self.undo()
 
     def export(self) -> Iterator[str]:
-        for name, prefer in (("stock class", "stock"), ("true size", "size")):
+        for name, prefer in (("original class", "original"), ("true size", "size")):
             receipt = self.model.export(self.place / prefer, prefer=prefer)
             size = sum(f.stat().st_size for f in (self.place / prefer).glob("*.safetensors"))
             error = receipt.check["export_error"]["max_rel"]
             assert receipt.confirmed
-            yield f"{name}: rung {receipt.rung}, {size:,} bytes, transformers' logits within {error:.0e}"
+            yield f"{name}: export level {receipt.level}, {size:,} bytes, transformers' logits within {error:.0e}"
             if self.quick:
                 break
         self.undo()

@@ -106,8 +106,8 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     assert before["changed"]
     assert f"cut {CUT}" in call("edit", saved, "--log")
     assert call("diff", "bundled", saved, code=1)
-    assert "rung 3" in call("export", saved, "--plan")
-    assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["rung"] == 5
+    assert "level 3" in call("export", saved, "--plan")
+    assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["level"] == 5
     after = json.loads(call("edit", saved, "--undo", 1, "--json"))
     assert after["after"] == before["before"] == gw.open("bundled").program.hash()
     (tmp_path / "text").write_text("a little text")

@@ -277,18 +277,18 @@ class _Story:
     def export_pruned(self, c: Chapter) -> None:
         from math import isfinite
 
-        rungs, sizes = {}, {}
-        for name, prefer in (("pruned", "stock"), ("pruned-true-size", "size")):
+        levels, sizes = {}, {}
+        for name, prefer in (("pruned", "original"), ("pruned-true-size", "size")):
             with bar(self.silent) as report:
                 receipt = self.model.export(self.place / name, prefer=prefer, report=report)
             error = receipt.check.get("export_error", {}).get("max_rel", 0.0)
-            rungs[name] = receipt.rung
+            levels[name] = receipt.level
             sizes[name] = (self.place / name / "model.safetensors").stat().st_size
             proof = f"largest relative error {error:.1e}" if receipt.confirmed else "not confirmed: needs the extra hf"
-            c.lines.append(f"{name}: rung {receipt.rung}, {sizes[name]:,} bytes, {proof}")
+            c.lines.append(f"{name}: export level {receipt.level}, {sizes[name]:,} bytes, {proof}")
             c.checks[f"{name} computes the same"] = isfinite(error) and error <= 2e-2
-        c.facts = {"rungs": rungs, "bytes": sizes}
-        c.checks["the stock class holds it, zeros in place of what went"] = rungs["pruned"] == 3
+        c.facts = {"levels": levels, "bytes": sizes}
+        c.checks["the original class holds it, with zeros for removed units"] = levels["pruned"] == 3
         c.checks["the other one is smaller"] = sizes["pruned-true-size"] < sizes["pruned"]
         self.p.undo()
         c.checks["undone: hash is the one from chapter 3"] = self.p.hash() == self.hash
@@ -309,9 +309,9 @@ class _Story:
         c.checks = {"same function until it is trained": bool(same)}
 
     def train(self, c: Chapter) -> None:
-        from graphwright.models.train import Recipe, Trainer
+        from graphwright.models.train import Trainer, TrainOptions
 
-        recipe = Recipe(
+        recipe = TrainOptions(
             steps=4 if self.quick else 60,
             batch=4 if self.quick else 12,
             window=128 if self.quick else 256,

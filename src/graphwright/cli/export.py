@@ -19,10 +19,10 @@ def register(app: typer.Typer) -> None:
 def export(
     directory: Dir,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
-    rung: Annotated[str, typer.Option(metavar="N", help="auto, or 1 to 5: see --plan.")] = "auto",
+    level: Annotated[str, typer.Option(metavar="L", help="auto, or name or number of a level: see --plan.")] = "auto",
     prefer: Annotated[
-        str, typer.Option(metavar="WHAT", help="stock (classes of transformers) or size (true sizes).")
-    ] = "stock",
+        str, typer.Option(metavar="WHAT", help="original (class of transformers) or size (no zeros).")
+    ] = "original",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
     check: Annotated[
         str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
@@ -68,7 +68,7 @@ def export(
     with bar(quiet or as_json) as report:
         receipt = model.export(
             out,
-            rung=rung,
+            level=level,
             prefer=prefer,
             dtype=dtype,
             check=check,

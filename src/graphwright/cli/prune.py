@@ -94,4 +94,4 @@ def prune(
         return
     say(str(plan.report))
     if not dry_run:
-        say(f"wrote {out}" + ("" if receipt is None else f", rung {receipt.rung}"))
+        say(f"wrote {out}" + ("" if receipt is None else f", export level {receipt.level}"))

@@ -29,8 +29,8 @@ def run(
     import numpy as np
 
     from graphwright.models import open
-    from graphwright.models.generation.generate import prompt_ids
     from graphwright.models.generation.sampling import log_softmax
+    from graphwright.models.generation.text import prompt_ids
 
     set_threads(threads)
     model = open(directory)

@@ -76,7 +76,7 @@ def train(
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
     from graphwright.models.open import create
-    from graphwright.models.train import Recipe, Trainer
+    from graphwright.models.train import Trainer, TrainOptions
 
     set_threads(threads)
     if out is not None:
@@ -84,7 +84,7 @@ def train(
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
-    recipe = Recipe(
+    recipe = TrainOptions(
         steps=steps,
         batch=batch,
         window=window,
@@ -146,7 +146,7 @@ def _kept(state: Path | None, steps: int) -> str:
 
 
 def _write(model, out: Path, scratch: bool, overwrite: bool) -> str:  # typer reads annotations of commands only
-    if model.export_plan().rung is None:
+    if model.export_plan().level is None:
         model.save(out, overwrite=overwrite)
         return "a saved model (its structure is no family's): graphwright export says more"
     dtype = "bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep"

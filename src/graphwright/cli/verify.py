@@ -26,7 +26,7 @@ def verify(
         Path | None, typer.Option(metavar="DIR", help="The directory that it was exported from.")
     ] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run the modeling code that a rung 5 export carries.")
+        bool, typer.Option("--trust-code", help="Run generated modeling code of the export.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from graphwright.models.errors import ModelNotFound
-from graphwright.models.train import Recipe
+from graphwright.models.train import TrainOptions
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,7 +32,9 @@ CONFIG = {
     "vocab_size": 256,
 }
 
-RECIPE = Recipe(steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0)
+RECIPE = TrainOptions(
+    steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0
+)
 
 
 def bundled() -> Path:

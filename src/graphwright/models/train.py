@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import random
-from graphwright.errors import UsageError
-from graphwright.models.generation.sampling import NonFinite
-from graphwright.models.model import need_tokenizer
+from graphwright.errors import NonFinite, UsageError
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
 from graphwright.progress import Progress
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainOptions:
     """How to train.
 
     Attributes:
@@ -87,14 +86,14 @@ class Trainer:
     Args:
         model: any opened or created model, edited ones included.
         text: what to train on.
-        recipe: see Recipe.
+        recipe: see `TrainOptions`.
 
     Attributes:
         step: forward, backward, clipping and AdamW as one plan, which follows edits of the model.
     Raises: UsageError for a text shorter than a window.
     """
 
-    def __init__(self, model: Model, text: str, recipe: Recipe) -> None:
+    def __init__(self, model: Model, text: str, recipe: TrainOptions) -> None:
         self.model, self.recipe = model, recipe
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
         if len(self.ids) < recipe.window + 1:
@@ -185,4 +184,4 @@ class Trainer:
         self.done = saved.step
 
 
-__all__ = ["Recipe", "Trainer", "Training"]
+__all__ = ["TrainOptions", "Trainer", "Training"]

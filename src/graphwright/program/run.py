@@ -136,7 +136,7 @@ def tensors(
     groups: dict[NodeId, Any] = {}
     if recorder is not None:
         recorder.depends(p)
-        recorder.rely(lambda: p.checkpoints)
+        recorder.assume(lambda: p.checkpoints)
         here = object()  # another run in the same trace has subgraphs of its own
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}

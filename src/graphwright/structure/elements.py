@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array.formulas.gates import KINDS, STATES
+from graphwright.ops import traits
 from graphwright.program.gates import (
     CLOSED,
     COST,
@@ -152,6 +153,6 @@ def sites_of(p: Program, element: Element) -> list[NodeId]:
 def _option(p: Program, site: NodeId) -> int:
     """Which option of its choice a product is."""
     node = p.operands(site)[1].node
-    while p.op(node) != "slice":
+    while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node
     return p.attrs(node)["start"]

@@ -104,7 +104,7 @@ def diagnose_model(model: Model, text: str | None = None, **options: Any) -> Fin
     """
     if text is None:
         return diagnose(model, **options)
-    from graphwright.models.model import need_tokenizer
+    from graphwright.models.tokenizer import need_tokenizer
 
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)

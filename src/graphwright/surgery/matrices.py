@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array import empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
+from graphwright.ops import OPS, traits
 from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program, Selection
 
-PAIRS = {"linear": 1, "embedding": 0}
+PAIRS = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
 """Op -> the port at which it reads a matrix [out, in]: as x · Wᵀ, or as a table of which it picks rows."""
 
 
@@ -120,7 +121,7 @@ def _param(p: Program, node: NodeId) -> NodeId | None:
     if p.op(node) not in PAIRS:
         return None
     source = p.operands(node)[PAIRS[p.op(node)]].node
-    while p.op(source) == "cast":
+    while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
     return source if p.op(source) == PARAM else None
 
@@ -135,7 +136,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> tuple[Matrix | None, str]:
     others = sorted({u.op for u in uses} - set(PAIRS))
     if others or not uses:
         return None, f"read by {', '.join(others)}" if others else "nothing reads it"
-    if not named and any(u.op == "embedding" for u in uses):
+    if not named and any(traits(u.op).lookup for u in uses):
         return None, "an embedding table: touched only when named"
     if not named and any(Value(u.node) in p.outputs() for u in uses):
         return None, "an output head: touched only when named"
@@ -149,7 +150,7 @@ def _uses(p: Program, value: Value) -> list[Use]:
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
         op = p.op(reader)
-        if op == "cast":
+        if traits(op).casts:
             found += _uses(p, Value(reader))
         else:
             found.append(Use(reader, op if PAIRS.get(op) == p.edge_port(edge) else f"{op} operand"))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import NonFinite, UsageError
-from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.cache import StaticCache
+from graphwright.ops import traits
 from graphwright.program.cost import size
 from graphwright.surgery.calibration import Stream, host
 
@@ -97,7 +98,7 @@ def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median(lambda: plan(feeds))}
     context = np.zeros((1, CONTEXT), np.int64)
-    cache = Cache(p, 1, CONTEXT + ROUNDS + WARM_UP)
+    cache = StaticCache(p, 1, CONTEXT + ROUNDS + WARM_UP)
     try:
         cache.step(context)
         ms = _median(lambda: cache.step(np.zeros((1, 1), np.int64)))
@@ -229,7 +230,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
     """
     sources: dict[str, list[Value]] = {}
     for m in matrices:
-        sources[m.path] = [program.operands(u.node)[0] for u in m.uses if u.op == "linear"]
+        sources[m.path] = [program.operands(u.node)[0] for u in m.uses if traits(u.op).contracts == "out_in"]
     wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
     sums: dict[Value, np.ndarray] = {}
     counts: dict[Value, int] = {}

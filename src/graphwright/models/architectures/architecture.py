@@ -27,7 +27,7 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class WeightKey:
     """One weight of a family.
 
     Attributes:
@@ -64,7 +64,7 @@ class Architecture:
     classes: tuple[str, ...]
     model_types: tuple[str, ...]
     read: Callable[[Config], Any]
-    keys: tuple[Key, ...]
+    keys: tuple[WeightKey, ...]
     build: Callable[..., None]
     prefix: str = "model."
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphwright.array import float64
-from graphwright.models.architectures.architecture import Key
+from graphwright.models.architectures.architecture import WeightKey
 from graphwright.models.architectures.rope import read_rope
 from graphwright.models.errors import ConfigError
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.rope import Rope
+    from graphwright.models.architectures.rope import RopeFrequencies
     from graphwright.program import Builder, Value
 
 _ACTIVATIONS = {
@@ -53,7 +53,7 @@ class Decoder:
     mlp: int
     eps: float
     activation: str
-    rope: Rope
+    rope: RopeFrequencies
     windows: tuple[int | None, ...]
     tied: bool
     positions: int
@@ -136,31 +136,31 @@ def layer_types(
 
 
 KEYS = (
-    Key("embed.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
-    Key("layers.{i}.attn.norm.weight", "model.layers.{i}.input_layernorm.weight", ("hidden",)),
-    Key("layers.{i}.attn.q.weight", "model.layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.q.bias", "model.layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.k.weight", "model.layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.k.bias", "model.layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.v.weight", "model.layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
-    Key("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
-    Key("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
-    Key("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
-    Key("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
-    Key("layers.{i}.mlp.gate.weight", "model.layers.{i}.mlp.gate_proj.weight", ("mlp", "hidden")),
-    Key("layers.{i}.mlp.gate.bias", "model.layers.{i}.mlp.gate_proj.bias", ("mlp",), "mlp_bias"),
-    Key("layers.{i}.mlp.up.weight", "model.layers.{i}.mlp.up_proj.weight", ("mlp", "hidden")),
-    Key("layers.{i}.mlp.up.bias", "model.layers.{i}.mlp.up_proj.bias", ("mlp",), "mlp_bias"),
-    Key("layers.{i}.mlp.down.weight", "model.layers.{i}.mlp.down_proj.weight", ("hidden", "mlp")),
-    Key("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
-    Key("norm.weight", "model.norm.weight", ("hidden",)),
-    Key("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
+    WeightKey("embed.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
+    WeightKey("layers.{i}.attn.norm.weight", "model.layers.{i}.input_layernorm.weight", ("hidden",)),
+    WeightKey("layers.{i}.attn.q.weight", "model.layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.q.bias", "model.layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.k.weight", "model.layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.k.bias", "model.layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.v.weight", "model.layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
+    WeightKey("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
+    WeightKey("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
+    WeightKey("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
+    WeightKey("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
+    WeightKey("layers.{i}.mlp.gate.weight", "model.layers.{i}.mlp.gate_proj.weight", ("mlp", "hidden")),
+    WeightKey("layers.{i}.mlp.gate.bias", "model.layers.{i}.mlp.gate_proj.bias", ("mlp",), "mlp_bias"),
+    WeightKey("layers.{i}.mlp.up.weight", "model.layers.{i}.mlp.up_proj.weight", ("mlp", "hidden")),
+    WeightKey("layers.{i}.mlp.up.bias", "model.layers.{i}.mlp.up_proj.bias", ("mlp",), "mlp_bias"),
+    WeightKey("layers.{i}.mlp.down.weight", "model.layers.{i}.mlp.down_proj.weight", ("hidden", "mlp")),
+    WeightKey("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
+    WeightKey("norm.weight", "model.norm.weight", ("hidden",)),
+    WeightKey("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
 )
 
 
-class _Block:
+class _DecoderBuilder:
     """Builder calls for one decoder; params are cast to the compute dtype where the file stores another."""
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
@@ -212,7 +212,7 @@ class _Block:
 
 def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
     """Inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
-    block = _Block(b, dims, params, compute)
+    block = _DecoderBuilder(b, dims, params, compute)
     ids, positions = b.input("ids", ("B", "T"), "int64"), b.input("positions", ("B", "T"), "int64")
     x = b.embedding(params["embed.weight"], ids, name="embed")
     if b.spec(x).dtype is not compute:
@@ -226,7 +226,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
     b.output(b.linear(x, block.weight(head), name="lm_head"), "logits")
 
 
-def rope_tables(b: Builder, positions: Value, rope: Rope, compute: DType) -> tuple[Value, Value]:
+def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
     """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide

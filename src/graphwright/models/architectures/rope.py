@@ -22,7 +22,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proporti
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class RopeFrequencies:
     """What the rotary embedding needs to know.
 
     Attributes:
@@ -46,10 +46,10 @@ class Rope:
     original: int = 0
     factor: float = 1.0
     long: np.ndarray | None = None
-    wide: Rope | None = None
+    wide: RopeFrequencies | None = None
 
 
-def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> Rope:
+def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> RopeFrequencies:
     """The rotary embedding that a config asks for.
 
     Reads `rope_parameters`, or `rope_theta` with `rope_scaling` (which replaces them if both are there), `rope_type` or
@@ -73,16 +73,16 @@ def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, lon
             "this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS), got=kind
         )
     narrow, wide = (
-        _finite(_Reader(config, scaling, head_dim, theta_default, longest, f), kind) for f in (np.float32, np.float64)
+        _finite(_Matcher(config, scaling, head_dim, theta_default, longest, f), kind) for f in (np.float32, np.float64)
     )
     return replace(narrow, wide=wide)
 
 
-def _finite(reader: _Reader, kind: str) -> Rope:
+def _finite(reader: _Matcher, kind: str) -> RopeFrequencies:
     """One kind's formula. Raises: ConfigError if the numbers of the config are too extreme for it."""
     try:
         with np.errstate(all="ignore"):
-            rope: Rope | None = getattr(reader, f"_{kind}")()
+            rope: RopeFrequencies | None = getattr(reader, f"_{kind}")()
     except (ZeroDivisionError, OverflowError, ValueError):
         rope = None
     if rope is None or not all(
@@ -97,7 +97,7 @@ def _finite(reader: _Reader, kind: str) -> Rope:
     return rope
 
 
-class _Reader:
+class _Matcher:
     """One kind's formula per method, in one float type."""
 
     def __init__(
@@ -156,20 +156,24 @@ class _Reader:
     def _base(self) -> np.ndarray:
         return (self.float(1.0) / self._powers()).astype(self.float)
 
-    def _default(self) -> Rope:
-        return Rope("default", self.theta, self.dim, 1.0, self._base())
+    def _default(self) -> RopeFrequencies:
+        return RopeFrequencies("default", self.theta, self.dim, 1.0, self._base())
 
-    def _linear(self) -> Rope:
-        return Rope("linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0)))
+    def _linear(self) -> RopeFrequencies:
+        return RopeFrequencies(
+            "linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0))
+        )
 
-    def _dynamic(self) -> Rope:
+    def _dynamic(self) -> RopeFrequencies:
         if self.dim == 2:
             raise ConfigError(
                 "dynamic RoPE needs more than two rotated entries", where=str(self.config.path), got=self.dim
             )
-        return Rope("dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0))
+        return RopeFrequencies(
+            "dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0)
+        )
 
-    def _llama3(self) -> Rope:
+    def _llama3(self) -> RopeFrequencies:
         f, factor = self._base(), self._number("factor", least=0)
         low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
         if high <= low:
@@ -181,9 +185,9 @@ class _Reader:
         smooth = (original / wave - low) / (high - low)
         mixed = (1 - smooth) * (f / factor) + smooth * f
         scaled = np.where(wave > original / low, f / factor, np.where(wave < original / high, f, mixed))
-        return Rope("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
+        return RopeFrequencies("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
 
-    def _yarn(self) -> Rope:
+    def _yarn(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original, least=0)
         attention, m, m_all = (self._optional(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
@@ -205,16 +209,16 @@ class _Reader:
         keep = 1 - np.clip((np.arange(self.dim // 2, dtype=self.float) - low) / (high - low), 0, 1)
         base = self._powers()
         mixed = 1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep
-        return Rope("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
+        return RopeFrequencies("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
 
-    def _longrope(self) -> Rope:
+    def _longrope(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original, least=0)
         attention = self._optional("attention_factor")
         if attention is None:
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))
-        return Rope(
+        return RopeFrequencies(
             "longrope",
             self.theta,
             self.dim,
@@ -236,7 +240,9 @@ class _Reader:
             )
         return np.asarray(value, self.float)
 
-    def _proportional(self) -> Rope:
+    def _proportional(self) -> RopeFrequencies:
         f = self._base()
         f[int(self.part * self.head_dim // 2) :] = 0
-        return Rope("proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0)))
+        return RopeFrequencies(
+            "proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0))
+        )

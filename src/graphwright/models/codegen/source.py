@@ -25,14 +25,14 @@ from graphwright.models.codegen.text import (
     ranges,
     shape_table,
 )
-from graphwright.models.errors import RungImpossible
-from graphwright.ops.emit import EMIT, NO_EMIT
+from graphwright.models.errors import ExportLevelImpossible
+from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.models.codegen.statements import Block
+    from graphwright.models.codegen.statements import CodeBlock
     from graphwright.program import Program
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
@@ -40,7 +40,7 @@ INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class BlockFunction:
     """One distinct block as a function: name, rest of the header, body, the layers it stands for, what is in it."""
 
     name: str
@@ -51,25 +51,25 @@ class Function:
 
 
 def check_emittable(p: Program) -> None:
-    """Raises: RungImpossible naming what exported code cannot have: an op, a state, an input or a weight's key."""
+    """Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express."""
     needed = p.reachable([_result(p)])
     if p.writes() or p.states():
         held = [*p.states(), *p.writes()]
-        raise RungImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+        raise ExportLevelImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
         if node not in needed:
             continue
         op = p.op(node)
         if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
-            raise RungImpossible(
+            raise ExportLevelImpossible(
                 "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
             )
-        if op not in STORED and op != INPUT and (op not in EMIT or _text(p, node) is None):
-            raise RungImpossible(
+        if op not in STORED and op != INPUT and _text(p, node) is None:
+            raise ExportLevelImpossible(
                 "rung 5 has no source text for this op",
                 where=p.path(node),
                 got=op,
-                expected=NO_EMIT.get(op, "a causal use of it without masks"),
+                expected=OPS[op].why.get("emit", "a causal use of it without masks"),
             )
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
@@ -80,7 +80,17 @@ def _result(p: Program) -> Value:
 
 
 def _text(p: Program, node: NodeId) -> str | None:
-    return EMIT[p.op(node)]([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
+    emit = OPS[p.op(node)].emit
+    return None if emit is None else emit([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
+
+
+def _expanded(p: Program) -> Program:
+    """The program, or a copy in which ops without source text are replaced by their expansions."""
+    twin = p
+    while bare := [n for n in twin.nodes() if (row := OPS.get(twin.op(n))) and not row.emit and "emit" not in row.why]:
+        twin = p.fork() if twin is p else twin
+        twin.expand(bare)
+    return twin
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
@@ -89,16 +99,17 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     Args:
         ident: digits that make the class names unique.
         edits: what the journal says, for the docstring.
-    Raises: RungImpossible.
+    Raises: ExportLevelImpossible.
     """
+    p = _expanded(p)
     check_emittable(p)
-    writer = _Writer(p)
+    writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
     helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
-    cached = any(p.op(n) == "sdpa" for n in writer.order)
+    cached = any(traits(p.op(n)).attention for n in writer.order)
     uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {
         "id": ident,
@@ -119,7 +130,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-class _Writer:
+class _ModuleWriter:
     """Names values, groups nodes into blocks, writes functions and the forward pass."""
 
     def __init__(self, p: Program) -> None:
@@ -131,8 +142,8 @@ class _Writer:
         self.blocks = blocks_of(p, self.order, inline)
         self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
-        self.made: dict[tuple[str, str], Function] = {}
-        self.function: dict[int, Function] = {}
+        self.made: dict[tuple[str, str], BlockFunction] = {}
+        self.function: dict[int, BlockFunction] = {}
         for b in self.blocks:
             for value in b.leaves if b.layer is not None else (Value(n, i) for n in b.nodes for i in self._ports(n)):
                 self._known[value] = self._names.take(self.text.wanted(value))
@@ -144,7 +155,7 @@ class _Writer:
         return range(len(self.p.specs(node)))
 
     # -- text ---------------------------------------------------------------------------------------------------------
-    def _add(self, b: Block, layer: int) -> None:
+    def _add(self, b: CodeBlock, layer: int) -> None:
         """Write a block as a function, or find the one that reads the same."""
         names = Names({"x"})
         given = self._arguments(b, names)
@@ -165,11 +176,11 @@ class _Writer:
             name = f"block_{chr(97 + len(self.made)) if len(self.made) < 26 else len(self.made)}"
             parts = dict.fromkeys(LAYER.sub("", self.p.path(n)).split(".")[0] for n in b.nodes)
             about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(list(parts)[:10]))
-            found = self.made[head, body] = Function(name, head, body, [], about)
+            found = self.made[head, body] = BlockFunction(name, head, body, [], about)
         found.layers.append(layer)
         self.function[layer] = found
 
-    def _arguments(self, b: Block, names: Names) -> list[str]:
+    def _arguments(self, b: CodeBlock, names: Names) -> list[str]:
         """Names of a block's arguments, by role: x for the main input, own names for tables, skip for the rest."""
         found, main = [], True
         for value in b.enters:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.models.errors import RungImpossible
-from graphwright.ops.emit import number
+from graphwright.models.errors import ExportLevelImpossible
+from graphwright.ops.emit import literal
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -73,15 +73,17 @@ class Names:
 
 
 def check_keys(keys: Mapping[str, str]) -> None:
-    """Keys (each with the path of its param) must be names that modules of torch can have. Raises: RungImpossible."""
+    """Check that torch modules can have these keys (key -> param path). Raises: ExportLevelImpossible."""
     fix = "e.rename(node, name, key='a.dotted.key') gives it another"
     for key, path in keys.items():
         if not _KEY.fullmatch(key):
-            raise RungImpossible("a module of torch cannot have a weight of this key", where=path, got=key, fix=fix)
+            raise ExportLevelImpossible(
+                "a module of torch cannot have a weight of this key", where=path, got=key, fix=fix
+            )
         parts = key.split(".")
         for end in range(1, len(parts)):
             if ".".join(parts[:end]) in keys:
-                raise RungImpossible("one key is the beginning of another", where=path, got=key, fix=fix)
+                raise ExportLevelImpossible("one key is the beginning of another", where=path, got=key, fix=fix)
 
 
 def attributes(start: str, parts: Sequence[str]) -> str | None:
@@ -114,11 +116,11 @@ def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
 
 
 def const_table(consts: Mapping[str, NDArray]) -> str:
-    """Entries of the table of constants. Raises: RungImpossible for one too long to be read."""
+    """Entries of the table of constants. Raises: ExportLevelImpossible for one too long to be read."""
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            raise RungImpossible(
+            raise ExportLevelImpossible(
                 "a const of so many numbers is not written into source",
                 where=path,
                 got=array.size,
@@ -136,7 +138,7 @@ def _nested(host: np.ndarray) -> str:
     value = host.item()
     if host.dtype.kind == "f" and np.isfinite(value):
         return str(host[()])  # the shortest text that reads back as this number of this dtype
-    return number(value)
+    return literal(value)
 
 
 def _entry(key: str, text: str) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 
 from graphwright.array import bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.encode import ENCODERS, View
-from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
+from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
+from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
 from graphwright.plan.planning.executors import VM, may_join
 from graphwright.plan.planning.passes import TEMPORARY
@@ -189,7 +189,12 @@ def _unsuited(rows: InstructionViews, instr: Instr, choice: ExecutorChoice) -> s
         return "large"
     if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
         return "dtype"
-    return "layout" if instr.op in ENCODERS else "no_form"
+    return "layout" if OPS[instr.op].vm is not None else "no_form"
+
+
+def _by_row(instr: Instr) -> bool:
+    form = OPS[instr.op].vm
+    return form is not None and form.by_row
 
 
 class _Run:
@@ -223,7 +228,7 @@ class _Run:
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
-        by_row = instr.op in BY_ROW
+        by_row = _by_row(instr)
         again = by_row and not self.by_row  # so far a turn could be less or more than a row
         views = [*self._views(fresh), *self._views({out})]
         if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
@@ -239,7 +244,7 @@ class _Run:
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
-        self.shape, self.by_row = out.shape, self.by_row or instr.op in BY_ROW
+        self.shape, self.by_row = out.shape, self.by_row or _by_row(instr)
         self.written.add(rows.buffer(instr.outs[0]))
         for s in (*instr.ins, *instr.outs):
             buffer, layout = rows.buffer(s), rows.slots[s].layout

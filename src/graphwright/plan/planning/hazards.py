@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.array import backend
+from graphwright.ops import expansion, get
 from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
 
@@ -165,8 +166,12 @@ def reason(plan: Plan, instr: Instr) -> str:
     if kernels.driver is None:
         return f"no graphs on {device}"
     slots = [plan.slots[s] for s in (*instr.ins, *instr.outs)]
-    needs = kernels.needs(
-        instr.op, [s.spec for s in slots[len(instr.ins) :]], [s.spec for s in slots[: len(instr.ins)]], instr.attrs
+    needs = expansion.needs(
+        get(instr.op),
+        kernels,
+        [s.spec for s in slots[len(instr.ins) :]],
+        [s.spec for s in slots[: len(instr.ins)]],
+        instr.attrs,
     )
     if needs.why:
         return needs.why

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from threading import RLock
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.array import backend
-from graphwright.ops import OPS
+from graphwright.ops import OPS, expansion, get
 from graphwright.plan.planning.executors import VM, chooser
 from graphwright.plan.planning.lowering import LoweringTable, adjacent
 from graphwright.plan.planning.order import CseTable, InstructionOrder
@@ -40,6 +40,12 @@ walking = RLock()
 """Held by who lets a ledger grow, and by who walks its arrays otherwise: none may grow while another looks at it."""
 _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
+
+
+def _workspace(
+    device: Device, op: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Mapping[str, Any]
+) -> Sequence[Spec]:
+    return expansion.workspace(get(op), backend(device), outs, ins, attrs)
 
 
 class PlanTables:
@@ -251,7 +257,7 @@ class PlanBuilder(PlanTables):
         executor: str,
         device: Device,
     ) -> None:
-        super().__init__(LoweringTable(chooser(executor, device), backend(device).workspace))
+        super().__init__(LoweringTable(chooser(executor, device), partial(_workspace, device)))
         self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
         self.held: frozenset[Value] = frozenset()
         self.sent: dict[NodeId, int] = {}

@@ -17,7 +17,7 @@ import numpy as np
 
 from graphwright.array import NDArray, backend
 from graphwright.autograd import HostVariable
-from graphwright.ops import compute, get
+from graphwright.ops import compute, expansion, get
 from graphwright.plan.running.transfer import made_of
 from graphwright.plan.table import CONST, INPUT, PARAM, STATE
 
@@ -72,7 +72,7 @@ def _kind(ledger: PlanBuilder, slot: int) -> str:
 def _host_reads(ledger: PlanBuilder, instr: Instr) -> tuple[int, ...]:
     """Places of the operands whose values the host must know to launch an instruction."""
     outs, ins = ([ledger.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
-    return backend(ledger.device).needs(instr.op, outs, ins, instr.attrs).reads
+    return expansion.needs(get(instr.op), backend(ledger.device), outs, ins, instr.attrs).reads
 
 
 def _kept(ledger: PlanBuilder) -> set[int]:

@@ -16,6 +16,7 @@ from weakref import finalize
 from graphwright.array import CPU
 from graphwright.array.memory_pool import DriverError
 from graphwright.errors import ComputeError, UsageError
+from graphwright.ops import expansion, get
 from graphwright.plan.planning.hazards import CAPTURED
 from graphwright.plan.running.executable import Executable
 
@@ -191,7 +192,7 @@ class CaptureExecutable(Executable):
                 if device != self.device:
                     raise CaptureRefused(f"slot {s} lies on {device}", slot=s, op=instr.op, where=where)
             outs, ins = ([self._view(s).spec for s in slots] for slots in (instr.outs, instr.ins))
-            needs = self._kernels.needs(instr.op, outs, ins, instr.attrs)
+            needs = expansion.needs(get(instr.op), self._kernels, outs, ins, instr.attrs)
             if needs.why or needs.reads:
                 slot = instr.ins[needs.reads[0]] if needs.reads else instr.outs[0]
                 raise CaptureRefused(needs.why or "the host reads it", slot=slot, op=instr.op, where=where)

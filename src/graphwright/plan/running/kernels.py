@@ -13,11 +13,12 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, WriteCount, backend
 from graphwright.array.backend import queued_failure
-from graphwright.array.vm.encode import View, copy_row, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import cut
 from graphwright.autograd import changes
 from graphwright.errors import ComputeError
+from graphwright.ops import expansion, get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import StalePlan
 from graphwright.plan.planning.executors import VM
@@ -126,7 +127,9 @@ def _group(arranged: BufferLayout, stretch: FusionRegion, first: int, last: int,
     for instr in instrs:
         dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
         outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-        members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+        form = get(instr.op).vm
+        assert form is not None, "the plan groups instructions that the VM runs"
+        members.append(Member(form, outs, ins, instr.attrs, dtypes))
     rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
     assert rows is not None, "the plan made a group where there are tiles"
     return cut(rows)
@@ -138,7 +141,8 @@ def _addressed(array: NDArray) -> View:
 
 def _rows(instr: Instr, at: ViewOf) -> Cut:
     outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-    rows = encode(instr.op, outs, ins, instr.attrs, work)
+    form = expansion.vm_form(get(instr.op))
+    rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM where it has a form"
     return cut(rows)
 
@@ -553,7 +557,7 @@ class BoundKernels:
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
         else:
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            if instr.op == "copy" and ins[0].device != outs[0].device:
+            if get(instr.op).traits.convert and ins[0].device != outs[0].device:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
                 calls = self._kernel(instr, outs, ins, work)
@@ -563,12 +567,12 @@ class BoundKernels:
         """Calls of a kernel; one that waits in a queue knows which node it fails for."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         plan, row = self.plan, self.plan.arranged.ledger.rows.get(instr.node)
         path = plan.path(instr.node) if row is None else row.path  # of a plan from before an edit
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         finally:
             queued_failure.reset(known)
 

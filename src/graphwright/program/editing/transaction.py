@@ -564,7 +564,7 @@ class Transaction(Atomic):
         Args:
             target: an edge into a junction (handle, or its ends); a node; units of whole axes; layers; or several
                 edges or nodes, each with a gate of its own, for a `choice` with one gate among them.
-            kind: see `graphwright.ops.gate.KINDS`.
+            kind: see `graphwright.array.formulas.gates.KINDS`.
             init: logits, a number or one per element; by default those of the kind.
             group: name of the temperature it shares; by default `hard_concrete` at 2/3 for that kind, else `default`.
             cost: what an open element costs: "params" that go with it, "one", or whole numbers.

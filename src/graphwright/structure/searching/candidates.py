@@ -237,7 +237,7 @@ class Ops:
 
     def _option(self, e: Transaction, value: Value, place: str, op: str) -> NodeId:
         name = e.program.free_name(f"{place}.{op}")
-        return e.add("copy", value, name=name) if op == "copy" else e.add(op, value, name=name)
+        return e.add(op, value, name=name)
 
     def _total(self, e: Transaction, place: str) -> NodeId:
         """An empty junction that is read in place of the op."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.ops import traits
 from graphwright.progress import Progress
 from graphwright.surgery.budgets import Bytes, Energy, Error, Params, Ratio
 from graphwright.surgery.calibration import MissingCalibration
@@ -158,7 +159,7 @@ def _methods(method: str, calibration: Calibration | None) -> list[str]:
 
 def _subject(p: Program, m: Matrix, gram: np.ndarray | None, names: list[str], options: Options) -> _Subject:
     w = values(p, m.key)
-    table = any(use.op == "embedding" for use in m.uses)
+    table = any(traits(use.op).lookup for use in m.uses)
     usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
     if not usable:
         raise UsageError("an embedding table is looked up in: only low-rank factors replace it", where=m.path,

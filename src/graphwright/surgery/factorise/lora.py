@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
 from graphwright.program.readers import lead
@@ -40,7 +41,7 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         raise UsageError("a branch has a rank", where="rank", expected=">= 1", got=rank)
     matrices, _ = find_matrices(program, where)
     for m in matrices:
-        if len(m.uses) != 1 or m.uses[0].op != "linear":
+        if len(m.uses) != 1 or traits(m.uses[0].op).contracts != "out_in":
             raise UsageError("a weight with several readers has no branch of its own", where=m.path)
     rng = np.random.default_rng(seed)
     with program.edit(f"low-rank branches beside {len(matrices)} maps", author="pass",

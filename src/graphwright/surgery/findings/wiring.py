@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program
 
-VALUELESS = frozenset({"full_like", "size", "iota", "uniform", "normal", "gumbel", "randint"})
-"""Ops whose result depends on the shape of what they read, not on its values."""
+VALUELESS = frozenset(name for name, row in OPS.items() if row.traits.valueless)
+"""Ops whose result depends on the shapes that they read, not on the values."""
 
 
 class Wiring:

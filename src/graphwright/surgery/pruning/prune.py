@@ -166,4 +166,4 @@ _scope = scope  # `prune` has an argument of this name
 
 
 def _rung(model: Model, p: Program) -> int | None:
-    return model.with_program(p).export_plan().rung
+    return model.with_program(p).export_plan().level

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.ops import get
-from graphwright.ops.terms import atoms
+from graphwright.ops import get, traits
+from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
@@ -24,11 +24,6 @@ from graphwright.surgery.pruning.prunable import prunable, unit_places
 if TYPE_CHECKING:
     from graphwright.program import Program
     from graphwright.surgery.pruning.prunable import Prunable
-
-KEEPS_ZERO = frozenset(
-    ("relu", "silu", "gelu", "tanh", "neg", "abs", "sqrt", "sin", "erf", "expm1", "log1p", "leaky_relu", "elu")
-)
-"""Functions with f(0) = 0."""
 
 
 def remove_zeros(p: Program, where: Any = None) -> dict[str, int]:
@@ -88,11 +83,11 @@ def _zeros(p: Program, axis: Prunable) -> dict[Value, np.ndarray]:
         ins = [found.get(v) for v in operands]
         known = [z for z in ins if z is not None]
         made: np.ndarray | None = None
-        if op in ("linear", "matmul", "conv"):
+        if traits(op).contracts:
             made = _made(p, axis, operands, op)
-        elif op in ("mul", "swiglu"):
+        elif traits(op).annihilated:
             made = np.logical_or.reduce(known) if known else None
-        elif op == "sdpa":
+        elif traits(op).attention:
             made = found.get(operands[2])
         elif known and len(known) == len(ins) and _keeps(op):
             made = np.logical_and.reduce(known)
@@ -104,7 +99,7 @@ def _zeros(p: Program, axis: Prunable) -> dict[Value, np.ndarray]:
 def _keeps(op: str) -> bool:
     """Whether zeros alone give zeros."""
     row = get(op)
-    return op in KEEPS_ZERO or op in ("add", "sub", "junction") or row.view is not None or row.traits.convert
+    return row.traits.keeps_zero or row.view is not None or row.traits.convert
 
 
 def _made(p: Program, axis: Prunable, operands: Sequence[Value], op: str) -> np.ndarray | None:
@@ -114,7 +109,7 @@ def _made(p: Program, axis: Prunable, operands: Sequence[Value], op: str) -> np.
         source = origin(p, operand)
         if source is None or p.op(source) != PARAM:
             return None
-        dim = (1 if op == "matmul" else 0) if port == 0 else 0
+        dim = (1 if traits(op).contracts == "in_out" else 0) if port == 0 else 0
         term = dims[Value(source)][dim]
         if not set(axis.group.atoms) <= set(atoms(term)):
             return None
