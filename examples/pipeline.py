@@ -1,7 +1,7 @@
-"""A checkpoint through the whole workshop: load, run, save, break and mend, orthogonalise, compress, prune, export.
+"""A checkpoint through all features: load, run, save, damage and repair, orthogonalise, compress, prune, export.
 
-Each step checks what it claims against something else, says what it cost, and is undone byte for byte before the next.
-`python examples/pipeline.py` takes the bundled model; give it a checkpoint directory to take yours.
+Each step is checked by an independent computation, prints its cost, and is undone byte for byte before the next.
+`python examples/pipeline.py` takes the bundled model, or a checkpoint directory.
 """
 
 import argparse

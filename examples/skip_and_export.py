@@ -1,7 +1,7 @@
 """Give a model a gated skip, train it, export it for transformers, and verify the export.
 
 The skip is y += sigmoid(g) * (W x), around one block. W starts at zero, so nothing changes until it is trained.
-`python examples/skip_and_export.py --out skipped` needs the extra hf for the proof.
+`python examples/skip_and_export.py --out skipped` needs the extra hf for the check.
 """
 
 import argparse

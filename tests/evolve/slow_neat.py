@@ -98,7 +98,7 @@ def distance(a, b, c1, c2, c3, c4):
 
 
 def child(parents, fitness, pools, species, elite, rates, acts, inputs, outputs, numbers, stream):
-    """One child, and (mother, father, mutation, site)."""
+    """One child, and (fitter_parent, other_parent, mutation, site)."""
     if elite >= 0:
         return parents[elite].copy(), (elite, -1, "copy", -1)
 

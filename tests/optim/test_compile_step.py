@@ -370,15 +370,15 @@ def test_what_does_not_fit_is_said_before_anything_runs() -> None:
     opt = optim.AdamW(p, lr=1e-2)
     with pytest.raises(FeedError, match="y: missing"):
         optim.compile_step(p, loss, opt, {"x": (B, 6)})
-    with pytest.raises(FeedError, match="give a Spec or an example"):
+    with pytest.raises(FeedError, match="pass a Spec or an example"):
         optim.compile_step(p, loss, opt, {"x": (B, 6), "y": (B,)})
-    with pytest.raises(FeedError, match="z: not an input"):
+    with pytest.raises(FeedError, match="z: no such input"):
         optim.compile_step(p, loss, opt, {**INPUTS, "z": (1,)})
     with pytest.raises(UsageError, match="reads no output"):
         optim.compile_step(p, lambda y: y, opt, INPUTS)
     with pytest.raises(UsageError, match="out of range"):
         optim.compile_step(p, loss, opt, INPUTS, accumulate=0)
-    with pytest.raises(UsageError, match="no axes"):
+    with pytest.raises(UsageError, match="0-d tensor"):
         optim.compile_step(p, lambda out, y: out, opt, INPUTS)(x=np.zeros((B, 6), np.float32), y=np.zeros(B, np.int64))
     step = optim.compile_step(p, loss, opt, INPUTS)
     then = bits(p)

@@ -112,7 +112,7 @@ def test_golden_rates_also_after_resuming(name, stop):
 def test_a_state_that_is_none_changes_nothing(state):
     opt = optimizer(1.0)
     scheduler = lr_scheduler.StepLR(opt, 1)
-    with pytest.raises(UsageError, match="place"):
+    with pytest.raises(UsageError, match="state"):
         scheduler.load_state_dict(state)
     assert (scheduler.last_step, opt.lr) == (0, 1.0)
 

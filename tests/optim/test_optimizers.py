@@ -199,15 +199,15 @@ def test_numbers_out_of_range_are_refused(kind, options):
 
 def test_duplicates_and_unknown_entries_are_refused():
     p, q, _ = ours()
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate"):
         AdamW([p, q, p])
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate"):
         AdamW([{"params": [p]}, {"params": [q, p]}])
     with pytest.raises(UsageError, match="momentum"):
         AdamW([{"params": [p], "momentum": 0.9}])
-    with pytest.raises(UsageError, match="nothing to train"):
+    with pytest.raises(UsageError, match="no parameters"):
         SGD([])
-    with pytest.raises(UsageError, match="has params"):
+    with pytest.raises(UsageError, match="lacks"):
         SGD([{"lr": 0.1}])
 
 
@@ -343,7 +343,7 @@ def test_ema_update(compiled):
     for tau in (-0.1, 1.1):
         with pytest.raises(UsageError, match="tau"):
             ema_update(targets, sources, tau)
-    with pytest.raises(UsageError, match="different parameters"):
+    with pytest.raises(UsageError, match="differ in length"):
         ema_update(targets, sources[:1], 0.5)
 
 

@@ -200,10 +200,10 @@ class NoPlace:
         (lambda run: {**run.parts(), "model": Other()}, "structure"),
         (lambda run: {**run.parts(), "model": Untied()}, "structure"),
         (lambda run: {**run.parts(), "optimizer": AdamW(run.model, amsgrad=True)}, "largest_v: missing"),
-        (lambda run: {**run.parts(), "optimizer": gw.optim.SGD(run.model)}, "m: not known here"),
-        (lambda run: {**run.parts(), "rng": run.scheduler}, "place in a schedule"),
+        (lambda run: {**run.parts(), "optimizer": gw.optim.SGD(run.model)}, "m: unexpected"),
+        (lambda run: {**run.parts(), "rng": run.scheduler}, "state of a scheduler"),
         (lambda run: {**run.parts(), "scheduler": NoPlace()}, "refused"),
-        (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "other batches"),
+        (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "another seed or batch size"),
     ],
 )
 def test_a_state_of_something_else_is_refused_and_nothing_changes(tmp_path, parts, words):
@@ -316,7 +316,7 @@ def test_every_flipped_byte_and_every_cut_gives_a_typed_error_or_equal_data(tmp_
     [
         ({"schema": 3}, "schema"),
         ({"schema": 1}, "schema"),
-        ({"schema": True}, "no saved training"),
+        ({"schema": True}, "not describe a saved training"),
         ({"step": 8}, "checksum"),
         ({"checksum": None}, "checksum"),
         ({"more": 1}, "checksum"),
@@ -330,5 +330,5 @@ def test_a_changed_train_json_is_refused(tmp_path, change, words):
     with pytest.raises(StateError, match=words):
         gw.load_state(tmp_path / "state", model, opt)
     path.write_text("[]")
-    with pytest.raises(StateError, match="no saved training"):
+    with pytest.raises(StateError, match="not describe a saved training"):
         gw.load_state(tmp_path / "state", model, opt)

@@ -16,22 +16,15 @@ from graphwright.cli.common import (
     Seed,
     Threads,
     bar,
+    command,
     emit_json,
     say,
     set_threads,
-    verb,
 )
 from graphwright.cli.surgery import DryRun, Out, Text, calibration, opened
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog="Example: graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet"
-    )(prune)
-
-
-@verb
+@command("graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet")
 def prune(
     directory: Dir,
     out: Out = None,

@@ -19,22 +19,15 @@ from graphwright.cli.common import (
     Seed,
     Threads,
     bar,
+    command,
     emit_json,
     read_text,
     say,
     set_threads,
-    verb,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog="Example: graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet"
-    )(search)
-
-
-@verb
+@command("graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet")
 def search(
     directory: Dir,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],

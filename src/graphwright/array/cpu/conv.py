@@ -43,7 +43,7 @@ class Gathered:
     def __init__(self, window: Window, x: Sequence[int], filters: int, itemsize: int) -> None:
         self.samples, self.channels, *sizes = x
         self.window, self.filters, self.sizes = window, filters, tuple(sizes)
-        self.places = window.places(self.sizes)
+        self.places = window.counts(self.sizes)
         self.rows = self.channels * window.entries
         self.last = window.kernel[-1] * self.channels >= self.places[-1]  # the longer runs with channels innermost
         self.blocks = self.last or any(window.padding)
@@ -171,7 +171,7 @@ class Columns:
 
     def __init__(self, window: Window, samples: int, channels: int, sizes: tuple[int, ...], itemsize: int) -> None:
         self.window, self.samples, self.channels, self.sizes = window, samples, channels, sizes
-        self.places = window.places(sizes)
+        self.places = window.counts(sizes)
         self.chunk = samples_at_once(samples, channels * window.entries * prod(self.places) * itemsize)
 
     @staticmethod

@@ -1,4 +1,7 @@
-"""Activations and their slopes: `NAME(x)` and `NAME_slope(x, y)` = dy/dx at x, where y = NAME(x)."""
+"""Activations and their slopes: `NAME(x)` and `NAME_slope(x, y)` = dy/dx at x, where y = NAME(x).
+
+A slope reads only the arguments of its formula; the other one may be None.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def gelu(x: Any) -> Any:
 def gelu_slope(x: Any, y: Any) -> Any:
     """Φ(x) + x·φ(x)."""
     area = 0.5 * (1.0 + erf(x * SQRT_HALF))
-    density = INV_SQRT_2PI * exp(-(0.5 * (x * x)))
+    density = INV_SQRT_2PI * exp(x * x * -0.5)
     return fma(x, density, area)
 
 
@@ -102,7 +105,11 @@ def silu(x: Any) -> Any:
 
 def silu_slope(x: Any, y: Any) -> Any:
     """σ(x)·(1 + x·(1 - σ(x)))."""
-    s = sigmoid(x)
+    return silu_slope_of(x, sigmoid(x))
+
+
+def silu_slope_of(x: Any, s: Any) -> Any:
+    """The slope of SiLU, where s = σ(x)."""
     return s * fma(x, 1.0 - s, 1.0)
 
 

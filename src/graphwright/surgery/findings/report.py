@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.overlay import Remark
+from graphwright.program.draw import NodeNote
 from graphwright.program.kinds import STORED
 from graphwright.surgery.findings.finding import Finding, Severity
 
@@ -85,7 +85,7 @@ class Findings(Sequence[Finding]):
     def __repr__(self) -> str:
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
 
-    def overlay(self) -> dict[NodeId, Remark]:
+    def overlay(self) -> dict[NodeId, NodeNote]:
         """For pictures: each node that a finding names, with the worst severity and what was found.
 
         `program.to_html(overlay=found.overlay())`; nodes that are gone by now are left out.
@@ -99,7 +99,7 @@ class Findings(Sequence[Finding]):
             for node in here:
                 told.setdefault(node, []).append(f)
         return {
-            node: Remark(
+            node: NodeNote(
                 int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)
             )
             for node, found in told.items()

@@ -1,4 +1,4 @@
-"""Species: who belongs to which, which of them breed, and how many children each has.
+"""Species of genomes: membership, which species breed, and how children are made.
 
 Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy on whole generations.
 """
@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array.population.names import ACTIVATIONS, founders
-from graphwright.evolve.genomes import with_room
+from graphwright.evolve.neurons.genomes import with_room
 from graphwright.evolve.settings import STRUCTURAL
 
 if TYPE_CHECKING:
     from graphwright.array.population.names import Births
     from graphwright.evolve.settings import NEAT
 
-_STEP, _LEAST = 0.3, 0.3  # by which a threshold moves towards `target_species`, and where it ends
+_STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound
 
 
 @dataclass(slots=True)
 class Species:
-    """The species of a generation; rows are in order of age.
+    """The species of a generation, oldest first.
 
     Attributes:
-        of: int64 [G]; the row of each genome's species.
-        ids: int64 [S]; numbers that stay.
-        best: float64 [S]; best fitness so far; gained: int64 [S]; the generation that brought it.
-        threshold: of δ, as it is now.
+        of: int64 [G]; index of the species of each genome.
+        ids: int64 [S]; permanent numbers.
+        best: float64 [S]; best fitness so far; gained: int64 [S]; the generation in which it was reached.
+        threshold: present threshold of the distance δ.
         next_id: number of the next new species.
     """
 
@@ -45,27 +45,30 @@ class Species:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Genomes per species."""
+        """The number of genomes per species."""
         return np.bincount(self.of, minlength=len(self))
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
-        """Keep the best fitness of each species, and when it came."""
+        """Update the best fitness of each species, and its generation."""
         from graphwright.array.population.deal import note
 
         note(self.of, fitness, generation, self.best, self.gained)
 
     @staticmethod
     def founders(genes: Any, settings: NEAT, generation: int = 0) -> Species:
-        """Species of the first generation."""
+        """Form the species of the first generation."""
         none = np.zeros(0, np.int64)
         empty = Species(none, none, np.zeros(0), none, settings.threshold, 0)
         return empty.next(genes, none, genes, settings, generation)
 
     def next(self, old: Any, representatives: np.ndarray, genes: Any, settings: NEAT, generation: int) -> Species:
-        """Species of the next generation; those that nobody belongs to any more are gone.
+        """Assign the next generation to species, and drop empty ones.
 
         Args:
-            old, representatives: a genome of `old` per species of this generation.
+            old, representatives: per species of this generation, a genome of `old`.
+            genes: the next generation.
+            settings: settings of the run.
+            generation: number of the next generation.
         """
         from graphwright.array.population.deal import survivors
 
@@ -86,18 +89,19 @@ class Species:
 
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
-    """δ between all genomes of two populations, float64 [G of a, G of b]."""
+    """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
     from graphwright.array.population.compare import Coefficients, distances
 
     return distances(a, b, Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4)))
 
 
 def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
-    """Which species breed, bool [S]: not those without gain for long, but always the one that holds the best.
+    """Choose the species that breed, bool [S]: those with recent gains, and the one with the best genome.
 
     Args:
-        silent: generations in which the population's best did not gain. When these are more than `silence`, the two
-            best species alone breed, once, and count as new: the search starts again from them.
+        species: the species; settings: of the run; generation: the present one.
+        silent: generations without gain of the whole population. Once these exceed `silence`, only the two best
+            species breed, and count as new: the search restarts from them.
     """
     breeds = generation - species.gained < settings.stagnation
     breeds[np.argmax(species.best)] = True
@@ -110,7 +114,7 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
 
 
 def rates(settings: NEAT) -> Any:
-    """The settings as the native loop takes them."""
+    """The settings in the form that the native loop takes."""
     from graphwright.array.population.breed import WHOLE, Rates
 
     values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
@@ -123,7 +127,7 @@ def rates(settings: NEAT) -> Any:
 
 
 def founding(settings: NEAT) -> NEAT:
-    """Settings of a random start: structural mutations in the same proportions and no others, whatever `growth`."""
+    """Settings of a random start: only structural mutations, in the same proportions, whatever `growth`."""
     left, hits = 1.0, {}
     for name in STRUCTURAL:
         hits[name] = left * getattr(settings, name)
@@ -135,11 +139,11 @@ def founding(settings: NEAT) -> NEAT:
     return replace(settings, weights=0.0, growth=True, **shares)
 
 
-class Nursery:
-    """Where children come from. Its memory is kept: fresh pages cost more than what is written to them (measured).
+class Breeder:
+    """Breeds generations. Its buffers are reused: new pages cost more than what is written to them (measured).
 
     Args:
-        settings: of the run; inputs, outputs: of each genome; seed: of the run.
+        settings, seed: of the run; inputs, outputs: of each genome.
     """
 
     def __init__(self, settings: NEAT, inputs: int, outputs: int, seed: int) -> None:
@@ -154,12 +158,14 @@ class Nursery:
     def children(
         self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int
     ) -> tuple[Any, Births, Any]:
-        """The next generation: its genes, how they came to be, and the registry with room for what was new.
+        """Breed the next generation: its genes, their births, and the registry with the new numbers.
 
         Args:
-            fitness: float64 [G]; -inf for those that have none.
-            generation: number of the next one.
-            silent: generations in which the best did not gain.
+            genes: the present generation; species: its species.
+            fitness: float64 [G]; -inf for failed genomes.
+            registry: innovation numbers.
+            generation: number of the next generation.
+            silent: generations without gain.
         """
         from graphwright.array.population.deal import offspring, parents
 
@@ -172,7 +178,7 @@ class Nursery:
     def breed(
         self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
     ) -> tuple[Any, Births, Any]:
-        """The native call: children of `Parents`; see `array.population.breed`."""
+        """Breed children of `Parents` by the native loop; see `array.population.breed`."""
         from graphwright.array.population.breed import breed, largest
 
         count = len(of.elite)
@@ -186,7 +192,7 @@ class Nursery:
         return out._make((out.node_off, *ids, out.link_off, *ints, *floats)), births, registry
 
     def _room(self, children: int, nodes: int, links: int) -> Any:
-        """Columns for so many children of at most so many nodes and links each."""
+        """Return output columns for so many children of at most so many nodes and links each."""
         from graphwright.array.population.breed import scratch
         from graphwright.array.population.genes import Genes
 
@@ -200,5 +206,5 @@ class Nursery:
 
 
 def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of nodes; of links, whole numbers and floats."""
+    """Allocate columns: nodes, and links as integers and floats."""
     return np.empty((2, nodes), np.int32), np.empty((5, links), np.int32), np.empty((4, links), np.float32)

@@ -22,7 +22,7 @@ def programs():
     return [run.program(run.genes, g) for g in range(6)]
 
 
-def test_all_at_once_is_each_alone(programs, monkeypatch):
+def test_population_plan_matches_single_programs(programs, monkeypatch):
     calls = []
     native = runner.answer
     monkeypatch.setattr(runner, "answer", lambda *a: calls.append(1) or native(*a))
@@ -37,7 +37,7 @@ def test_all_at_once_is_each_alone(programs, monkeypatch):
         np.testing.assert_array_equal(ours, ev.PopulationPlan([p])(x)[0])
 
 
-def test_an_edit_is_seen_by_the_next_plan(programs):
+def test_next_population_plan_sees_an_edit(programs):
     p = programs[0].fork("edited")
     link = links.open_links(p)[0]
     with p.edit("close") as e:
@@ -47,13 +47,13 @@ def test_an_edit_is_seen_by_the_next_plan(programs):
     np.testing.assert_allclose(after, p.run(x=X)["y"].to_numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_what_does_not_fit_is_refused(programs):
+def test_invalid_arguments_are_refused(programs):
     xor = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=2), seed=0)
     with pytest.raises(ev.TaskError, match="same inputs and outputs"):
         ev.PopulationPlan([programs[0], xor.program(xor.genes, 0)])
-    with pytest.raises(ev.TaskError, match="somebody"):
+    with pytest.raises(ev.TaskError, match="at least one program"):
         ev.PopulationPlan([])
-    with pytest.raises(ev.TaskError, match="do not fit"):
+    with pytest.raises(ev.TaskError, match="wrong shape"):
         ev.PopulationPlan(programs)(X[:, :2])
-    with pytest.raises(ev.TaskError, match="for every genome"):
+    with pytest.raises(ev.TaskError, match="one entry per genome"):
         ev.PopulationPlan(programs).each(X[None])

@@ -74,7 +74,7 @@ def test_each_phase_of_layers_reads_its_own_cases(monkeypatch):
     assert read["score"] == parts(made)[2]
 
 
-def test_a_second_look_at_the_test_cases_is_counted_and_printed():
+def test_repeated_test_reads_are_counted_and_printed():
     made = task()
     result: Any = ev.Evolution(made, None, ev.NEAT(population=4), seed=0).run(1)
     assert result.to_json()["test_reads"] == 0
@@ -92,7 +92,7 @@ MaxGenerations after 2 generations, 20 evaluations, S s
   K species; 84 passes forward, 0 with gradients"""
 
 
-def test_a_task_of_few_cases_says_in_every_print_that_it_has_no_others():
+def test_reports_mention_tasks_without_a_split():
     xor = ev.tasks.xor()
     assert xor.split == "same"
     settings = ev.NEAT(population=10, add_link=0.0)

@@ -43,7 +43,7 @@ def test_compressing_reports_every_method_and_saves_the_factors(tmp_path) -> Non
     assert "ratio" in call("compress", *arguments, "--method", "svd", "--dry-run")
 
 
-def test_what_cannot_be_asked_for(tmp_path) -> None:
+def test_invalid_arguments_are_refused(tmp_path) -> None:
     call("compress", "bundled", "--where", "layers.0.mlp", code=2)  # nowhere to save
     for budget in ("0.3", "size=3", "error=much"):
         call("compress", "bundled", tmp_path / "out", "--budget", budget, code=2)

@@ -44,7 +44,7 @@ def test_exit_codes(hurt):
         assert run(hurt / name).exit_code == 1, name
     assert run(hurt / "nowhere").exit_code == 2
     assert run("bundled", "--kind", "nonsense").exit_code == 2
-    assert run(hurt / "hurt", "--fix").exit_code == 2  # without a place to save to
+    assert run(hurt / "hurt", "--fix").exit_code == 2  # without a destination
     assert run(hurt / "hurt", "--kind", "cycle").exit_code == 0
 
 
@@ -57,7 +57,7 @@ def test_json_is_one_document(hurt):
     assert json.loads(run(hurt / "nowhere", "--json").stdout)["ok"] is False
 
 
-def test_what_is_mended_is_saved_and_clean(hurt, tmp_path):
+def test_fixed_model_is_saved_without_findings(hurt, tmp_path):
     done = run(hurt / "broken", "--fix", "--out", tmp_path / "mended", "--json")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_what_is_mended_is_saved_and_clean(hurt, tmp_path):
     assert gw.load(tmp_path / "plain").journal[-1].tool == "graphwright diagnose"
 
 
-def test_a_model_that_was_broken_opens_as_a_model_when_mended(hurt, tmp_path):
+def test_fixed_model_opens_as_a_model(hurt, tmp_path):
     assert run(hurt / "broken", "--fix", "--out", tmp_path / "mended").exit_code == 0
     assert gw.open(tmp_path / "mended").generate("The", 2)
 

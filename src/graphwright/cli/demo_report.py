@@ -1,10 +1,12 @@
-"""The demo's report: one self-contained page with chapters, the edited graph, the loss and the receipt."""
+"""The report of the demo: one HTML page with chapters, the edited graph, the loss and the receipt."""
 
 from __future__ import annotations
 
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from graphwright.program.draw.charts import chart, lines
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--soft:#5b6675;--line:#d8dee6;
@@ -38,13 +40,13 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}
 """
 
 
-def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) -> None:
-    """Write the page."""
+def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> None:
+    """Write the report."""
     by_title = {c.title: c for c in chapters}
     scores = [
-        ("as opened", story.before),
+        ("as opened", demo.before),
         ("branch cut", by_title["cut a branch while it runs"].facts["bits_per_byte"]),
-        ("undone", story.before),
+        ("undone", demo.before),
         ("30 % of the blocks pruned", by_title["prune"].facts["bits_per_byte"]),
         ("skip added and trained", by_title["train the edited model"].facts["bits_per_byte"]),
     ]
@@ -52,8 +54,8 @@ def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) ->
     cards = [
         (f"{opened['ms']:.0f} ms", "to open, no weight read"),
         (f"{cut['ms_to_next_byte']:.0f} ms", "from a cut to the next byte"),
-        (f"{story.before:.3f}", "bits per byte, held out"),
-        ("yes" if story.receipt.confirmed else "no", "confirmed by transformers"),
+        (f"{demo.before:.3f}", "bits per byte, held out"),
+        ("yes" if demo.receipt.confirmed else "no", "confirmed by transformers"),
     ]
     body = [
         "<h1>Graphwright demo</h1>",
@@ -64,13 +66,13 @@ def write_report(path: Path, chapters: list[Any], story: Any, seconds: float) ->
         + "</div>",
         "<h2>Bits per byte on held-out text</h2>",
         _bars(scores),
-        "<h2>The edited graph</h2><p class=lead>Against the model as opened: the thick green is new, what is as it was "
-        "is pale. In <a href=model.html>model.html</a>, the model as opened, blocks open with a click.</p>",
-        f"<div class=figure>{story.picture}</div>",
+        "<h2>The edited graph</h2><p class=lead>Compared with the original model: new parts are thick green, "
+        "unchanged ones pale. In <a href=model.html>model.html</a>, the original model, blocks open with a click.</p>",
+        f"<div class=figure>{demo.picture}</div>",
         "<h2>Training loss</h2><p class=lead>Nats per byte, per step.</p>",
-        _curve(story.losses),
+        f"<div class=figure>{_loss_chart(demo.losses)}</div>",
         "<h2>Receipt</h2>",
-        _table(story.receipt.summary()),
+        _table(demo.receipt.summary()),
         "<h2>Chapters</h2>",
     ]
     for number, c in enumerate(chapters, 1):
@@ -106,22 +108,6 @@ def _bars(rows: list[tuple[str, float]]) -> str:
     return f"<table>{lines}</table>"
 
 
-def _curve(values: list[float], width: int = 900, height: int = 220) -> str:
-    low, high = min(values), max(values)
-    pad, span = 44, (high - low) or 1.0
-    points = " ".join(
-        f"{pad + i * (width - pad - 10) / max(len(values) - 1, 1):.1f},{10 + (high - v) / span * (height - 40):.1f}"
-        for i, v in enumerate(values)
-    )
-    ticks = "".join(
-        f"<text x='{pad - 6}' y='{10 + (high - v) / span * (height - 40) + 4:.1f}' "
-        "text-anchor='end' font-size='11' fill='currentColor'>"
-        f"{v:.2f}</text>"
-        for v in (low, (low + high) / 2, high)
-    )
-    return (
-        f"<div class=figure><svg viewBox='0 0 {width} {height}' role='img' aria-label='loss per step'>{ticks}"
-        f"<polyline points='{points}' fill='none' stroke='var(--key)' stroke-width='2'/>"
-        f"<text x='{width - 10}' y='{height - 6}' text-anchor='end' font-size='11' fill='currentColor'>"
-        f"step {len(values)}</text></svg></div>"
-    )
+def _loss_chart(values: list[float]) -> str:
+    style = "text{font:11px system-ui;fill:currentColor}.axis{stroke:currentColor;fill:none;opacity:.5}"
+    return chart(lines({"loss": (values, "var(--key)")}, f"step {len(values)}"), style=style)

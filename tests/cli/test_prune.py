@@ -13,7 +13,7 @@ SMALL = ("--recipe", "units", "--tokens", 512, "--context", 128, "--no-time")
 
 
 @pytest.mark.deep
-def test_a_dry_run_says_what_the_api_plans_and_writes_nothing(call, tmp_path):
+def test_dry_run_matches_the_api_and_writes_nothing(call, tmp_path):
     facts = json.loads(call("prune", "bundled", tmp_path / "out", "--target", 0.2, *SMALL, "--dry-run", "--json"))
     assert facts["schema"] == 1
     assert not (tmp_path / "out").exists()
@@ -36,7 +36,7 @@ def test_a_dry_run_says_what_the_api_plans_and_writes_nothing(call, tmp_path):
     assert keys | {"schema", "seconds", "layers"} == set(facts["plan"])
 
 
-def test_the_smaller_model_is_written_and_told_from_the_first_one(call, tmp_path):
+def test_smaller_model_is_written_and_differs(call, tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "smaller"
     text.write_text("The value of an expression is the value of its last operand. " * 200)
     options = ("--round-to", 8, "--text", text, "--of", "flops", "--check", "none", "--quiet")

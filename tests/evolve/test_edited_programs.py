@@ -45,7 +45,7 @@ def mutated(p, draw, names=GROWTH):
 
 
 # -- one Program -------------------------------------------------------------------------------------------------------
-def test_genomes_come_back_from_disk_as_they_were(tmp_path):
+def test_genomes_reload_unchanged(tmp_path):
     scalar, layers, draw = genome(), mlp((3, 5, 2)), np.random.default_rng(1)
     for k, p in enumerate((scalar, layers)):
         for _ in range(6):
@@ -54,7 +54,7 @@ def test_genomes_come_back_from_disk_as_they_were(tmp_path):
         assert gw.load(tmp_path / str(k)).hash() == p.hash()
 
 
-def test_no_class_beside_the_program_holds_a_topology():
+def test_only_programs_and_genomes_store_a_topology():
     """Columns of genes are the form that a population is bred in, `Genome` one of them to read; no other."""
     words, found = {"nodes", "edges", "links", "consumers", "producers", "adjacency", "topology", "layers"}, set()
     for file in Path(ev.__file__).parent.rglob("*.py"):
@@ -69,7 +69,7 @@ def test_no_class_beside_the_program_holds_a_topology():
     assert found == {"Genome"}
 
 
-def test_a_user_s_own_program_is_changed_in_place():
+def test_mutations_edit_a_user_program_in_place():
     p = net()
     handles = {n: p.path(n) for n in p.nodes()}
     edges = [(e, p.edge_port(e)) for n in handles for e in p.in_edges(n)]
@@ -86,7 +86,7 @@ def test_a_user_s_own_program_is_changed_in_place():
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
-def test_a_hundred_mutations_of_a_child_leave_its_parent_alone():
+def test_mutations_of_a_fork_leave_its_parent_unchanged():
     p, draw = net(), np.random.default_rng(2)
     with p.edit("not the first entry") as e:
         e.rename("act", "f")
@@ -130,8 +130,8 @@ def over_old_and_new(e):
     e.connect(e.add("mul", "act", x2), "total")
 
 
-def test_a_run_after_an_edit_is_that_of_a_program_made_anew(tmp_path):
-    """Values, gradients, handles; what is downstream of an edit is planned anew, nothing else; undo to the byte."""
+def test_run_after_an_edit_matches_a_reloaded_program(tmp_path):
+    """Values, gradients and handles; only descendants of an edit are planned again; undo restores every byte."""
     for seed in range(deep(500, 6)):
         draw, p = np.random.default_rng(seed), net(seed)
         first, steps, start = p.hash(), [third_parent, rerouted, over_old_and_new, None], len(p.journal)
@@ -140,12 +140,12 @@ def test_a_run_after_an_edit_is_that_of_a_program_made_anew(tmp_path):
             if step is None:
                 mutated(p, draw, ("insert_layer", "add_skip", "add_link", "split_link", "toggle_link"))
             else:
-                with p.edit("by hand") as e:
+                with p.edit("edit") as e:
                     step(e)
             feeds = {n: np.resize(X + 1, p.spec(n).sizes).astype("f4") for n in p.input_names()}
             p.save(tmp_path / f"{seed}.{k}")
-            anew = gw.load(tmp_path / f"{seed}.{k}")
-            truth, run = anew.run(feeds), p.run(feeds)
+            reloaded = gw.load(tmp_path / f"{seed}.{k}")
+            truth, run = reloaded.run(feeds), p.run(feeds)
             assert np.abs(run["y"].to_numpy() - truth["y"].to_numpy()).max() <= 1e-6
             planned = p.compile({n: v.shape for n, v in feeds.items()})
             np.testing.assert_allclose(planned(feeds)["y"].to_numpy(), truth["y"].to_numpy(), rtol=1e-5, atol=1e-6)
@@ -158,7 +158,7 @@ def test_a_run_after_an_edit_is_that_of_a_program_made_anew(tmp_path):
         assert p.hash() == first
 
 
-def test_an_edit_is_planned_by_its_cone():
+def test_edit_replans_only_its_descendants():
     p = net()
     with p.edit("long") as e:
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""Genomes of a whole population as columns: making, taking, joining and reading them; and the registry's growth.
+"""The genomes of a population as columns, and the registry of innovation numbers.
 
 The columns are `Genes` of `array.population`; this module is numpy on them. A single genome is a population of one.
 """
@@ -17,18 +17,18 @@ from graphwright.evolve.errors import RegistryConflict
 if TYPE_CHECKING:
     from graphwright.evolve.settings import NEAT
 
-IN, BIAS, OUT, LINK, SPLIT, UNIT, HAND = range(7)
-"""Kinds of registry keys: those of `array.population.genes`, and (HAND, digest of its links, k), a neuron by hand."""
+IN, BIAS, OUT, LINK, SPLIT, UNIT, MANUAL = range(7)
+"""Kinds of registry keys: those of `array.population.genes`, and (MANUAL, digest of links, k) for manual neurons."""
 
 
-class Node(NamedTuple):
+class NodeGene(NamedTuple):
     """A node gene: innovation number, activation."""
 
     id: int
     activation: str
 
 
-class Link(NamedTuple):
+class LinkGene(NamedTuple):
     """A link gene: innovation number, ends, delay in steps, open or closed, weight."""
 
     id: int
@@ -41,35 +41,36 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Genome:
-    """One genome, to be read.
+    """One genome as tuples.
 
     Attributes:
         inputs, outputs: counts; inputs are nodes 0 to inputs - 1, then the bias, then the outputs.
-        nodes: outputs, then hidden nodes, by number; links: by number.
+        nodes: outputs, then hidden nodes, sorted by number.
+        links: sorted by number.
     """
 
     inputs: int
     outputs: int
-    nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    nodes: tuple[NodeGene, ...]
+    links: tuple[LinkGene, ...]
 
     @property
     def hidden(self) -> int:
-        """Number of hidden nodes."""
+        """The number of hidden nodes."""
         return len(self.nodes) - self.outputs
 
     @property
     def open_links(self) -> int:
-        """Number of links that are open."""
+        """The number of open links."""
         return sum(link.open for link in self.links)
 
-    def node(self, number: int) -> Node:
-        """The node gene of a number. Raises: KeyError."""
+    def node(self, number: int) -> NodeGene:
+        """The node gene with a number. Raises: KeyError."""
         return {n.id: n for n in self.nodes}[number]
 
 
 def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
-    """Genome g of a population."""
+    """Read genome g of a population."""
     n, e = slice(genes.node_off[g], genes.node_off[g + 1]), slice(genes.link_off[g], genes.link_off[g + 1])
     nodes = zip(genes.node_id[n].tolist(), genes.node_act[n].tolist(), strict=True)
     columns = (genes.link_id, genes.link_src, genes.link_dst, genes.link_delay, genes.link_open, genes.weight)
@@ -77,13 +78,13 @@ def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
     return Genome(
         inputs,
         outputs,
-        tuple(Node(i, ACTIVATIONS[a]) for i, a in nodes),
-        tuple(Link(i, s, d, k, bool(o), w) for i, s, d, k, o, w in links),
+        tuple(NodeGene(i, ACTIVATIONS[a]) for i, a in nodes),
+        tuple(LinkGene(i, s, d, k, bool(o), w) for i, s, d, k, o, w in links),
     )
 
 
 def columns_of(genomes: list[Genome]) -> Any:
-    """A population made of single genomes; moments are zero."""
+    """Make a population of single genomes, with zero moments."""
     from graphwright.array.population.genes import Genes
 
     nodes, links = [n for g in genomes for n in g.nodes], [e for g in genomes for e in g.links]
@@ -108,7 +109,7 @@ def columns_of(genomes: list[Genome]) -> Any:
 
 
 def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) -> tuple[Any, Any]:
-    """Founders, inputs and bias wired to all outputs with weights N(0, power²), and their registry."""
+    """Make founders and their registry: inputs and bias connected to all outputs with weights N(0, power²)."""
     from graphwright.array.population.genes import Genes
 
     rng = np.random.Generator(np.random.Philox(key=[seed, 0]))
@@ -138,12 +139,19 @@ def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) ->
     ), registry
 
 
-def new_registry(inputs: int, outputs: int, capacity: int = 1024) -> Any:
-    """A registry that knows inputs, bias and outputs, in this order."""
+def empty_registry(keys: int = 0) -> Any:
+    """Make an empty registry with room for at least so many keys."""
     from graphwright.array.population.genes import Registry
 
-    registry = Registry(np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64))
-    registry = with_room(registry, inputs + outputs + 1)
+    capacity = 1024
+    while capacity < keys:
+        capacity *= 2
+    return Registry(np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64))
+
+
+def new_registry(inputs: int, outputs: int) -> Any:
+    """Make a registry with inputs, bias and outputs, in this order."""
+    registry = empty_registry(inputs + outputs + 1)
     for i in range(inputs):
         number(registry, IN, i)
     number(registry, BIAS)
@@ -153,42 +161,38 @@ def new_registry(inputs: int, outputs: int, capacity: int = 1024) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """The innovation number of a key: the one it has, or the next. The registry must have room for it."""
+    """Return the innovation number of a key; a new key gets the next one. The registry must have room for it."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))
 
 
 def with_room(registry: Any, more: int) -> Any:
-    """The registry, or one of twice the size with the same numbers, so that `more` keys fit."""
-    from graphwright.array.population.genes import Registry
-
-    used, capacity = int(registry.count[0]), len(registry.keys)
-    if used + more <= capacity:
+    """Return the registry, or a larger one with the same numbers, so that `more` keys fit."""
+    used = int(registry.count[0])
+    if used + more <= len(registry.keys):
         return registry
-    while capacity < used + more:
-        capacity *= 2
-    grown = Registry(np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64))
+    grown = empty_registry(used + more)
     for key in registry.keys[:used].tolist():
         number(grown, *key)
     return grown
 
 
 def take(genes: Any, which: np.ndarray) -> Any:
-    """Some genomes of a population, in the order asked for."""
+    """Select genomes of a population, in the given order."""
     parts: dict[str, np.ndarray] = {}
     for offsets, columns in (("node_off", NODE_COLUMNS), ("link_off", LINK_COLUMNS)):
         off = getattr(genes, offsets)
         sizes = off[1:][which] - off[:-1][which]
         new = np.concatenate([[0], np.cumsum(sizes)])
-        places = np.arange(new[-1]) + np.repeat(off[:-1][which] - new[:-1], sizes)
+        rows = np.arange(new[-1]) + np.repeat(off[:-1][which] - new[:-1], sizes)
         parts[offsets] = new
-        parts |= {name: getattr(genes, name)[places] for name in columns}
+        parts |= {name: getattr(genes, name)[rows] for name in columns}
     return type(genes)(**parts)
 
 
 def join(first: Any, second: Any) -> Any:
-    """Two populations as one."""
+    """Concatenate two populations."""
     parts = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in first._fields}
     for name in ("node_off", "link_off"):
         a, b = getattr(first, name), getattr(second, name)
@@ -197,27 +201,27 @@ def join(first: Any, second: Any) -> Any:
 
 
 def replaced(genes: Any, g: int, one: Any) -> Any:
-    """A population with another genome at one place."""
+    """Replace genome g of a population by a population of one."""
     order = np.arange(len(genes.node_off) - 1)
     order[g] = len(order)
     return take(join(genes, one), order)
 
 
 def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
-    """One registry of all that two runs know; both are left as they are, and `mine` keeps its numbers.
+    """Merge the registries of two runs into a new one, in which the numbers of `mine` stay.
 
-    Keys name structure by numbers, so a key of `other` is looked up with those that its parts have got by then. A
-    neuron made by hand is known by a digest of such numbers, which can't be translated: it is the same in both only
+    Keys refer to structure by number, so each key of `other` is translated with the numbers of its parts first. A
+    manual neuron is identified by a digest of numbers, which cannot be translated: it is equal in both registries only
     where the runs have the same past.
 
     Args:
         mine, other: `run.registry` of runs with the same inputs and outputs.
-    Returns: the registry; by number in `other` the number there, int64 [numbers of other], no two alike.
-    Raises: RegistryConflict for other inputs or outputs.
+    Returns: the registry, and the new number of each number of `other`: int64, all different.
+    Raises: RegistryConflict for different inputs or outputs.
     """
     ends, others = _ends(mine), _ends(other)
     if ends != others:
-        raise RegistryConflict("runs that meet have the same inputs and outputs", expected=ends, got=others)
+        raise RegistryConflict("the runs have different inputs or outputs", expected=ends, got=others)
     merged, used = type(mine)(*(column.copy() for column in mine)), int(other.count[0])
     merged = with_room(merged, used)
     numbers, same = np.zeros(used, np.int64), True
@@ -226,7 +230,7 @@ def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
             a, b = int(numbers[a]), int(numbers[b])
         elif kind == SPLIT:
             a = int(numbers[a])
-        elif kind == HAND and not (same and mine.keys[n].tolist() == [kind, a, b, c]):
+        elif kind == MANUAL and not (same and mine.keys[n].tolist() == [kind, a, b, c]):
             b = _unused(merged, a)
         numbers[n] = number(merged, kind, a, b, c)
         same = same and int(numbers[n]) == n
@@ -234,9 +238,9 @@ def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
 
 
 def renumbered(genes: Any, numbers: np.ndarray) -> Any:
-    """A population under other numbers, each genome in their order; weights and moments go along.
+    """Renumber the genes of a population and sort each genome by the new numbers, with weights and moments.
 
-    Sums of a neuron run in the order of its links' numbers, so that answers may differ in their last bits.
+    A neuron adds its links in the order of their numbers, so answers may differ in the last bits.
     """
     parts: dict[str, np.ndarray] = {"node_off": genes.node_off, "link_off": genes.link_off}
     for off, columns, ids in (("node_off", NODE_COLUMNS, "node_id"), ("link_off", LINK_COLUMNS, "link_id")):
@@ -249,13 +253,13 @@ def renumbered(genes: Any, numbers: np.ndarray) -> Any:
 
 
 def _ends(registry: Any) -> tuple[int, int]:
-    """How many inputs and outputs a registry begins with."""
+    """Count the inputs and outputs at the beginning of a registry."""
     kinds = registry.keys[: int(registry.count[0]), 0].tolist()
     assert kinds.count(BIAS) == 1
     return kinds.count(IN), kinds.count(OUT)
 
 
 def _unused(registry: Any, digest: int) -> int:
-    """The next count that no neuron by hand of this digest has."""
+    """The next unused count of manual neurons with this digest."""
     keys = registry.keys[: int(registry.count[0])]
-    return int(((keys[:, 0] == HAND) & (keys[:, 1] == digest)).sum())
+    return int(((keys[:, 0] == MANUAL) & (keys[:, 1] == digest)).sum())

@@ -1,9 +1,9 @@
-"""A genome as a Program, a Program as a genome, and the edits that lead from one genome to another.
+"""Conversion between genomes and Programs, and the edits that turn one genome into another.
 
-Names say what a node is, so nothing else is stored: `n5` is the neuron with innovation number 5, in it `n5.sum` (a
-junction), `n5.out` (its activation) and per link into it `n5.l7` (source times weight) and `n5.l7.weight`. The port of
-a link at the junction is its number, which keeps sums in the order of numbers. A closed link has all its nodes, but no
-edge into the junction. A neuron is one cluster of the picture.
+The names of nodes encode the genome: `n5` is the neuron with innovation number 5. It contains `n5.sum` (a junction),
+`n5.out` (its activation) and per incoming link `n5.l7` (source times weight) and `n5.l7.weight`. The port of a link at
+the junction is its number, which keeps sums in the order of numbers. A closed link has all its nodes, but no edge into
+the junction. A neuron is one cluster of the picture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.evolve.errors import TaskError
-from graphwright.evolve.genomes import Genome, Link, Node, columns_of
+from graphwright.evolve.mutations.rewiring import remove_unread_states, rewire_readers
+from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene, columns_of
 from graphwright.program.errors import UnknownNode
 from graphwright.program.program import Program
 
@@ -30,13 +31,13 @@ _STEEP = 4.9
 
 
 def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", name: str = "genome") -> Program:
-    """A genome as a Program.
+    """Build a genome as a Program with input `x` [batch, inputs] and output `y` [batch, outputs].
 
     Args:
-        genome: what to build.
-        names: of the inputs.
-        batch: cases; a genome with delays needs a number, since its states keep a value per case.
-    Returns: input `x` [batch, inputs], output `y` [batch, outputs]; its founding is the first entry of its journal.
+        genome: the genome.
+        names: names of the inputs.
+        batch: number of cases; a genome with delays needs an integer, since its states store a value per case.
+        name: name of the program.
     """
     if isinstance(batch, str) and any(link.delay for link in genome.links):
         batch = 1
@@ -55,7 +56,7 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
 
 
 def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "evolution") -> None:
-    """One entry of the journal that makes the program of one genome that of another."""
+    """Turn the program of one genome into that of another, as one journal entry."""
     old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
     old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
     with p.edit(why, author=author, tool="graphwright.evolve") as e:
@@ -79,7 +80,7 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 
 def read(p: Program) -> Genome:
-    """The genome that a program of this form is. Raises: TaskError naming the node that has no place in one."""
+    """Read the genome of a program of this form. Raises: TaskError naming the node that a genome cannot express."""
     if "x" not in p.input_names() or not p.outputs():
         raise _no_genome(p)
     inputs = int(p.spec("x").shape[1])
@@ -87,7 +88,7 @@ def read(p: Program) -> Genome:
     for node in p.nodes():
         path = p.path(node)
         if path.endswith(".sum") and p.is_junction(node):
-            nodes.append(Node(int(path[1:-4]), _activation_of(p, path[:-4])))
+            nodes.append(NodeGene(int(path[1:-4]), _activation_of(p, path[:-4])))
         elif found := _LINK.match(path):
             dst, number = int(found[1]), int(found[2])
             source, delay = p.operands(node)[0].node, 0
@@ -96,29 +97,31 @@ def read(p: Program) -> Genome:
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
             if not re.match(r"^n\d+$", src):
-                raise TaskError("a link starts at a neuron", where=path, got=p.path(source))
+                raise TaskError("a link does not start at a neuron", where=path, expected="n<k>....",
+                                got=p.path(source))  # fmt: skip
             junction = p.node(f"n{dst}.sum")
             is_open = any(p.graph.source(e) == node for e in p.in_edges(junction))
             weight = p.weights.array(f"{path}.weight").to_numpy()
             if weight.size != 1:
-                raise TaskError("a link has one weight", where=f"{path}.weight", got=weight.shape)
-            links.append(Link(number, int(src[1:]), dst, delay, is_open, float(weight.reshape(()))))
+                raise TaskError("the weight of a link is not a scalar", where=f"{path}.weight", got=weight.shape)
+            links.append(LinkGene(number, int(src[1:]), dst, delay, is_open, float(weight.reshape(()))))
     if not nodes:
         raise _no_genome(p)
     return Genome(inputs, outputs, tuple(sorted(nodes)), tuple(sorted(links)))
 
 
 def _no_genome(p: Program) -> TaskError:
-    return TaskError("the program is no genome", where=p.name, fix="evolve.blocks(program) for a network of layers")
+    return TaskError("the program is not a genome of neurons and links", where=p.name,
+                     fix="evolve.blocks(program) for a network of layers")  # fmt: skip
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-def _grow(e: Transaction, genome: Genome, nodes: Iterable[Node], links: Iterable[Link]) -> None:
-    """Nodes and links that are not there yet. A junction gets its spec from its first edge."""
+def _grow(e: Transaction, genome: Genome, nodes: Iterable[NodeGene], links: Iterable[LinkGene]) -> None:
+    """Add nodes and links. A junction takes its spec from its first edge."""
     new = list(nodes)
     p = e.program
     for node in new:
-        # an edge from the bias gives a junction its spec; it goes again at once
+        # an edge from the bias gives the junction its spec, and is removed
         junction = e.add("junction", _value(p, genome.inputs, genome.inputs), name=f"n{node.id}.sum")
         e.cut(p.in_edges(junction)[0])
         _activation(e, node, fresh=True)
@@ -133,7 +136,7 @@ def _grow(e: Transaction, genome: Genome, nodes: Iterable[Node], links: Iterable
 
 
 def _delayed(e: Transaction, source: Any, name: str) -> Any:
-    """The state that holds a value of the step before; one per source."""
+    """The state that holds a value of the previous step; one per source."""
     p = e.program
     if _has(p, name):
         return p.node(name)
@@ -143,7 +146,7 @@ def _delayed(e: Transaction, source: Any, name: str) -> Any:
 
 
 def _value(p: Program, number: int, inputs: int) -> Any:
-    """The node that holds a neuron's value."""
+    """The node with the value of a neuron."""
     if number == inputs:
         return p.node(f"n{number}.bias")
     if number > inputs:
@@ -151,28 +154,24 @@ def _value(p: Program, number: int, inputs: int) -> Any:
     return next(n for n in p.of_kind("slice") if p.path(n).startswith(f"n{number}."))
 
 
-def _open(e: Transaction, link: Link) -> None:
+def _open(e: Transaction, link: LinkGene) -> None:
     e.connect(f"n{link.dst}.l{link.id}", f"n{link.dst}.sum", port=link.id)
 
 
-def _close(e: Transaction, link: Link) -> None:
+def _close(e: Transaction, link: LinkGene) -> None:
     p = e.program
     node = p.node(f"n{link.dst}.l{link.id}")
     for edge in p.out_edges(node):
         e.cut(edge)
 
 
-def _drop(e: Transaction, link: Link) -> None:
-    """A link with all its nodes, and states that nobody else reads."""
+def _drop(e: Transaction, link: LinkGene) -> None:
+    """Remove a link with all its nodes, and states without other readers."""
     p = e.program
     _close(e, link)
     source = p.operands(p.node(f"n{link.dst}.l{link.id}"))[0].node
     e.remove([f"n{link.dst}.l{link.id}", f"n{link.dst}.l{link.id}.weight"])
-    while p.op(source) == "state" and all(p.op(n) == "write" for n in p.consumers(source)):
-        (write,) = p.consumers(source)
-        before = p.operands(write)[1].node
-        e.remove([write, source])
-        source = before
+    remove_unread_states(e, source)
 
 
 def _has(p: Program, name: str) -> bool:
@@ -183,13 +182,11 @@ def _has(p: Program, name: str) -> bool:
     return True
 
 
-def _activation(e: Transaction, node: Node, fresh: bool = False) -> None:
-    """Make `n.out` the activation of `n.sum`; what read the old one reads the new one."""
+def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
+    """Make `n.out` the activation of `n.sum`, and rewire readers of the old activation to it."""
     p, base = e.program, f"n{node.id}"
-    readers: list[Any] = []
     if not fresh:
         e.rename(f"{base}.out", f"{base}.old")
-        readers = list(p.out_edges(f"{base}.old"))
     total = f"{base}.sum"
     if node.activation in _DIRECT:
         e.add(node.activation, total, name=f"{base}.out")
@@ -203,11 +200,7 @@ def _activation(e: Transaction, node: Node, fresh: bool = False) -> None:
     else:
         e.add("copy", total, name=f"{base}.out")
     if not fresh:
-        for edge in readers:
-            e.rewire(edge, f"{base}.out")
-        outputs = {name: v for name, v in zip(p.output_names(), p.outputs(), strict=True)}
-        if any(p.path(v) == f"{base}.old" for v in outputs.values()):
-            e.set_outputs(**{k: f"{base}.out" if p.path(v) == f"{base}.old" else v for k, v in outputs.items()})
+        rewire_readers(e, p.node(f"{base}.old"), f"{base}.out")
         kept = {f"{base}.sum", f"{base}.out"}
         above = [p.node(f"{base}.old")]
         while above:
@@ -231,17 +224,18 @@ def _activation_of(p: Program, base: str) -> str:
 
 
 def _clean(name: str) -> str:
-    """A name as one segment of a path."""
+    """Make a name one segment of a path."""
     return re.sub(r"[^0-9A-Za-z_]+", "_", name).strip("_") or "x"
 
 
 class PopulationPlan:
-    """Programs planned together: their rows lie one behind another, and each runs as it would alone, bit for bit.
+    """Programs that run as one batch of genomes; each computes the same bits as alone.
 
     Args:
-        programs: of the form of `evolve.program.founder`, of the same inputs and outputs; as they are now.
-        threads: genomes are independent, so their number changes no result.
-    Raises: TaskError for a program that is no genome, or of other inputs or outputs than the first.
+        programs: programs of the form of `evolve.program.founder` with equal inputs and outputs; later edits of them
+            have no effect.
+        threads: number of threads; it changes no result.
+    Raises: TaskError for a program that is not a genome, or with other inputs or outputs than the first.
 
     >>> plan = ev.PopulationPlan([result.best.program, other])
     >>> plan(x).shape  # x [N, inputs]
@@ -253,11 +247,11 @@ class PopulationPlan:
 
         genomes = [read(p) for p in programs]
         if not genomes:
-            raise TaskError("a population has somebody in it", got="no programs")
+            raise TaskError("a population needs at least one program", got="no programs")
         self.inputs, self.outputs, self.threads = genomes[0].inputs, genomes[0].outputs, threads
         for p, g in zip(programs, genomes, strict=True):
             if (g.inputs, g.outputs) != (self.inputs, self.outputs):
-                raise TaskError("programs of one population have the same inputs and outputs", where=p.name,
+                raise TaskError("the program has other inputs or outputs than the first", where=p.name,
                                 expected=(self.inputs, self.outputs), got=(g.inputs, g.outputs))  # fmt: skip
         self.genes = columns_of(genomes)
         self.table = tabulate(self.genes, self.inputs, self.outputs)
@@ -266,7 +260,7 @@ class PopulationPlan:
         return len(self.genes.node_off) - 1
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Answers to the same cases: [N, inputs] to float32 [G, N, outputs]; [N, T, inputs] to [G, N, T, outputs]."""
+        """Run all genomes on the same cases: [N, inputs] to float32 [G, N, outputs], sequences likewise."""
         from graphwright.array.population.runner import Cases, outputs
 
         values = self._checked(x, (2, 3))
@@ -274,12 +268,12 @@ class PopulationPlan:
         return (answers if values.ndim == 3 else answers[:, :, 0]).copy()
 
     def each(self, x: np.ndarray) -> np.ndarray:
-        """Answers of every genome to cases of its own: [G, N, inputs] to float32 [G, N, outputs]."""
+        """Run every genome on its own cases: [G, N, inputs] to float32 [G, N, outputs]."""
         from graphwright.array.population.runner import Session
 
         values = self._checked(x, (3,))
         if len(values) != len(self):
-            raise TaskError("cases of its own for every genome", expected=len(self), got=len(values))
+            raise TaskError("the first axis must have one entry per genome", expected=len(self), got=len(values))
         session = Session(self.table, self.genes, values.shape[1], self.inputs, self.threads)
         return np.ascontiguousarray(session.step(values))
 
@@ -287,6 +281,6 @@ class PopulationPlan:
         values = np.asarray(x, np.float32)
         if values.ndim not in ranks or values.shape[-1] != self.inputs:
             raise TaskError(
-                "inputs that do not fit", expected=f"[..., {self.inputs}] of rank {ranks}", got=values.shape
+                "inputs have the wrong shape", expected=f"[..., {self.inputs}] of rank {ranks}", got=values.shape
             )
         return values

@@ -1,4 +1,4 @@
-"""What a run has cost, counted by hand: every case that ran, for whatever reason, and nothing else."""
+"""The counters of a run count every case that ran, for any purpose, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def noisy(answers):
     return fitness
 
 
-def test_passes_of_neurons_are_those_of_all_genomes_failed_ones_too():
+def test_neuron_passes_count_failed_genomes_too():
     task = ev.Task(X, [0, 1, 1, 0], fitness_batch=noisy, split="same")
     settings = ev.Hybrid(population=6, train=ev.Train(steps=7))
     run: Any = ev.Evolution(task, None, settings, seed=0)
@@ -32,7 +32,7 @@ def test_passes_of_neurons_are_those_of_all_genomes_failed_ones_too():
     assert c.forward == 3 * 6 * 4 + 4  # and the best of the first once more, whether its fitness is the same
 
 
-def test_steps_in_an_environment_are_counted_whatever_they_are_for(monkeypatch):
+def test_environment_steps_of_all_purposes_are_counted(monkeypatch):
     task, made = ev.tasks.cartpole(), []
     play = task.play
 
@@ -59,7 +59,7 @@ def start() -> Any:
     return b.build()
 
 
-def test_passes_of_layers_are_those_of_all_candidates_that_ran(monkeypatch):
+def test_layer_passes_count_all_candidates(monkeypatch):
     task = ev.tasks.two_moons(100)
     rates = {name: 0.0 for name in MUTATIONS}
     run: Any = ev.Evolution(task, ev.blocks(start()), ev.Layers(population=3, steps=5, batch=16, rates=rates), seed=0)

@@ -1,4 +1,4 @@
-"""Genomes edited by hand while a run lives: their numbers, their lineage, and the same bits after a resume."""
+"""Manual edits during a run: innovation numbers, lineage, and equal bits after a resume."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.genomes import genome
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import GENES
+from graphwright.evolve.layers.candidate import GENES
 from graphwright.evolve.mutations.links import links
 from graphwright.evolve.mutations.registry import parts
+from graphwright.evolve.neurons.genomes import genome
 
 rng = np.random.default_rng(0)
 WILD = {"population": 12, "split_link": 0.3, "add_link": 0.4, "set_activation": 0.1, "activation": ("tanh", "relu")}
@@ -33,37 +33,37 @@ def state(run) -> list[bytes]:
 
 
 def split(run, who, link=0, why="a neuron in the middle") -> Any:
-    """Split one of the open links of a genome by hand; its number."""
+    """Split an open link of a genome; return its number."""
     found = [e for e in run.lineage.genome(run.alive(who)).links if e.open][link]
     with run.edit(who, why) as e:
         m.split_link(e, f"n{found.dst}.l{found.id}", rng, "tanh")
     return found.id
 
 
-def test_an_edit_takes_the_place_of_who_was_edited_and_is_scored():
+def test_manual_edit_replaces_the_individual_and_is_scored():
     run = run_of()
     before, genes, c = genome(run.genes, 4, 2, 1), run.genes, run.counters.evaluations
     number = split(run, 4)
     key = run.alive(4)
-    assert key == ev.Key(4, 4, 1)
+    assert key == ev.IndividualKey(4, 4, 1)
     after = genome(run.genes, 4, 2, 1)
     assert after == run.lineage.genome(key)
-    assert run.lineage.genome(ev.Key(4, 4)) == before
+    assert run.lineage.genome(ev.IndividualKey(4, 4)) == before
     assert [n for n in range(12) if genome(run.genes, n, 2, 1) != genome(genes, n, 2, 1)] == [4]
     assert run.counters.evaluations == c + 1
     one = run.individual(key)
     assert one.rescore() == one.fitness == run.fitness[4]
     (node,) = {n.id for n in after.nodes} - {n.id for n in before.nodes}
     keys = run.registry.keys
-    assert keys[node].tolist()[:2] == [4, number]  # the number of a neuron that splits this link, whoever makes it
+    assert keys[node].tolist()[:2] == [4, number]  # the number of a neuron that splits this link, whatever makes it
     for e in after.links:
         assert keys[e.id].tolist() == [3, e.src, e.dst, e.delay]
     birth = run.lineage.birth(key)
-    assert (birth.author, birth.why, birth.fitter_parent) == ("human", "a neuron in the middle", ev.Key(4, 4))
-    assert str(birth) == "generation 4: by hand, a neuron in the middle"
+    assert (birth.author, birth.why, birth.fitter_parent) == ("human", "a neuron in the middle", ev.IndividualKey(4, 4))
+    assert str(birth) == "generation 4: manual edit, a neuron in the middle"
 
 
-def test_a_split_by_hand_and_one_by_evolution_have_equal_numbers():
+def test_manual_and_evolved_splits_have_equal_innovation_numbers():
     run = run_of(generations=1, population=40)
     split(run, 0)
     by_hand = {n.id for n in genome(run.genes, 0, 2, 1).nodes} - {3}
@@ -71,10 +71,10 @@ def test_a_split_by_hand_and_one_by_evolution_have_equal_numbers():
     births = run.lineage.past[1].births
     assert 4 in births.site[births.mutation == 3]  # the first link is split by evolution too
     child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.fitter_parent != 0))[0])
-    assert by_hand <= {n.id for n in run.lineage.genome(ev.Key(1, child)).nodes}
+    assert by_hand <= {n.id for n in run.lineage.genome(ev.IndividualKey(1, child)).nodes}
 
 
-def test_children_descend_from_the_edit_and_blame_names_the_human():
+def test_children_descend_from_a_manual_edit_and_blame_names_it():
     run = run_of(champions=0, tournament=1)
     best = int(run.fitness.argmax())
     with run.edit(best, "a look at the product") as e:
@@ -89,23 +89,23 @@ def test_children_descend_from_the_edit_and_blame_names_the_human():
         e.connect(e.add("mul", "n99.out", w, name="n3.l300"), "n3.sum", port=300)
     key = run.alive(best)
     run.run(run.generation + 3, target=9.0)
-    heirs = [g for g in range(12) if key in [b.key for b in run.lineage.path(ev.Key(run.generation, g))]]
+    heirs = [g for g in range(12) if key in [b.key for b in run.lineage.path(ev.IndividualKey(run.generation, g))]]
     assert heirs
     node = max(n.id for n in run.lineage.genome(key).nodes)
     assert run.registry.keys[node, 0] == 6
     for g in heirs:
-        who = ev.Key(run.generation, g)
+        who = ev.IndividualKey(run.generation, g)
         p, genes = run.lineage.replay(who), run.lineage.genome(who)
         assert ev.program.read(p) == genes
         assert p.structure_hash() == ev.program.founder(genes, run.task.names).structure_hash()
         if node in {n.id for n in genes.nodes}:
             assert p.blame(f"n{node}.out")[0].author == "human"
-            assert p.blame(f"n{node}.out")[0].why == "generation 4: by hand, a look at the product"
-    assert "by hand, a look at the product" in run.lineage.to_html(key=ev.Key(run.generation, heirs[0]))
+            assert p.blame(f"n{node}.out")[0].why == "generation 4: manual edit, a look at the product"
+    assert "manual edit, a look at the product" in run.lineage.to_html(key=ev.IndividualKey(run.generation, heirs[0]))
 
 
 @pytest.mark.parametrize("kind", ["neat", "hybrid", "baldwin"])
-def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
+def test_edited_run_resumes_bit_for_bit(tmp_path, kind):
     how: Any = {"neat": {"delays": 0.3}, "hybrid": {"kind": ev.Hybrid, "train": ev.Train(5)},
                 "baldwin": {"kind": ev.Hybrid, "train": ev.Train(5), "inherit": "baldwin"}}[kind]  # fmt: skip
     runs = [run_of(**how) for _ in range(2)]
@@ -121,7 +121,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == {
         p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
     }
-    assert rest.alive(3) == ev.Key(4, 3, 2)
+    assert rest.alive(3) == ev.IndividualKey(4, 3, 2)
     assert state(rest) == state(whole)
     assert [c.tobytes() for c in rest.scored] == [c.tobytes() for c in whole.scored]
     for run in (whole, rest):
@@ -129,7 +129,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     assert state(rest) == state(whole)
     assert rest.log == whole.log
     for g in range(12):
-        who = ev.Key(8, g)
+        who = ev.IndividualKey(8, g)
         assert [str(b) for b in rest.lineage.path(who)] == [str(b) for b in whole.lineage.path(who)]
         assert rest.lineage.replay(who).structure_hash() == whole.lineage.replay(who).structure_hash()
     plain = run_of(**how)
@@ -137,7 +137,7 @@ def test_a_run_that_was_edited_resumes_to_the_same_bits(tmp_path, kind):
     assert state(plain) != state(whole)
 
 
-def test_children_inherit_what_was_untrained_but_weights_set_by_hand():
+def test_children_inherit_untrained_weights_except_manually_set_ones():
     run = run_of(kind=ev.Hybrid, train=ev.Train(5), inherit="baldwin", generations=3)
     seeds, trained = genome(run.genes, 2, 2, 1), genome(run.scored, 2, 2, 1)
     with run.edit(2, "one weight") as e:
@@ -149,7 +149,7 @@ def test_children_inherit_what_was_untrained_but_weights_set_by_hand():
     assert run.lineage.genome(run.alive(2)) == shown
 
 
-def test_moments_stay_with_links_that_stay():
+def test_moments_stay_with_unchanged_links():
     run = run_of(kind=ev.Hybrid, train=ev.Train(5), generations=3)
     old = run.lineage.columns(run.alive(0))
     assert old.steps.any()
@@ -161,7 +161,7 @@ def test_moments_stay_with_links_that_stay():
             assert getattr(new, name)[k] == (getattr(old, name)[at[0]] if len(at) else 0)
 
 
-def test_a_solution_by_hand_is_one():
+def test_manual_edit_can_solve_the_task():
     """XOR with two neurons, made from the first genome of a run."""
     run = run_of(generations=1, output="step", activation="step", population=4)
     with run.edit(0, "xor") as e:
@@ -208,30 +208,30 @@ def circle(e):
         (lambda e: e.remove("nowhere"), "nowhere"),
     ],
 )  # fmt: skip
-def test_what_genes_cannot_hold_is_refused_and_changes_nothing(edit, message):
+def test_edits_that_genes_cannot_express_are_refused(edit, message):
     run = run_of(generations=2, split_link=0, add_link=0, max_nodes=4)
     before = state(run)
     with pytest.raises(UsageError, match=message), run.edit(1, "no") as e:
         edit(e)
     assert state(run) == before
     assert not run.lineage.past[-1].edits
-    assert run.alive(1) == ev.Key(1, 1)
+    assert run.alive(1) == ev.IndividualKey(1, 1)
 
 
-def test_only_the_living_are_edited():
+def test_only_living_individuals_can_be_edited():
     fresh: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**WILD))
-    with pytest.raises(UsageError, match="nobody lives yet"), fresh.edit(0):
+    with pytest.raises(UsageError, match="no individual was scored yet"), fresh.edit(0):
         pass
     run = run_of()
-    for who in (ev.Key(0, 3), 12, -1, ev.Key(4, 3, 1)):
-        with pytest.raises(UsageError, match="nobody lives by this key"), run.edit(who):
+    for who in (ev.IndividualKey(0, 3), 12, -1, ev.IndividualKey(4, 3, 1)):
+        with pytest.raises(UsageError, match="no living individual has this key"), run.edit(who):
             pass
     split(run, 3)
-    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit(ev.Key(4, 3)):
+    with pytest.raises(UsageError, match="no living individual has this key"), run.edit(ev.IndividualKey(4, 3)):
         pass
-    with run.edit(ev.Key(4, 3, 1), "nothing at all"):
+    with run.edit(ev.IndividualKey(4, 3, 1), "nothing at all"):
         pass
-    assert run.alive(3) == ev.Key(4, 3, 1)
+    assert run.alive(3) == ev.IndividualKey(4, 3, 1)
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def grow(run, who):
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin"])
-def test_a_member_that_was_edited_is_a_candidate_by_a_human(inherit):
+def test_edited_member_becomes_a_candidate_with_author_human(inherit):
     run = layers(inherit=inherit)
     old, archive = run.members[-1], list(run.archive)
     y = old.program.run(x=np.ones((2, 2), "f4"))["y"].to_numpy()
@@ -266,7 +266,7 @@ def test_a_member_that_was_edited_is_a_candidate_by_a_human(inherit):
     new = next(n for n in run.members if n.birth is birth)
     assert old not in run.members
     assert set(archive) & set(run.archive)
-    assert (birth.author, birth.fitter_parent, birth.what) == ("human", old.number, "by hand, a layer and another")
+    assert (birth.author, birth.fitter_parent, birth.what) == ("human", old.number, "manual edit, a layer and another")
     assert train.measure(run.task, new.program, run.task.valid) == (birth.metric, birth.loss)
     assert len(run.births) == run.counters.evaluations
     made = parts(new.program) - parts(old.program)
@@ -280,23 +280,23 @@ def test_a_member_that_was_edited_is_a_candidate_by_a_human(inherit):
     np.testing.assert_allclose(new.program.run(x=np.ones((2, 2), "f4"))["y"].to_numpy() - y, shift[None].repeat(2, 0),
                                atol=1e-6)  # fmt: skip
     if inherit == "baldwin":
-        assert new.seedling.structure_hash() == new.program.structure_hash()
-        assert new.seedling.weights.array("out.bias").to_numpy() == 0.25
-        assert new.seeds.keys() == new.moments.keys()
+        assert new.untrained.structure_hash() == new.program.structure_hash()
+        assert new.untrained.weights.array("out.bias").to_numpy() == 0.25
+        assert new.untrained_moments.keys() == new.moments.keys()
     else:
         kept = [k for k in new.moments if k in old.moments]
         assert kept
         assert all(new.moments[k].tobytes() == old.moments[k].tobytes() for k in kept)
 
 
-def test_equal_edits_of_two_members_have_equal_names():
+def test_equal_manual_edits_get_equal_part_names():
     run = layers(rates={name: float(name == "learning_rate") for name in (*m.MUTATIONS, *GENES)})
     for who in [member.number for member in run.members[:2]]:
         grow(run, who)
-    assert [(kind, k) for kind, _, k in run.numbers] == [("by hand", 0), ("by hand", 1)]
+    assert [(kind, k) for kind, _, k in run.numbers] == [("manual", 0), ("manual", 1)]
 
 
-def test_a_run_of_layers_that_was_edited_resumes_to_the_same_births(tmp_path):
+def test_edited_layer_run_resumes_to_the_same_births(tmp_path):
     runs = [layers(inherit="baldwin", crossover=0.5) for _ in range(2)]
     for run in runs:
         grow(run, run.members[0].number)
@@ -317,7 +317,7 @@ def test_a_run_of_layers_that_was_edited_resumes_to_the_same_births(tmp_path):
         assert "human" in [entry.author for entry in rest.replay(number).journal]
 
 
-def test_an_edit_that_does_not_fit_a_run_of_layers_changes_nothing():
+def test_invalid_manual_edit_leaves_layer_run_unchanged():
     run = layers(max_params=60)
     members, births, numbers = list(run.members), len(run.births), dict(run.numbers)
     who = members[0].number
@@ -334,7 +334,7 @@ def test_an_edit_that_does_not_fit_a_run_of_layers_changes_nothing():
     for edit, message in ((wide, "more parameters"), (other, "do not fit"), (broken, "no finite loss")):
         with pytest.raises(UsageError, match=message), run.edit(who, "no") as e:
             edit(e)
-    with pytest.raises(UsageError, match="no member has this number"), run.edit(10**6):
+    with pytest.raises(UsageError, match="no member of the population has this number"), run.edit(10**6):
         pass
     with run.edit(who, "nothing at all"):
         pass

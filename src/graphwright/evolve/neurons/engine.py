@@ -1,4 +1,4 @@
-"""Neurons that evolve: generations of genomes in columns, scored, sorted into species, and bred."""
+"""A run on neurons: each generation of genomes is scored, sorted into species, and bred."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from graphwright.array.population.names import MUTATIONS, founders
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
-from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.genomes import columns_of, minimal, replaced, take
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
-from graphwright.evolve.lineage import Edited, Key, Lineage, said
-from graphwright.evolve.manual import inherited, numbered, reading, untrained
-from graphwright.evolve.result import Individual, Result
+from graphwright.evolve.neurons.genomes import columns_of, genome, minimal, replaced, take
+from graphwright.evolve.neurons.lineage import IndividualKey, Lineage, ManualEdit, birth_text
+from graphwright.evolve.neurons.manual import edited_genome, inherited, numbered, untrained
+from graphwright.evolve.neurons.program import founder
+from graphwright.evolve.neurons.result import Individual, Result
+from graphwright.evolve.neurons.saving import save
+from graphwright.evolve.neurons.species import Breeder, Species, founding
+from graphwright.evolve.run import EvolutionRun
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Nursery, Species, founding
 from graphwright.evolve.tasks.task import Population
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
-    from graphwright.array.population.names import Births
-    from graphwright.evolve.evolution import Scalar
-    from graphwright.evolve.genomes import Genome
+    from graphwright.evolve.neurons.genomes import Genome
     from graphwright.evolve.tasks.task import Scores
     from graphwright.files import StrPath
     from graphwright.program import Transaction
@@ -36,8 +36,8 @@ _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One line of the log: best and median fitness, the best metric so far, species by number with their sizes."""
+class NeuronGeneration:
+    """One line of the log: fitness, the metric of the champion so far, and the size of each species by number."""
 
     generation: int
     best: float
@@ -50,38 +50,39 @@ class Generation:
     threshold: float
 
 
-class NeuronEvolution(Evolution):
+class NeuronEvolution(EvolutionRun):
     """Evolution of neurons and links; made by `Evolution(task, scalar(), NEAT(...))`."""
 
-    def __init__(
-        self, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
-    ) -> None:
+    def __init__(self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1) -> None:
         if not isinstance(settings or NEAT(), NEAT):
-            raise UsageError("settings that neurons don't have", got=type(settings).__name__, expected="NEAT or Hybrid")
-        self._begin(task, seed, threads)
+            raise UsageError("wrong settings for the evolution of neurons", got=type(settings).__name__,
+                             expected="NEAT or Hybrid")  # fmt: skip
+        super().__init__(task, seed, threads)
         self.settings = settings or NEAT()
         s = self.settings
         if s.train is not None and task.lesson is None:
-            raise TaskError("this task has nothing to train on", where=task.name, fix="NEAT(), without train")
+            raise TaskError("the task has no data for gradient steps", where=task.name, fix="NEAT(), without train")
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
-            raise LimitTooSmall("the start is larger than the limits", expected=f"{task.outputs} nodes, {links} links",
-                                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
+            raise LimitTooSmall(
+                "the initial genome exceeds the limits",
+                expected=(task.outputs, links),
+                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}",
+            )
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
         self._table: Any = None
-        self._nursery = Nursery(s, task.inputs, task.outputs, seed)
+        self._nursery = Breeder(s, task.inputs, task.outputs, seed)
         if s.start == "random":
-            self._burst(Nursery(founding(s), task.inputs, task.outputs, seed))
+            self._burst(Breeder(founding(s), task.inputs, task.outputs, seed))
         self.species = Species.founders(self.genes, s)
-        self.fitness: np.ndarray | None = None  # of the generation as it is; None until it is scored
+        self.fitness: np.ndarray | None = None  # of the present generation; None until it is scored
         self.metric = np.zeros(0)
         self.lineage = Lineage(task.inputs, task.outputs, task.names)
-        self.best: Key | None = None
-        self.gained = 0
-        self.solution: Key | None = None
-        self._shown: tuple[Key, float, int, int] | None = None
-        self._blocked = False  # whether it was said that training can't reach some weights
+        self.best: IndividualKey | None = None
+        self.solution: IndividualKey | None = None
+        self._shown: tuple[IndividualKey, float, int, int] | None = None
+        self._warned = False  # that gradients cannot reach some weights
 
     # -- running -----------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -98,20 +99,27 @@ class NeuronEvolution(Evolution):
         return self.solution is not None and self.lineage.birth(self.solution).metric >= aim
 
     def _stuck(self) -> Status | None:
-        return Status.NO_MUTATION if self.log and self.settings.still else None
+        return Status.NO_MUTATION if self.log and self.settings.unchanging else None
 
     def _result(self, status: Status, aim: float | None) -> Result:
         return Result(self, status, aim)
 
     def save(self, directory: StrPath) -> None:
-        """Write all that the run needs to go on, atomically; see `evolve.resume`."""
-        from graphwright.evolve.saving import save
-
+        """Write the whole run atomically; see `EvolutionRun.save`."""
         save(self, directory)
+
+    def restore_log(self, lines: list[dict[str, Any]]) -> None:
+        """Restore the log and the weights before training, after everything else was restored."""
+        for line in lines:
+            numbers = {name: float(line[name]) for name in ("best", "median", "metric")}
+            sizes = {int(number): size for number, size in line["species"].items()}
+            self.log.append(NeuronGeneration(**{**line, **numbers, "species": sizes}))
+        if self.settings.inherit == "baldwin" and self.fitness is not None:
+            self._trained = self.lineage.living()
 
     @property
     def table(self) -> Any:
-        """Rows of this generation; see `array.population.table`."""
+        """The compiled genomes of this generation; see `array.population.table`."""
         from graphwright.array.population.table import tabulate
 
         if self._table is None:
@@ -130,58 +138,56 @@ class NeuronEvolution(Evolution):
         )  # fmt: skip
 
     def program(self, genes: Any, g: int) -> Any:
-        """A genome as a Program that has no history."""
-        from graphwright.evolve.genomes import genome
-        from graphwright.evolve.program import founder
-
+        """A genome as a Program without history."""
         return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
 
-    def individual(self, key: Key) -> Individual:
-        """An individual of the run, as long as its genes are kept."""
+    def individual(self, key: IndividualKey) -> Individual:
+        """An individual of the run, as long as its genes are stored."""
         return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
 
-    # -- by hand -----------------------------------------------------------------------------------------------------
+    # -- manual edits ------------------------------------------------------------------------------------------------
     @contextmanager
-    def edit(self, who: Key | int, why: str = "edited") -> Iterator[Transaction]:
-        """Edit one of the living: `with run.edit(key, "why") as e:`, an edit of its program with its history.
+    def edit(self, who: IndividualKey | int, why: str = "edited") -> Iterator[Transaction]:
+        """Edit a living individual: `with run.edit(key, "why") as e:` edits its program, which has its history.
 
-        On leaving, new genes get numbers from the registry, the result is scored (not trained) and takes the place of
-        who was edited: the next generation descends from it. The lineage has the edit, author "human".
+        After the block, new genes get innovation numbers, the result is scored (not trained) and replaces the
+        individual, so that the next generation descends from it. The lineage records the edit with author "human".
 
         Args:
-            who: a key of the present generation, or a place in it.
-        Raises: UsageError for who does not live; TaskError for what genes can't hold; what the edit raises. Then
-            nothing has changed.
+            who: a key of the present generation, or an index in it.
+            why: the reason, for the lineage.
+        Raises: UsageError for an individual that is not alive; TaskError for a program that genes cannot express; what
+            the block raises. The run is then unchanged.
         """
         key = self.alive(who)
         p, before = self.lineage.replay(key, batch=1), self.lineage.genome(key)
         sums = {n.id: p.node(f"n{n.id}.sum") for n in before.nodes}
         with p.edit(why, author="human") as e:
             yield e
-        found = reading(p, before, self.task.names, self.settings)
+        found = edited_genome(p, before, self.task.names, self.settings)
         kept = [n.id for n in found.nodes if sums.get(n.id) == p.node(f"n{n.id}.sum")]
         after, self.registry = numbered(before, found, kept, self.registry)
         if after != before:
             self._replace(key, why, after)
 
-    def alive(self, who: Key | int) -> Key:
-        """The key of one of the living, by its place or its key. Raises: UsageError."""
+    def alive(self, who: IndividualKey | int) -> IndividualKey:
+        """Return the key of a living individual, given its index or its key. Raises: UsageError."""
         if self.fitness is None:
-            raise UsageError("nobody lives yet that was scored", where=self.task.name, fix="run(max_generations=1)")
-        place = who.index if isinstance(who, Key) else who
+            raise UsageError("no individual was scored yet", where=self.task.name, fix="run(max_generations=1)")
+        index = who.index if isinstance(who, IndividualKey) else who
         last = f"0 to {len(self.fitness) - 1}, or a key of generation {self.generation}"
-        if isinstance(place, int | np.integer) and 0 <= place < len(self.fitness):
-            key = self.lineage.latest(self.generation, place)
-            if who in (place, key):
+        if isinstance(index, int | np.integer) and 0 <= index < len(self.fitness):
+            key = self.lineage.latest(self.generation, index)
+            if who in (index, key):
                 return key
             last = str(key)
-        raise UsageError("nobody lives by this key", expected=last, got=who,
-                         fix="run.alive(place); or edit its program, which goes its own way")  # fmt: skip
+        raise UsageError("no living individual has this key", expected=last, got=who,
+                         fix="run.alive(index); or edit its program apart from the run")  # fmt: skip
 
-    def _replace(self, key: Key, why: str, after: Genome) -> None:
-        """Score a genome, and put it in the place of one of the living."""
+    def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
+        """Score a genome, and replace a living individual by it."""
         assert self.fitness is not None
-        old, one, place = self.lineage.columns(key), columns_of([after]), key.index
+        old, one, index = self.lineage.columns(key), columns_of([after]), key.index
         inherited(one, old)
         population = self.population(one)
         scores, c = self.task.score(population), self.counters
@@ -194,14 +200,14 @@ class NeuronEvolution(Evolution):
             self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
             fitness = metric = -np.inf
         heir = one
-        if self.scored is not self.genes:  # children get weights as they were before training, but those set by hand
-            self._trained = replaced(self._trained, place, one)
-            heir = untrained(one, old, take(self.genes, np.array([place])))
-        self.genes, self._table = replaced(self.genes, place, heir), None
+        if self.scored is not self.genes:  # children inherit weights from before training, except those that were set
+            self._trained = replaced(self._trained, index, one)
+            heir = untrained(one, old, take(self.genes, np.array([index])))
+        self.genes, self._table = replaced(self.genes, index, heir), None
         self.fitness, self.metric = self.fitness.copy(), self.metric.copy()
-        self.fitness[place], self.metric[place] = fitness, metric
+        self.fitness[index], self.metric[index] = fitness, metric
         self.species.note(self.fitness, self.generation)
-        self._crown(self.lineage.edit(Edited(place, why, one, fitness, metric)), fitness)
+        self._record_best(self.lineage.edit(ManualEdit(index, why, one, fitness, metric)), fitness)
 
     # -- one generation ----------------------------------------------------------------------------------------------
     def _evaluate(self, aim: float | None) -> None:
@@ -215,9 +221,9 @@ class NeuronEvolution(Evolution):
         if not finite.all():
             scored = fitness[finite]
             fitness, metric = np.where(finite, fitness, -np.inf), np.where(finite, metric, -np.inf)
-            self._failed(scores, fitness)
+            self._record_failures(scores, fitness)
         if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
-            self._twice(fitness)
+            self._warn_if_noisy(fitness)
         c = self.counters
         c.evaluations += count
         c.forward += scores.passes
@@ -226,7 +232,7 @@ class NeuronEvolution(Evolution):
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
         top = int(fitness.argmax())
-        best = self._crown(Key(self.generation, top), fitness[top])
+        best = self._record_best(IndividualKey(self.generation, top), fitness[top])
         if aim is not None and np.fmax.reduce(metric) >= aim:
             self._confirm(aim, fitness, metric)
         shown = best if self.solution is None else self.solution
@@ -235,7 +241,7 @@ class NeuronEvolution(Evolution):
         _, reached, hidden, links = self._shown
         numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
         self.log.append(
-            Generation(
+            NeuronGeneration(
                 self.generation,
                 float(fitness[top]),
                 _median(scored),
@@ -248,15 +254,15 @@ class NeuronEvolution(Evolution):
             )
         )
 
-    def _crown(self, key: Key, fitness: float) -> Key:
-        """Who is fitter than all before is the best; the best."""
+    def _record_best(self, key: IndividualKey, fitness: float) -> IndividualKey:
+        """Update the fittest individual so far, and return it."""
         if self.best is None or fitness > self.lineage.birth(self.best).fitness:
             self.best, self.gained = key, self.generation
             self.lineage.pinned.add(key)
         return self.best
 
-    def _twice(self, fitness: np.ndarray) -> None:
-        """Warn if a fitness of the user's gives the best genome another value when it is asked again."""
+    def _warn_if_noisy(self, fitness: np.ndarray) -> None:
+        """Warn if a user's fitness function gives the best genome another value in a second call."""
         top = int(np.argmax(fitness))
         scores = self.task.score(self.population(take(self.scored, np.array([top]))))
         self.counters.forward += scores.passes
@@ -266,7 +272,7 @@ class NeuronEvolution(Evolution):
             warnings.warn(NoisyFitness(text), stacklevel=4)
 
     def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
-        """The fittest that reaches the target and is confirmed solves the task."""
+        """Record the fittest individual that reaches the target and is confirmed as the solution."""
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
             trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
@@ -278,13 +284,13 @@ class NeuronEvolution(Evolution):
                 return
 
     def _train(self) -> None:
-        """Gradient steps on all genomes: on the genes themselves, or on copies if children shall not inherit them."""
+        """Make gradient steps on all genomes: on the genes, or on copies if children must not inherit the result."""
         from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population
         assert s.train is not None
         genes = self.genes
-        if not self._blocked:
+        if not self._warned:
             self._warn_of_blocked()
         if s.inherit == "baldwin":
             genes = type(genes)(*(column.copy() for column in genes))
@@ -302,18 +308,18 @@ class NeuronEvolution(Evolution):
         self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
 
     def _warn_of_blocked(self) -> None:
-        """Say once that gradients can't reach some links."""
+        """Warn once that gradients cannot reach some links."""
         genes = self.genes
         blocked = blocked_links(genes, self.task.inputs, self.task.outputs)
         if len(blocked):
-            self._blocked = True
+            self._warned = True
             of = np.searchsorted(genes.link_off, blocked, "right") - 1
             names = [f"link {genes.link_id[e]} of genome {g}" for e, g in zip(blocked, of, strict=True)]
             warn_of_blocked(f"{self.task.name}, generation {self.generation}", names, stacklevel=6)
 
     @property
     def scored(self) -> Any:
-        """The genes that fitness is of: trained ones."""
+        """The genes that were scored: after training, also where children inherit others."""
         keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
         return self._trained if keeps else self.genes
 
@@ -331,13 +337,15 @@ class NeuronEvolution(Evolution):
         self._table = tabulate(
             self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.fitter_parent)
         )
-        self._refused(self.births)
+        for name, count in zip(MUTATIONS, self.births.refused.tolist(), strict=True):
+            if count:
+                self.counters.refuse(name, count)
         self.generation += 1
         self.species = self.species.next(old, chosen, self.genes, s, self.generation)
         self.fitness = None
 
-    def _burst(self, nursery: Nursery) -> None:
-        """Random mutations of each founder."""
+    def _burst(self, nursery: Breeder) -> None:
+        """Mutate each founder several times."""
         from graphwright.array.population.deal import Parents
 
         count = self.settings.population
@@ -349,17 +357,11 @@ class NeuronEvolution(Evolution):
             )
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
-    def _refused(self, births: Births) -> None:
-        assert self.counters.refused is not None
-        for name, count in zip(MUTATIONS, births.refused.tolist(), strict=True):
-            if count:
-                self.counters.refused[name] = self.counters.refused.get(name, 0) + count
-
-    def _failed(self, scores: Scores, fitness: np.ndarray) -> None:
+    def _record_failures(self, scores: Scores, fitness: np.ndarray) -> None:
         """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
         failed = np.flatnonzero(~np.isfinite(fitness))
         texts = [
-            f"generation {self.generation}, genome {g} ({said(self.births, g)}): "
+            f"generation {self.generation}, genome {g} ({birth_text(self.births, g)}): "
             f"{scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
             for g in failed.tolist()
         ]
@@ -367,7 +369,7 @@ class NeuronEvolution(Evolution):
         self.failures += texts[: max(0, 100 - len(self.failures))]
         if 2 * len(failed) > len(fitness):
             raise EvaluationFailed(
-                "more than half of a generation has no fitness",
+                "more than half of the generation has no fitness",
                 where=f"{self.task.name}, generation {self.generation}",
                 expected=f"at most {len(fitness) // 2} of {len(fitness)}",
                 got="; ".join(texts[:3]),
@@ -386,6 +388,6 @@ class NeuronEvolution(Evolution):
 
 
 def _median(values: np.ndarray) -> float:
-    """Numpy's, which takes longer than a generation's distances; -inf of nothing."""
+    """The median; -inf of no values. `numpy.median` takes longer than the distances of a generation."""
     ordered = np.sort(values)
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2) if len(ordered) else -np.inf
