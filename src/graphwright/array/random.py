@@ -24,7 +24,7 @@ def stream_of(name: str) -> int:
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N random uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
+    """n random uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
     counter[:, 0], counter[:, 1] = blocks & LOW, blocks >> _SHIFT
@@ -33,12 +33,12 @@ def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def uniform(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N float32 in [0, 1), multiples of 2⁻²⁴."""
+    """n float32 in [0, 1), multiples of 2⁻²⁴."""
     return (bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N samples of N(0, 1), float32, by the Box-Muller transform of pairs, computed in float64."""
+    """n samples of N(0, 1), float32, by the Box-Muller transform of pairs, computed in float64."""
     words = bits(n + n % 2, seed=seed, stream=stream, step=step) >> np.uint32(8)
     u1, u2 = (words[0::2].astype(np.float64) + 1) * 2.0**-24, words[1::2].astype(np.float64) * 2.0**-24
     radius, angle = np.sqrt(-2 * np.log(u1)), 2 * np.pi * u2
@@ -46,12 +46,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³²·range)."""
+    """n int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³²·range)."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
     return low + ((words * np.uint64(high - low)) >> _SHIFT).astype(np.int64)
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N samples of the standard Gumbel distribution, float32: -ln(-ln u), with u on the 24-bit grid, never 0 or 1."""
+    """n samples of the standard Gumbel distribution, float32: -ln(-ln u), with u on the 24-bit grid, never 0 or 1."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

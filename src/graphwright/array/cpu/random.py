@@ -112,7 +112,7 @@ def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 @kernel("dropout", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, bool_)])
 def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """X / (1 - p) with probability 1 - p, else 0; selected, not multiplied, so that infinity does not become NaN."""
+    """x / (1 - p) with probability 1 - p, else 0; selected, not multiplied, so that infinity does not become NaN."""
     (x, key), (out, kept_key), (drawn, keep), p = ins, outs, work, attrs["p"]
     zero, least = torch.zeros((), dtype=x.dtype), torch.tensor(ceil(p * 2**24), dtype=torch.int32)
     calls: list[Call] = [

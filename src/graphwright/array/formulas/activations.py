@@ -20,7 +20,7 @@ LEAK = 0.01
 
 
 def identity(x: Any) -> Any:
-    """X."""
+    """x."""
     return x
 
 
@@ -66,7 +66,7 @@ def relu_slope(x: Any, y: Any) -> Any:
 
 
 def leaky_relu(x: Any) -> Any:
-    """X if x > 0 else 0.01·x."""
+    """x if x > 0 else 0.01·x."""
     return select(x < 0.0, x * LEAK, x)
 
 
@@ -145,12 +145,12 @@ def gauss_slope(x: Any, y: Any) -> Any:
 
 
 def sin(x: Any) -> Any:
-    """Sin x."""
+    """sin x."""
     return sine(x)
 
 
 def sin_slope(x: Any, y: Any) -> Any:
-    """Cos x."""
+    """cos x."""
     return cosine(x)
 
 

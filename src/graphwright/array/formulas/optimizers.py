@@ -37,7 +37,7 @@ def adam_update(m: Any, v: Any, rate: Any, scale: Any, eps: Any) -> Any:
 
 
 def with_decay(grad: Any, decay: Any, param: Any) -> Any:
-    """G + λ·θ."""
+    """g + λ·θ."""
     return fma(decay, param, grad)
 
 
@@ -62,7 +62,7 @@ def rmsprop_centered(v: Any, mean: Any) -> Any:
 
 
 def rmsprop_update(grad: Any, v: Any, eps: Any) -> Any:
-    """G / (√v + eps)."""
+    """g / (√v + eps)."""
     return grad / (sqrt(v) + eps)
 
 

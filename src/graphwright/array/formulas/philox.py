@@ -22,7 +22,7 @@ def product(x: Any, factor: Any) -> Any:
 
 
 def wrapped(x: Any) -> Any:
-    """X modulo 2³²."""
+    """x modulo 2³²."""
     return x & LOW
 
 

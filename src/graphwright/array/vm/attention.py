@@ -428,7 +428,7 @@ def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: An
 
 @intrinsic
 def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, width: Any, count: Any) -> Any:
-    """Out = kept·out + Σ p[r]·v[r]."""
+    """out = kept·out + Σ p[r]·v[r]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args

@@ -91,7 +91,7 @@ def put(p: Any, x: Any, streamed: Any) -> None:
 
 
 def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = store_first, size: int = 4):
-    """Out = f(x), for entries of the result of `size` bytes; the other arguments read and write 16 entries."""
+    """out = f(x), for entries of the result of `size` bytes; the other arguments read and write 16 entries."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -112,7 +112,7 @@ def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_
 
 
 def binary(f: Any) -> Any:
-    """Out = f(x, y)."""
+    """out = f(x, y)."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -135,7 +135,7 @@ def binary(f: Any) -> Any:
 
 
 def comparison(f: Any) -> Any:
-    """Out = f(x, y), a byte of 0 or 1 per element."""
+    """out = f(x, y), a byte of 0 or 1 per element."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -155,7 +155,7 @@ def comparison(f: Any) -> Any:
 
 @native
 def where(row: Any, turn: Any, scratch: Any) -> None:
-    """Out = x where the byte is not 0, else y; the condition is in cells 6 to 8."""
+    """out = x where the byte is not 0, else y; the condition is in cells 6 to 8."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     c, sc, cc = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
     x, sx, cx = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
@@ -176,7 +176,7 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
 
 @native
 def fill(row: Any, turn: Any, scratch: Any) -> None:
-    """Out = the number in cell 6."""
+    """out = the number in cell 6."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     value = splat(F(number(row, 6)))
     for _ in range(rows):
@@ -191,7 +191,7 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
 
 @native
 def add_i64(row: Any) -> None:
-    """Out = x + y, of int64; not inside a LOOP."""
+    """out = x + y, of int64; not inside a LOOP."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, cx = cell(row, 6), cell(row, 7), 8 * cell(row, 8)
     y, sy, cy = cell(row, 9), cell(row, 10), 8 * cell(row, 11)

@@ -52,7 +52,7 @@ def exp(x: Any) -> Any:
 
 @native
 def log(x: Any) -> Any:
-    """Ln x: x = m·2ᵉ with √½ <= m <= √2."""
+    """ln x: x = m·2ᵉ with √½ <= m <= √2."""
     small = x < _TINY
     normal = select(small, x * _2_24, x)
     m, e = mantissa(normal), exponent(normal)
