@@ -1,4 +1,4 @@
-"""The decoder template that Llama-class families share: its dimensions, its weights, and its graph in Builder calls."""
+"""The decoder template that Llama-like families share: dimensions, weights, and graph."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Decoder:
         eps: of every RMSNorm.
         activation: of the MLP's gate.
         rope: rotary embedding.
-        windows: per layer the number of keys a query sees, its own included, or None for all before it.
-        q_bias, o_bias, mlp_bias, qk_norm: what the blocks carry.
+        windows: per layer the number of keys that a query sees, including its own; None for all earlier keys.
+        q_bias, o_bias, mlp_bias, qk_norm: optional parts of the blocks.
         tied: the head is the embedding.
-        positions: longest input the config promises.
+        positions: longest input that the config allows.
     """
 
     vocab: int
@@ -64,7 +64,7 @@ class Decoder:
 
     @property
     def untied(self) -> bool:
-        """The head has a weight of its own."""
+        """Whether the head has a weight of its own."""
         return not self.tied
 
 
@@ -78,10 +78,10 @@ def read_decoder(
     longest: int = 2048,
     **flags: bool,
 ) -> Decoder:
-    """Dimensions from a config; `head_dim`, `kv_heads`, `vocab` and `longest` are the family's for absent fields.
+    """Read dimensions from a config.
 
-    A field that is null is not absent: heads and head_dim then follow from the other sizes.
-    Raises: ConfigError naming the field.
+    `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. For fields that are null,
+    heads and head_dim follow from the other sizes. Raises: ConfigError naming the field.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -89,7 +89,7 @@ def read_decoder(
     groups = config.size("num_key_value_heads", silent)
     if heads % groups:
         raise ConfigError(
-            "num_attention_heads must be a multiple of num_key_value_heads",
+            "num_attention_heads is not a multiple of num_key_value_heads",
             where=str(config.path),
             expected=f"a multiple of {groups}",
             got=heads,
@@ -116,18 +116,21 @@ def read_decoder(
 def layer_types(
     config: Config, layers: int, window: int | None, default: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
-    """Windows per layer: `layer_types` of the config wins over the family's rule. Raises: ConfigError."""
+    """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
         return tuple(window if window is not None and default(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise ConfigError(
-            "field 'layer_types'", where=str(config.path), expected=f"{layers} of {', '.join(known)}", got=types
+            "config field 'layer_types' is invalid",
+            where=str(config.path),
+            expected=f"{layers} of {', '.join(known)}",
+            got=types,
         )
     if window is None and "sliding_attention" in types:
         raise ConfigError(
-            "'layer_types' has sliding layers, but no window is set",
+            "config field 'layer_types' has sliding layers, but the config sets no window",
             where=str(config.path),
             expected="use_sliding_window and sliding_window",
             got=f"sliding_window {config.get('sliding_window')}",
@@ -161,7 +164,7 @@ KEYS = (
 
 
 class _DecoderBuilder:
-    """Builder calls for one decoder; params are cast to the compute dtype where the file stores another."""
+    """Builder calls for one decoder; params in another dtype are cast to the compute dtype."""
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
         self.b, self.dims, self.params, self.compute = b, dims, params, compute
@@ -185,7 +188,7 @@ class _DecoderBuilder:
         return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
 
     def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
-        """[B, T, H·D] as [B, H, T, D], normalised per head first where the family does."""
+        """Reshape [B, T, H·D] to [B, H, T, D]; with `norm`, normalise each head first."""
         split = self.b.unflatten(x, axis=2, sizes=(count, self.dims.head_dim), name=f"{path}_split")
         if norm:
             split = self.norm(split, f"{path}_norm")
@@ -211,7 +214,7 @@ class _DecoderBuilder:
 
 
 def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
-    """Inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
+    """Build the graph from inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
     block = _DecoderBuilder(b, dims, params, compute)
     ids, positions = b.input("ids", ("B", "T"), "int64"), b.input("positions", ("B", "T"), "int64")
     x = b.embedding(params["embed.weight"], ids, name="embed")
@@ -227,7 +230,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
+    """Cosines and sines for all layers; with dynamic RoPE the frequencies depend on the longest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

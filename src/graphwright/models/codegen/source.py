@@ -1,8 +1,8 @@
-"""Rung 5: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
+"""Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
-Nodes below `layers.<i>` become one function per *distinct* block; equal blocks in a row become a loop. The code is
-assembled from the op table's `emit` texts, so any structure whose ops have one can leave, skips and inserted ops
-included. Names, keys and texts of a program are reduced to what source may hold before they get into it.
+Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The `emit` text
+of each op gives its source, so any structure of such ops can be exported, including skips and inserted ops. Names, keys
+and texts of a program are sanitised before they enter the source.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
-"""What transformers feeds, and by what names sizes are known there."""
+"""Inputs that transformers feeds, with the names of their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFunction:
-    """One distinct block as a function: name, rest of the header, body, the layers it stands for, what is in it."""
+    """One distinct block as a function: name, rest of the header, body, layers that call it, and its modules."""
 
     name: str
     head: str
@@ -55,21 +55,23 @@ def check_emittable(p: Program) -> None:
     needed = p.reachable([_result(p)])
     if p.writes() or p.states():
         held = [*p.states(), *p.writes()]
-        raise ExportLevelImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
         if node not in needed:
             continue
         op = p.op(node)
         if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
             raise ExportLevelImpossible(
-                "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
+                "generated code has no such input: transformers feeds only ids and positions [B, T]",
+                where=p.path(node),
+                got=p.spec(node),
             )
         if op not in STORED and op != INPUT and _text(p, node) is None:
             raise ExportLevelImpossible(
-                "rung 5 has no source text for this op",
+                "this op has no source text for generated code",
                 where=p.path(node),
                 got=op,
-                expected=OPS[op].why.get("emit", "a causal use of it without masks"),
+                expected=OPS[op].why.get("emit", "causal attention without masks"),
             )
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
@@ -94,11 +96,12 @@ def _expanded(p: Program) -> Program:
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
-    """File name -> text of the configuration and modeling files.
+    """Generate the configuration and modeling files: file name -> text.
 
     Args:
+        p: the program.
         ident: digits that make the class names unique.
-        edits: what the journal says, for the docstring.
+        edits: journal entries, for the docstring.
     Raises: ExportLevelImpossible.
     """
     p = _expanded(p)
@@ -125,13 +128,13 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Fill all marks in one pass: what a value holds is not looked at again. An empty part leaves no gap."""
+    """Fill all `@name@` marks in one pass, so that marks inside values stay; remove gaps of empty values."""
     text = re.sub(r"@(\w+)@", lambda m: values[m[1]], template)
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
 class _ModuleWriter:
-    """Names values, groups nodes into blocks, writes functions and the forward pass."""
+    """Names values, groups nodes into blocks, and writes functions and the forward pass."""
 
     def __init__(self, p: Program) -> None:
         self.p = p
@@ -156,7 +159,7 @@ class _ModuleWriter:
 
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
-        """Write a block as a function, or find the one that reads the same."""
+        """Write a block as a function, or reuse the function with the same text."""
         names = Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
@@ -181,7 +184,7 @@ class _ModuleWriter:
         self.function[layer] = found
 
     def _arguments(self, b: CodeBlock, names: Names) -> list[str]:
-        """Names of a block's arguments, by role: x for the main input, own names for tables, skip for the rest."""
+        """Argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -221,7 +224,7 @@ class _ModuleWriter:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """End of the stretch of blocks that are one function of its own result, nothing inside being read elsewhere."""
+        """End of a run of blocks that call one function on its own result, which nothing else reads."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]
@@ -253,5 +256,5 @@ class _ModuleWriter:
 
 
 def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
-    """Nodes after what they read, otherwise as they were made: an edit must not shuffle the text around it."""
+    """Topological order by creation, so that an edit does not reorder the text around it."""
     return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]

@@ -173,7 +173,7 @@ def compare(
         if not apart < close:
             chosen = [x[first : first + 4].tolist() for x in (a, b)]
             raise VerificationFailed(
-                "the files give another greedy token than the program",
+                "the files give another token than the program",
                 where=f"prompt {i}, token {first}",
                 expected=chosen[0],
                 got=chosen[1],

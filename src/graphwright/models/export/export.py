@@ -121,10 +121,7 @@ class ExportKeywords(TypedDict, total=False):
 
 
 def export(
-    model: Model,
-    directory: str | os.PathLike[str],
-    options: ExportOptions | None = None,
-    report: Report | None = None,
+    model: Model, directory: str | os.PathLike[str], options: ExportOptions | None = None, report: Report | None = None
 ) -> Receipt:
     """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
 
@@ -157,24 +154,24 @@ def export(
     prompts = check_prompts(model.tokenizer, model.vocab, o.prompts)
     step("running the program")
     run = _run(stored, prompts)
-    with atomic_directory(target, overwrite=o.overwrite) as place:
+    with atomic_directory(target, overwrite=o.overwrite) as folder:
         step("writing")
-        level.write(place, o.dtype, o.max_shard_size)
+        level.write(folder, o.dtype, o.max_shard_size)
         step("checking in a clean process" if o.check != "none" else "not checking")
         code = snippet(target.name, level.runs_code)
         try:
             exact = plan.at(level.number).exact
-            facts = {} if o.check == "none" else _check(run, place, level, exact, (target.name, code))
+            facts = {} if o.check == "none" else _check(run, folder, level, exact, (target.name, code))
             if o.onnx or o.onnx_cache:
-                facts |= _export_onnx(run, place, o)
+                facts |= _export_onnx(run, folder, o)
         except VerificationFailed:
             if o.keep_failed:
-                shutil.copytree(place, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
+                shutil.copytree(folder, target.with_name(f"{target.name}.failed"), dirs_exist_ok=True)
             raise
         step("measuring")
-        receipt = _receipt(model, run, place, level, plan, facts, o)
-        write_card(place, receipt, target.name, code, level.runs_code)
-        receipt.write(place)
+        receipt = _receipt(model, run, folder, level, plan, facts, o)
+        write_card(folder, receipt, target.name, code, level.runs_code)
+        receipt.write(folder)
     return receipt
 
 
@@ -186,9 +183,9 @@ def check_export(model: Model, directory: str | os.PathLike[str], options: Expor
     target = target_path(directory)
     if options.check == "required" and not transformers_installed():
         raise MissingExtra("hf", "checking an export")
-    source, place = model.directory.resolve(), target.resolve()
-    if model.opened and (source == place or place in source.parents):
-        what = "the target is the source" if source == place else "the source is inside the target"
+    source, folder = model.directory.resolve(), target.resolve()
+    if model.opened and (source == folder or folder in source.parents):
+        what = "the target is the source" if source == folder else "the source is inside the target"
         raise ExportError(what, where=str(target), fix="choose another directory: source files are never written")
     check_free(target, options.overwrite)
 
@@ -258,12 +255,12 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
         return _ProgramOutput(model, prompts, None, (why,))
 
 
-def _check(run: _ProgramOutput, place: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
+def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
     """Check the files with transformers; if it is not installed, with this package, unless they hold code.
 
     Args:
         run: the reference.
-        place: the files.
+        folder: directory of the files.
         level, exact: how they were written.
         code: final name of the directory, and the source that loads it.
     Returns: facts for the receipt. Raises: VerificationFailed.
@@ -273,9 +270,9 @@ def _check(run: _ProgramOutput, place: Path, level: ExportLevel, exact: bool, co
         return {}
     ids = list(run.prompts) if run.here is not None else []
     if loader == "transformers":
-        there = compute_there(place, ids, trust=level.runs_code, snippet=code)
+        there = compute_there(folder, ids, trust=level.runs_code, snippet=code)
     else:
-        there = compute_there(place, ids, loader="graphwright")
+        there = compute_there(folder, ids, loader="graphwright")
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             raise VerificationFailed(f"{loader} reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
@@ -289,9 +286,9 @@ def _check(run: _ProgramOutput, place: Path, level: ExportLevel, exact: bool, co
     return {**facts, "prompts": len(ids), "tokens": tokens, "export_error": error, **compared}
 
 
-def _export_onnx(run: _ProgramOutput, place: Path, o: ExportOptions) -> dict[str, Any]:
+def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[str, Any]:
     """Write `model.onnx`, and compare it with the program. Raises: VerificationFailed."""
-    path = place / "model.onnx"
+    path = folder / "model.onnx"
     save_onnx(run.model.program, path, opset=o.opset, cache=o.onnx_cache)
     if run.here is None or o.check == "none":
         return {}
@@ -332,13 +329,13 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
 def _receipt(
     model: Model,
     run: _ProgramOutput,
-    place: Path,
+    folder: Path,
     level: ExportLevel,
     plan: ExportPlan,
     facts: dict[str, Any],
     o: ExportOptions,
 ) -> Receipt:
-    """Measure drift and cost, and make the receipt of the files at `place`; `facts` are those of the check."""
+    """Measure drift and cost, and make the receipt of the files at `folder`; `facts` are those of the check."""
     from graphwright import __version__
 
     p, here, original = model.program, run.here, _source(model)
@@ -354,7 +351,7 @@ def _receipt(
         before = cost(original)
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
-    after = {**cost(model), **weight_counts(place)}
+    after = {**cost(model), **weight_counts(folder)}
     both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
     probe: dict[str, Any] = {}
     if here is not None:
@@ -374,7 +371,7 @@ def _receipt(
         confirmed=confirmed,
         not_better=list(plan.why_not(level.number)),
         source=source,
-        result={"files": file_rows(place), "program_hash": p.hash(), "tensors": tensor_digests(place)},
+        result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
         journal={
             "entries": len(p.journal),
             "hash": p.journal.hash,
