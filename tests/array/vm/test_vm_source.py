@@ -1,4 +1,4 @@
-"""What decides that compiled code is built again: every file that is part of it, and none around it."""
+"""The source hash that decides on recompilation covers every compiled file and no other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_the_machine_is_made_of_stamped_files() -> None:
+def test_every_compiled_file_is_in_the_source_hash() -> None:
     seen: set[str] = set()
     waiting = {machine.__name__}
     while waiting:
@@ -63,7 +63,7 @@ def test_the_machine_is_made_of_stamped_files() -> None:
     assert stamped - seen == unused
 
 
-def test_a_loop_changes_the_stamp_and_what_lies_around_does_not(copied: Path) -> None:
+def test_source_hash_changes_with_loops_only(copied: Path) -> None:
     before = machine.source()
     assert machine.source() == before
     for around in ("encode/share.py", "encode/fuse.py", "running/segment.py", "running/team.py", "running/call.py"):
