@@ -129,6 +129,10 @@ class Backend(Protocol):
         """
         ...
 
+    def has_kernel(self, name: str) -> bool:
+        """True if the backend has a kernel of this name."""
+        ...
+
     def kernels(self) -> frozenset[str]:
         """Return the names of all kernels."""
         ...
@@ -138,8 +142,14 @@ SPINS = "1000"
 """Spin count of a kernel's thread before it sleeps, some 15 us. The OpenMP default of 300 000 keeps a core busy that
 another process, or a VM thread after an ATen kernel, is waiting for."""
 
-_HOME = {"cpu": "cpu", "meta": "meta", "sim": "sim"}
+_HOME = {"cpu": "cpu", "meta": "meta"}
 """Device kind -> module of `array/` with its `make(device)`; imported at first use."""
+_MAKERS: dict[str, Callable[[Device], Backend]] = {}
+"""Device kind -> a function that makes its backend, for backends outside `array/`."""
+_UNAVAILABLE = {
+    "cuda": "this build has no CUDA backend",
+    "sim": "`import graphwright.testing.simulated_device` makes it available",
+}
 _backends: dict[Device, Backend] = {}
 
 
@@ -158,12 +168,17 @@ def use(device: Device, made: Backend | None = None) -> Backend:
     Raises: DeviceUnavailable with the reason.
     """
     if made is None:
-        home = _HOME.get(device.kind)
-        if home is None or (device.kind != "sim" and device.index):
-            reason = "this build has no CUDA backend" if device.kind == "cuda" else "there is one of its kind"
+        make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
+        if make is None and (home is None or device.index):
+            reason = _UNAVAILABLE.get(device.kind, "there is only one of its kind")
             raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='device="cpu"')
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
-        made = import_module(f"graphwright.array.{home}").make(device)
+        made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)
         assert made is not None
     _backends[device] = made
     return made
+
+
+def register_backend(kind: str, make: Callable[[Device], Backend]) -> None:
+    """Use `make` to create the backends of a device kind."""
+    _MAKERS[kind] = make

@@ -26,7 +26,6 @@ from graphwright.models.quantize import quantize
 from graphwright.models.saved import save_model
 from graphwright.models.tokenizer import special_ids
 from graphwright.plan import plan_for
-from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -333,11 +332,15 @@ class Model:
 
     def orthogonalize(self, where: Any, method: str = "polar", **options: Any) -> Any:
         """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`. Gives its `OrthoReport`."""
-        return verb("orthogonalize")(self, where, method, **options)
+        from graphwright.surgery.orthogonal.orthogonalize import orthogonalize_model
+
+        return orthogonalize_model(self, where, method, **options)
 
     def compress(self, where: Any, method: str = "best", budget: Any = None, **options: Any) -> Any:
         """Matrices as factors in one edit; see `graphwright.surgery.compress`. Gives its `CompressionReport`."""
-        return verb("compress")(self, where, method, budget, **options)
+        from graphwright.surgery.factorise.compress import compress_model
+
+        return compress_model(self, where, method, budget, **options)
 
     def prune(self, target: Any, calibration: Any = None, **options: Any) -> Any:
         """Take away the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`.
@@ -348,7 +351,9 @@ class Model:
             options: keywords of `surgery.prune`.
         Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
         """
-        return verb("prune")(self, calibration, target, **options)
+        from graphwright.surgery import prune
+
+        return prune(self, calibration, target, **options)
 
     def diagnose(self, text: str | None = None, **options: Any) -> Findings:
         """What is wrong with the program, its weights, and what contradicts its config: `Findings`.
@@ -358,7 +363,9 @@ class Model:
             options: `kinds`, `limits`, `report`, `cancel`; see `graphwright.surgery.diagnose`.
         Raises: UsageError for unknown kinds or limits, and while an edit is open.
         """
-        return verb("diagnose")(self, text, **options)
+        from graphwright.surgery.diagnose import diagnose_model
+
+        return diagnose_model(self, text, **options)
 
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:

@@ -17,7 +17,7 @@ from graphwright.program.kinds import PARAM
 
 if TYPE_CHECKING:
     from graphwright.program import Entry, Program
-    from graphwright.program.cost import Size
+    from graphwright.program.cost import ModelSize
     from graphwright.structure.elements import Element
     from graphwright.structure.protection import Kept
 
@@ -53,7 +53,7 @@ class StepReport:
         return asdict(self)
 
 
-def ungated(p: Program) -> Size:
+def ungated(p: Program) -> ModelSize:
     """What a program takes without its gates and their logits."""
     gates = {n for n in p.nodes() if traits(p.op(n)).gates or (p.op(n) == PARAM and p.key(n) in RESERVED)}
     return size(p, [n for n in p.nodes() if n not in gates])
@@ -78,8 +78,8 @@ class Discretized:
     elements: list[Element]
     cut: list[str]
     kept_back: list[Kept]
-    before: Size
-    after: Size
+    before: ModelSize
+    after: ModelSize
     loss_before: float | None
     loss_after: float | None
     entry: Entry

@@ -34,7 +34,7 @@ def drawn(rows: np.ndarray, rule: Sampling, positions: Any, stream: int = 0) -> 
     keys = np.tile(np.array(rule.keys(stream, 0)), (n, 1))
     keys[:, 2] = positions
     operands = rows, np.tile(np.array(rule.numbers(), np.float32), (n, 1)), keys, np.full((n, 1, 2), -1, np.int32)
-    ids, kept = compute(get("choose"), [from_numpy(x) for x in operands], {})
+    ids, kept = compute(get("sample_token"), [from_numpy(x) for x in operands], {})
     return ids.to_numpy(), kept.to_numpy()
 
 

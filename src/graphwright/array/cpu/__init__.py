@@ -23,7 +23,7 @@ from graphwright.array.cpu import (
     pool,
     random,
     reduce,
-    sample_token,
+    sampling,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
@@ -50,7 +50,7 @@ __all__ = [
     "pool",
     "random",
     "reduce",
-    "sample_token",
+    "sampling",
 ]
 
 _ALIGN = 64
@@ -166,6 +166,10 @@ class CpuBackend:
         """Return the ATen call that allocates and computes in one: half the time of two calls for small results."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
+
+    def has_kernel(self, name: str) -> bool:
+        """True if there is a kernel of this name."""
+        return name in KERNELS or name in torch_functions
 
     def kernels(self) -> frozenset[str]:
         """Return the names of all kernels."""

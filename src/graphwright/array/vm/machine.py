@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numba
 
 from graphwright.array import formulas
-from graphwright.array.vm import attention, elementwise, gemm, gemv, math, move, noise, optimizers, rows, sample_token
+from graphwright.array.vm import attention, elementwise, gemm, gemv, math, move, noise, optimizers, rows, sampling
 from graphwright.array.vm import context as at
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, Code
@@ -228,8 +228,8 @@ def _dispatcher(source: int) -> Any:
                 fine = attention.kv_append(row)
             elif op == Code.KV_SCATTER:
                 fine = attention.kv_scatter(row)
-            elif op == Code.CHOOSE:
-                sample_token.sample_token(row, scratch)
+            elif op == Code.SAMPLE_TOKEN:
+                sampling.sample_token(row, scratch)
             elif Code.ADAM <= op <= Code.AVERAGE:
                 optimizers.step(row, op, scratch)
                 row += BYTES * ((cell(row, 1) + 1) // 2)

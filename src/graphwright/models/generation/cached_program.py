@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
-"""Inputs for sampling the next ids: operands of the op `choose`."""
+"""Inputs for sampling the next ids: operands of the op `sample_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     ids = derived.value("ids")
     rows = Value(derived.add_op("size", [ids], {"axis": 1}, "cache.rows"))
     grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
-    derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
+    derived.add_assign(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived)
         _add_sampling(derived, capacity)
@@ -166,7 +166,7 @@ def _append(new: Program, key: str, spec: Spec, op: str, added: Value, *operands
     """Add a cache state, and the op that appends entries to it."""
     state = _state(new, key, spec)
     grown = Value(new.add_op(op, [state, added, *operands], {}, f"{key}.grown"))
-    new.add_write(state, grown, f"{key}.next")
+    new.add_assign(state, grown, f"{key}.next")
     return grown
 
 
@@ -192,7 +192,7 @@ def _add_sampling(p: Program, most: Dim) -> None:
     rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
     if p.spec(rows).dtype is not float32:
         rows = Value(p.add_op("cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
-    chosen = Value(p.add_op("choose", [rows, *how], {}, p.free_name("choice")))
+    chosen = Value(p.add_op("sample_token", [rows, *how], {}, p.free_name("choice")))
     p.set_outputs({"logits": logits, "ids": chosen})
 
 
@@ -204,7 +204,7 @@ def fingerprints(p: Program) -> dict[str, str]:
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     attentions = [n for n in p.of_kind("sdpa") if n in needed]
     upstream = p.reachable([v for n in attentions for v in p.operands(n)[1:3]])
     for node in p.order():

@@ -1,7 +1,7 @@
 """Sampling: from logits to the next token, with the rules of transformers in their order, reproducibly.
 
-The op `choose` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox keyed by
-(seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
+The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox
+keyed by (seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.errors import NonFinite, ShapeError, UsageError
 from graphwright.ops import compute, get
-from graphwright.ops.choose import RULES
+from graphwright.ops.sampling import RULES
 
 _END = np.array([[-1, 0]], np.int32)
 
@@ -124,11 +124,11 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
 
     def numbers(self) -> list[float]:
-        """Operand `rules` of the op `choose`, clipped to float32."""
+        """Operand `rules` of the op `sample_token`, clipped to float32."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
-        """Operand `keys` of the op `choose`, wrapped to int64."""
+        """Operand `keys` of the op `sample_token`, wrapped to int64."""
         seed = int(self.seed) & _WORD
         return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
@@ -162,7 +162,7 @@ class Sampling:
     def _run(
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """Sampled id and filtered logits, by the op `choose`; processors run after its penalties."""
+        """Sampled id and filtered logits, by the op `sample_token`; processors run after its penalties."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
         seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
@@ -197,7 +197,7 @@ def _choose(
     z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
 ) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
-    ids, kept = compute(get("choose"), [from_numpy(x[None]) for x in operands], {})
+    ids, kept = compute(get("sample_token"), [from_numpy(x[None]) for x in operands], {})
     return int(ids.item()), kept.to_numpy()[0]
 
 

@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.program import Mismatch, Value
-from graphwright.program.readers import lead
+from graphwright.program.editing.replace import redirect
 from graphwright.surgery.findings.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
-        lead(e, Value(node), operand)
+        redirect(e, {Value(node): operand})
         sweep(e, node)
 
     return Fix(f"take {p.path(node)} ({p.op(node)}) out", apply, edges=1, keeps_function=keeps)

@@ -13,7 +13,7 @@ from graphwright.array import Spec
 from graphwright.errors import GraphwrightError
 from graphwright.ops import OPS, get
 from graphwright.program import Value
-from graphwright.program.kinds import KINDS, PARAM, SOURCES, STATE, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.validate import first_axis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
 from graphwright.surgery.findings.kinds import finding
@@ -62,7 +62,7 @@ def empty_places(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
     """(node, port) of ports without their edge, and of junctions that something reads and that have none."""
     for i, node in enumerate(w.nodes):
         op = w.ops[i]
-        if op in SOURCES or (op != WRITE and op not in OPS):
+        if op in SOURCES or (op != ASSIGN and op not in OPS):
             continue
         if p.is_junction(node):
             if not w.before[i] and not w.unread(i):
@@ -81,7 +81,7 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
         return p.spec(node) == spec
     ins = {p.edge_port(e): p.specs(v.node)[v.port] for e in p.in_edges(node) for v in [p.edge_value(e)]}
     ins[port] = spec
-    if p.op(node) == WRITE:
+    if p.op(node) == ASSIGN:
         return len(ins) == 2 and ins[0] == ins[1]
     if set(ins) != set(range(len(ins))):
         return False
@@ -105,12 +105,12 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
     best: tuple[tuple, Value] | None = None
     known: dict[Spec, bool] = {}
     for i, source in enumerate(w.nodes):
-        if i in later or w.ops[i] == WRITE:
+        if i in later or w.ops[i] == ASSIGN:
             continue
         dead = w.unread(i)
         if unread and not dead:
             continue
-        if p.op(node) == WRITE and port == 0 and w.ops[i] not in (PARAM, STATE):
+        if p.op(node) == ASSIGN and port == 0 and w.ops[i] not in (PARAM, STATE):
             continue
         for result, spec in enumerate(p.specs(source)):
             if spec not in known:
@@ -180,7 +180,7 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
     p = d.program
     edges = p.in_edges(node)
     specs = [p.specs(v.node)[v.port] for v in map(p.edge_value, edges)]
-    if p.op(node) == WRITE:
+    if p.op(node) == ASSIGN:
         return (edges[1], specs[0]) if len(edges) == 2 else None
     if p.is_junction(node):
         wrong = [(e, p.spec(node)) for e, s in zip(edges, specs, strict=True) if s != p.spec(node)]

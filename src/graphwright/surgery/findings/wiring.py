@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphwright.ops import get
 from graphwright.ops.registry import OPS
-from graphwright.program.kinds import INPUT, KINDS, WRITE
+from graphwright.program.kinds import ASSIGN, INPUT, KINDS
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -41,7 +41,7 @@ class Wiring:
             for j in readers:
                 self.before[j].append(i)
         self.outputs = {self.at[v.node] for v in p.outputs() if v.node in self.at}
-        for node in p.writes():
+        for node in p.assigns():
             ends = p.operands(node)
             if len(ends) == 2:
                 self.carried[self.at[ends[0].node]] = self.at[ends[1].node]
@@ -52,7 +52,7 @@ class Wiring:
 
     def unread(self, i: int) -> bool:
         """True for a node that nothing reads, no output, and no end of a step."""
-        return not self.after[i] and i not in self.outputs and self.ops[i] != WRITE
+        return not self.after[i] and i not in self.outputs and self.ops[i] != ASSIGN
 
     def passes(self, i: int) -> bool:
         """Whether a node's result depends on the values that it reads."""
@@ -61,7 +61,7 @@ class Wiring:
     def differentiable(self, i: int) -> bool:
         """Whether a gradient goes through a node."""
         if self.ops[i] in KINDS:
-            return self.ops[i] != WRITE
+            return self.ops[i] != ASSIGN
         row = OPS.get(self.ops[i])
         return row is not None and (row.vjp is not None or row.traits.opaque)
 
@@ -107,7 +107,7 @@ class Wiring:
         stack = list(gone)
         for i in stack:  # grows while it is walked
             for j in self.before[i]:
-                free = j not in gone and j not in self.outputs and self.ops[j] not in (INPUT, WRITE)
+                free = j not in gone and j not in self.outputs and self.ops[j] not in (INPUT, ASSIGN)
                 if free and all(k in gone for k in self.after[j]):
                     gone[j] = None
                     stack.append(j)
@@ -116,7 +116,7 @@ class Wiring:
 
 def least_arity(op: str) -> int:
     """How many ports of an op must have an edge."""
-    if op == WRITE:
+    if op == ASSIGN:
         return 2
     arity = get(op).arity
     return arity if isinstance(arity, int) else arity[0]

@@ -18,7 +18,7 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.ops.axes import atoms, resized, resolve
 from graphwright.program import Value
-from graphwright.program.cost import Size, counted, ones, op_flops, size
+from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
 from graphwright.surgery.budgets import AtMost, Latency, Ratio
 from graphwright.surgery.measure import speed
 
@@ -166,7 +166,7 @@ class Footprint:
             for atom in {a for v in values for t in dims[v] for a in atoms(t)}:
                 self._with.setdefault(atom, []).append(node)
 
-    def of(self, kept: Mapping[str, int] | None = None, gone: Collection[NodeId] = ()) -> Size:
+    def of(self, kept: Mapping[str, int] | None = None, gone: Collection[NodeId] = ()) -> ModelSize:
         """The sizes with so many units of axes kept, and some nodes gone.
 
         Of heads in any number per key head (an axis of several) each takes the same share of what they all take.
@@ -195,7 +195,7 @@ class Footprint:
                 continue
             terms = [t for v in self.p.operands(node) for t in dims[v]] if node in touched else []
             flops += self._flops(node, maps) * _share(terms, shares) if node in touched else count
-        return Size(params, size, flops)
+        return ModelSize(params, size, flops)
 
     def _flops(self, node: NodeId, maps: Mapping[Atom, np.ndarray]) -> float:
         p, dims = self.p, self.axes.solution.dims

@@ -82,7 +82,7 @@ def consumers(group: AxisGroup) -> list[Consumer] | None:
     """All sums that an axis ends in, or None where one of them is no product with a trained matrix."""
     p, found = group.axes.program, {}
     for atom in group.atoms:
-        said = group.axes.solution.said.get(atom)
+        said = group.axes.solution.notes.get(atom)
         for node, ends in said.summed if said is not None else ():
             made = _consumer(p, group, node, ends)
             if made is None:

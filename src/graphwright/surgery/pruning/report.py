@@ -153,7 +153,7 @@ def _steps(p: Program, entry: Entry) -> list[Step]:
     for edit in entry.undo.forward:
         if isinstance(edit, ResizeAxis):
             (axis,) = edit.axes
-            gone = tuple(map(int, np.delete(np.arange(axis.of), axis.places)))
+            gone = tuple(map(int, np.delete(np.arange(axis.of), axis.old)))
             found.append({"what": "units", "name": axis.axis, "units": gone, "size": axis.of, "weights": {}})
         elif isinstance(edit, SetWeight):
             found[-1]["weights"][edit.key] = edit.array

@@ -38,7 +38,7 @@ def remove_zeros(p: Program, where: Any = None) -> dict[str, int]:
     Returns: axis -> units that went, and `nodes` -> nodes that went; nothing is written if there are none.
     """
     gone: dict[str, int] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     dead = [n for n in p.nodes() if n not in needed and p.op(n) != INPUT]
     with p.edit("remove what is zero", author="pass", tool=TOOL) as e:
         if dead:

@@ -1,4 +1,4 @@
-"""Which gradients a backward computes: what nobody asks for costs no product."""
+"""backward computes only the gradients that are needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _mlp() -> tuple[Tensor, list[Tensor], Tensor]:
     return x, weights, h.sum()
 
 
-def test_a_frozen_weight_and_raw_data_cost_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_weights_and_data_need_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, loss = _mlp()
     seen = counted(monkeypatch, "matmul")
     loss.backward()
@@ -59,7 +59,7 @@ def test_a_frozen_weight_and_raw_data_cost_no_product(monkeypatch: pytest.Monkey
     assert [w.grad is None for w in weights] == [True, True, False]
 
 
-def test_a_gradient_for_one_tensor_is_computed_for_that_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_for_one_tensor_computes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weights, loss = _mlp()
     whole = grad(loss, weights, retain_graph=True)
     seen = counted(monkeypatch, "matmul")
@@ -105,7 +105,7 @@ def test_one_of_several_results_may_be_unused() -> None:
     assert np.array_equal(grad_of(x).numpy(), expected)
 
 
-def test_one_head_leaves_the_other_without_a_gradient() -> None:
+def test_backward_of_one_head_gives_the_other_no_gradient() -> None:
     trunk, left, right = leaf(1.0), leaf(2.0), leaf(3.0)
     h = trunk.tanh()
     ours, theirs = (h * left).sum(), (h * right).sum()

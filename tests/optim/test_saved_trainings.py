@@ -1,4 +1,4 @@
-"""A saved training: resumed to the bit, old or new after any fault or kill, never wrong from damaged bytes."""
+"""A saved training: resumed exactly, atomic under any fault or kill, corrupted bytes detected."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Run:
 
     def bits(self) -> dict[str, Any]:
         found = {f"{k}.{n}": v.data.tobytes() for k, p in self.parts().items() if k in TENSORS for n, v in all_of(p)}
-        places = {name: dict(getattr(self, name).state_dict()) for name in ("scheduler", "loader")}
-        return {**found, **places, "rng": gw.rng.state_dict()}
+        states = {name: dict(getattr(self, name).state_dict()) for name in ("scheduler", "loader")}
+        return {**found, **states, "rng": gw.rng.state_dict()}
 
 
 TENSORS = ("model", "optimizer", "scaler")
@@ -102,7 +102,7 @@ def all_of(part):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, compiled):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, compiled):
     whole = Run(compiled=compiled)
     losses = whole.steps(15)
     first = Run(compiled=compiled)
@@ -118,7 +118,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, compiled):
     assert again.bits() == whole.bits()
 
 
-def test_what_is_in_the_files(tmp_path):
+def test_contents_of_the_saved_files(tmp_path):
     from safetensors.numpy import load_file
 
     run = Run()
@@ -143,7 +143,7 @@ def test_what_is_in_the_files(tmp_path):
     assert not other.optimizer.state  # what is not named is left alone
 
 
-def test_a_program_is_a_model_too(tmp_path):
+def test_a_program_can_be_saved_as_the_model(tmp_path):
     def program(fill: float) -> gw.Program:
         b = gw.Builder()
         x = b.input("x", ("B", 3))
@@ -206,7 +206,7 @@ class NoPlace:
         (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "another seed or batch size"),
     ],
 )
-def test_a_state_of_something_else_is_refused_and_nothing_changes(tmp_path, parts, words):
+def test_a_mismatched_state_is_refused_and_changes_nothing(tmp_path, parts, words):
     gw.save_state(tmp_path / "state", **Run().parts())
     run = Run()
     run.steps(3)
@@ -216,7 +216,7 @@ def test_a_state_of_something_else_is_refused_and_nothing_changes(tmp_path, part
     assert run.bits() == before
 
 
-def test_a_state_that_json_cannot_have_is_refused_before_anything_is_written(tmp_path):
+def test_a_state_that_is_not_json_is_refused_before_writing(tmp_path):
     run = Run()
     gw.save_state(tmp_path / "state", run.model, step=1)
     for facts in ({"x": float("nan")}, {"x": object()}):
@@ -226,7 +226,7 @@ def test_a_state_that_json_cannot_have_is_refused_before_anything_is_written(tmp
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
-def test_a_save_leaves_the_old_state_or_the_new_one_whatever_fails(tmp_path):
+def test_a_failing_save_leaves_the_old_or_the_new_state(tmp_path):
     old, new = Run(), Run()
     new.steps(2)
 
@@ -284,7 +284,7 @@ def contents(model: nn.Module, opt: AdamW) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", ["train.json", "state.safetensors"])
-def test_every_flipped_byte_and_every_cut_gives_a_typed_error_or_equal_data(tmp_path, name):
+def test_corrupted_bytes_give_a_typed_error_or_equal_data(tmp_path, name):
     model, opt = small()
     model(Tensor(from_numpy(np.ones((1, 2), "f4")))).sum().backward()
     opt.step()

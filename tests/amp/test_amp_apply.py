@@ -1,4 +1,4 @@
-"""Mixed precision as an edit: golden casts, the bits of autocast, and the way back."""
+"""Mixed precision as an edit: golden casts, the bits of autocast, and undo."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GOLDEN = [
 ]
 
 
-def test_golden_casts_one_per_value_and_undo_gives_the_old_hash():
+def test_golden_casts_and_undo_restores_the_hash():
     p = gw.trace(Net(), X)
     before = p.hash()
     assert casts(p) == []
@@ -65,20 +65,20 @@ def test_golden_casts_one_per_value_and_undo_gives_the_old_hash():
 
 
 @pytest.mark.parametrize("low", ["bfloat16", "float16"])
-def test_the_bits_are_those_of_autocast_and_gradients_follow(low):
+def test_results_and_gradients_equal_autocast_bit_for_bit(low):
     net = Net()
     p = gw.trace(net, X)
     amp.apply(p, low)
     with amp.autocast(low):
         eager = net(X)
         traced = gw.trace(net, X)
-    np.testing.assert_array_equal(p(x=X).numpy(), eager.numpy())
+    np.testing.assert_array_equal(p(x=X)["out"].numpy(), eager.numpy())
     assert {str(p.spec(n)) for n in p.order()} == {str(traced.spec(n)) for n in traced.order()}
     (eager * eager).sum().backward()
     theirs = {q.name: q.grad for q in net.parameters()}
     for q in net.parameters():
         q.grad = None
-    y = p(x=X)
+    y = p(x=X)["out"]
     (y * y).sum().backward()
     for q in net.parameters():
         assert q.grad is not None
@@ -95,7 +95,7 @@ def test_applying_twice_adds_nothing():
     assert casts(p) == once
 
 
-def test_it_may_be_part_of_a_larger_edit_and_fails_as_a_whole():
+def test_apply_joins_an_open_edit_and_fails_atomically():
     p = gw.trace(Net(), X)
     before = p.hash()
 

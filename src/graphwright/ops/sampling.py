@@ -1,6 +1,6 @@
-"""The next id of a text, from logits: penalties, temperature, filters, and a draw that can be repeated.
+"""The next token from logits: penalties, temperature, filters, and a reproducible draw.
 
-What it goes by are operands, so that another temperature is no other plan, and a batch may have several.
+All settings are operands, so that another temperature needs no new plan, and the rows of a batch may differ.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from graphwright.ops.registry import Cost, Traits, op
 from graphwright.ops.rules import equal_dim
 
 RULES = ("repetition_penalty", "presence", "frequency", "temperature", "top_p", "min_p")
-"""Columns of the rules."""
+"""Columns of the sampling rules."""
 KEYS = ("seed", "stream", "position", "top_k")
 """Columns of the keys."""
 
 
-@op("choose")
-class Choose:
-    """The next id int64 [B] for logits float32 [B, V], and the logits [B, V] it was drawn from, -inf where dropped.
+@op("sample_token")
+class SampleToken:
+    """argmax(z - ln(-ln u)) over the kept logits z: the next token id int64 [B], and z [B, V], -inf where dropped.
 
-    Takes rules float32 [B, 6] and keys int64 [B, 4], see `RULES` and `KEYS`, and what a text has: seen int32 [B, S, 2],
-    pairs of an id and its count in the output, each id once, up to the first below 0. In this order:
+    Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
+    seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, up to the first negative id.
+    The steps, in this order:
 
-    1. logits of seen ids are divided by the repetition penalty where positive, multiplied by it elsewhere; then ids of
-       the output lose presence + frequency · count.
-    2. Temperature 0 takes the largest, and nothing more is done; else logits are divided by it.
-    3. top_k keeps so many of the largest, 0 all; top_p the shortest prefix of the falling order, at least one, whose
-       share of the probability reaches it; min_p what has at least this share of the largest probability.
-    4. The largest z - ln(-ln u), u from the word of (seed, stream, position, id) in the middle of its 24-bit cell: a
-       draw from the softmax of what is kept (Gumbel-max).
+    1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; ids of
+       the output then lose presence + frequency · count.
+    2. Temperature 0 takes the largest logit and stops here; otherwise logits are divided by the temperature.
+    3. top_k keeps that many of the largest logits (0: all); top_p the shortest prefix of the descending order, at
+       least one, whose probability reaches it; min_p the ids with at least this share of the largest probability.
+    4. Gumbel-max: u comes from the word of (seed, stream, position, id), in the middle of its 24-bit cell. The result
+       is a draw from the softmax of the kept logits.
 
-    Of ties the lowest id is taken, and the first kept. A position below 0 asks for nothing; then, and where logits
-    after all penalties and the temperature hold NaN or no finite largest, the id is -1.
+    Ties go to the lowest id. The id is -1 where the position is negative, which requests nothing, and where the logits
+    after penalties and temperature hold NaN or no finite maximum.
     """
 
     arity, vjp = 4, None
@@ -47,17 +48,17 @@ class Choose:
         "emit": "transformers brings its own generation",
     }
     traits = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
-    vm = forms.CHOOSE
+    vm = forms.SAMPLE_TOKEN
 
     @staticmethod
     def infer(logits, rules, keys, seen):
         if [t.dtype for t in (logits, rules, keys, seen)] != [float32, float32, int64, int32]:
-            raise DTypeError("takes logits and rules float32, keys int64 and seen int32")
+            raise DTypeError("operands must be logits and rules float32, keys int64 and seen int32")
         shapes = [t.shape for t in (logits, rules, keys, seen)]
         if [len(s) for s in shapes] != [2, 2, 2, 3] or (rules.shape[1], keys.shape[1], seen.shape[2]) != (6, 4, 2):
-            raise ShapeError("takes logits [B, V], rules [B, 6], keys [B, 4] and seen [B, S, 2]")
+            raise ShapeError("operands must be logits [B, V], rules [B, 6], keys [B, 4] and seen [B, S, 2]")
         if logits.shape[1] == 0:
-            raise ShapeError("there is nothing to choose from", where="axis 1", expected=">= 1", got=0)
+            raise ShapeError("the vocabulary is empty", where="axis 1", expected=">= 1", got=0)
         for name, shape in zip(("rules", "keys", "seen"), shapes[1:], strict=True):
             equal_dim(logits.shape[0], shape[0], f"rows of {name}")
         return Spec(logits.shape[:1], int64), logits
@@ -89,7 +90,7 @@ class Choose:
         for dims in rest:
             u.same(logits[0], dims[0])
             for term in dims[1:]:
-                u.frozen(term, "is read by place")
-        u.mixed(logits[1], "draws one of it")
+                u.frozen(term, "is read by column")
+        u.mixed(logits[1], "draws one entry of it")
         u.result_ranges[0] = logits[1]
         return [logits[:1], logits]

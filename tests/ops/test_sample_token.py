@@ -56,7 +56,7 @@ def operands(kind: str, n: int, rows: int, rng: np.random.Generator) -> list[np.
 
 
 def by_kernel(given_: list[np.ndarray]) -> list[np.ndarray]:
-    return [o.to_numpy() for o in compute(OPS["choose"], [from_numpy(x) for x in given_], {})]
+    return [o.to_numpy() for o in compute(OPS["sample_token"], [from_numpy(x) for x in given_], {})]
 
 
 def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
@@ -65,7 +65,7 @@ def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
 
     ins = [from_numpy(x) for x in given_]
     outs = [from_numpy(np.full(len(given_[0]), 9)), from_numpy(np.full_like(given_[0], 7.0))]
-    form = OPS["choose"].vm
+    form = OPS["sample_token"].vm
     assert form is not None
     rows = form.rows([view(a) for a in outs], [view(a) for a in ins], {})
     assert rows is not None

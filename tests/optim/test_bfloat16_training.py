@@ -1,4 +1,4 @@
-"""Training in bfloat16 alone: float32 masters, or rounding at random, against float32 and against neither."""
+"""Training in bfloat16 with float32 masters or stochastic rounding, against float32 and plain rounding."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def full() -> float:
 
 
 @pytest.mark.parametrize("low", ["master", "stochastic"])
-def test_two_hundred_steps_in_bfloat16_end_where_float32_does(low: str, full: float) -> None:
+def test_bfloat16_training_reaches_the_float32_loss(low: str, full: float) -> None:
     assert trained("bfloat16", low)[0] == pytest.approx(full, rel=0.01)
 
 
-def test_small_steps_are_lost_without_masters_and_kept_with_them() -> None:
-    """At lr 1e-5 a step is far below half a place of bfloat16 for nearly every weight."""
+def test_small_updates_survive_with_masters_only() -> None:
+    """At lr 1e-5 an update is far below half a unit in the last place of bfloat16 for nearly every weight."""
     start = trained("bfloat16", lr=0.0, steps=1)[1]
     moved = {low: trained("bfloat16", low, lr=1e-5)[1] for low in optim.LOW}
     share = {
         low: np.mean(np.concatenate([(a != b).ravel() for a, b in zip(start, after, strict=True)]))
         for low, after in moved.items()
     }
-    assert share["nearest"] < 0.1  # those near 0, whose places are fine enough
+    assert share["nearest"] < 0.1  # those near 0, with small enough units
     assert share["master"] > 0.5
     assert share["stochastic"] > 0.5
     truth = trained("float32", lr=1e-5)[1]
@@ -68,7 +68,7 @@ def test_small_steps_are_lost_without_masters_and_kept_with_them() -> None:
     assert far["stochastic"] < 0.5 * max(far["nearest"], 1e-5)  # on average the digits are there
 
 
-def test_what_is_kept_for_a_parameter() -> None:
+def test_state_of_16_bit_parameters() -> None:
     for low in optim.LOW:
         opt = trained("bfloat16", low, steps=1)[2]
         assert all((s.master is not None) == (low == "master") for s in opt.state.values())
@@ -77,7 +77,7 @@ def test_what_is_kept_for_a_parameter() -> None:
 
 
 @pytest.mark.parametrize("low", optim.LOW)
-def test_a_compiled_step_rounds_as_the_eager_one(low: str) -> None:
+def test_a_compiled_step_rounds_like_the_eager_one(low: str) -> None:
     ends = []
     for compiled in (False, True):
         with gw.fork_rng(3):
@@ -97,7 +97,7 @@ def test_a_compiled_step_rounds_as_the_eager_one(low: str) -> None:
     np.testing.assert_array_equal(*ends)
 
 
-def test_other_parameters_of_the_same_optimizer_are_stepped_as_ever() -> None:
+def test_float32_parameters_are_not_rounded() -> None:
     gw.manual_seed(0)
     wide, low = (Parameter(from_numpy(np.ones(4, "f4"))) for _ in range(2))
     low = Parameter(gw.ones(4, dtype="bfloat16"))
@@ -113,7 +113,7 @@ def test_other_parameters_of_the_same_optimizer_are_stepped_as_ever() -> None:
 
 
 # -- rounding at random ------------------------------------------------------------------------------------------------
-def test_what_bfloat16_holds_stays() -> None:
+def test_stochastic_round_keeps_bfloat16_values() -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     x = gw.Tensor(from_numpy((bits.astype(np.uint32) << 16).view(np.float32)))
     rounded = array_of(stochastic_round(x)).to_numpy(bits=True)
@@ -122,7 +122,7 @@ def test_what_bfloat16_holds_stays() -> None:
     assert np.isnan(stochastic_round(x).numpy("float32")[nan]).all()
 
 
-def test_the_mean_is_the_number_and_the_results_are_its_neighbours() -> None:
+def test_stochastic_round_has_the_right_mean_and_neighbours() -> None:
     n = 40000
     for value in (1.0 + 2**-9, -3.3, 1e-40, 2.0**-130 * 1.3, 65504.123):
         x = np.full(n, value, "f4")
@@ -133,7 +133,7 @@ def test_the_mean_is_the_number_and_the_results_are_its_neighbours() -> None:
         assert abs(found.mean() - float(x[0])) < 5 * place * np.sqrt(p * (1 - p) / n) + 2e-5 * place
 
 
-def test_the_choice_is_by_the_words_of_the_stream() -> None:
+def test_stochastic_round_follows_the_stream() -> None:
     with gw.fork_rng(7):
         found = stochastic_round(gw.tensor(np.full(1000, 1 + 2**-9, "f4"))).numpy("float32")
     assert np.array_equal(found > 1, random.bits(1000, seed=7) >> np.uint32(16) >= 2**16 * 3 // 4)

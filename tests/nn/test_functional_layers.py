@@ -1,4 +1,4 @@
-"""The functions behind layers against torch's of the same names, arguments in the same places."""
+"""Functions of layers against those of torch, with the same names and argument orders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES: list[tuple[str, list[tuple[int, ...]], tuple[Any, ...], dict[str, Any]]] 
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_values_and_gradients_are_those_of_torch(case: Any) -> None:
+def test_layer_functions_match_torch(case: Any) -> None:
     name, shapes, args, options = case
     hosts = [rng.normal(size=s) for s in shapes]
     ours, theirs = ([make(h, requires_grad=True) for h in hosts] for make in (gw.tensor, torch.tensor))
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_torch(case: Any) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 2, -1])
-def test_rows_of_a_table_and_the_one_without_gradient(padding: int | None) -> None:
+def test_embedding_and_its_padding_row(padding: int | None) -> None:
     host, ids = rng.normal(size=(5, 3)), np.array([[0, 2, 4], [2, 2, 1]])
     mine, other = gw.tensor(host, requires_grad=True), torch.tensor(host, requires_grad=True)
     found, truth = F.embedding(gw.tensor(ids), mine, padding), T.embedding(torch.tensor(ids), other, padding)
@@ -65,7 +65,7 @@ def test_rows_of_a_table_and_the_one_without_gradient(padding: int | None) -> No
     np.testing.assert_allclose(grad_of(mine).numpy(), grad_of(other).numpy(), rtol=1e-12)
 
 
-def test_dropout_is_for_training() -> None:
+def test_dropout_only_in_training() -> None:
     x = gw.ones(2000)
     assert F.dropout(x, 0.5, False) is x
     assert F.dropout(x, 0.0) is x
@@ -77,7 +77,7 @@ def test_dropout_is_for_training() -> None:
     assert abs((found == 0).mean() - 0.25) < 0.05
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_operands_are_refused() -> None:
     x = gw.ones(2, 4, 9)
     for call in (
         lambda: F.conv2d(x, gw.ones(6, 4, 3)),

@@ -1,4 +1,4 @@
-"""`functional.attention` against torch's and against scores written out, with all that may change a score."""
+"""`functional.attention` against torch's and against explicit scores, with every option."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reference(q: Any, k: Any, v: Any, seen: Any, bias: Any, cap: float | None, s
     return weights @ v
 
 
-def places(queries: int, keys: int, causal: bool, window: int | None, start: int | None) -> torch.Tensor:
+def visible_keys(queries: int, keys: int, causal: bool, window: int | None, start: int | None) -> torch.Tensor:
     first = keys - queries if start is None else start
     seen = torch.ones(queries, keys, dtype=torch.bool)
     for i, j in product(range(queries), range(keys)):
@@ -53,7 +53,7 @@ def places(queries: int, keys: int, causal: bool, window: int | None, start: int
     cap=st.sampled_from([None, 0.7]),
     masks=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_scores_written_out(
+def test_attention_matches_explicit_scores(
     seed: int,
     heads: tuple[int, int],
     causal: bool,
@@ -82,7 +82,7 @@ def test_scores_written_out(
         softcap=cap,
         scale=0.6,
     )
-    seen = places(5, 7, causal, window, start)[None, None]
+    seen = visible_keys(5, 7, causal, window, start)[None, None]
     seen = seen & torch.tensor(mask) if masks[0] else seen
     seen = seen & torch.tensor(padding)[:, None, None] if masks[2] else seen
     q, k, v, bias = theirs
@@ -97,7 +97,7 @@ def test_scores_written_out(
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", ["bool", "float", "none"])
-def test_the_function_of_torch(how: str, kind: str) -> None:
+def test_attention_matches_torch(how: str, kind: str) -> None:
     hosts, rng = case(0)
     extra = {"bool": rng.random((2, 1, 5, 7)) < 0.8, "float": rng.normal(size=(2, 4, 5, 7)), "none": None}[how]
     if how == "bool":
@@ -116,7 +116,7 @@ def test_the_function_of_torch(how: str, kind: str) -> None:
     np.testing.assert_allclose(found.numpy("f4"), truth.float().numpy(), rtol=tol, atol=tol)
 
 
-def test_the_fused_op_and_the_primitives_are_one_function() -> None:
+def test_the_fused_op_equals_the_primitives() -> None:
     hosts, _ = case(1)
     ours = [gw.tensor(h) for h in hosts]
     for options in ({}, {"causal": True}, {"causal": True, "window": 2}, {"causal": True, "q_start": 4}):
@@ -125,7 +125,7 @@ def test_the_fused_op_and_the_primitives_are_one_function() -> None:
         np.testing.assert_allclose(written.numpy(), fused.numpy(), rtol=1e-10)
 
 
-def test_dropout_is_of_the_probabilities_and_keeps_its_mask_for_the_gradient() -> None:
+def test_attention_dropout_uses_one_mask_in_both_directions() -> None:
     q, k = gw.tensor(np.zeros((1, 1, 400, 2)), requires_grad=True), gw.tensor(np.zeros((1, 1, 50, 2)))
     v = gw.tensor(np.ones((1, 1, 50, 1)), requires_grad=True)
     with gw.fork_rng(0):
@@ -137,17 +137,17 @@ def test_dropout_is_of_the_probabilities_and_keeps_its_mask_for_the_gradient() -
     assert grad_of(v).numpy().sum() == pytest.approx(found.numpy().sum())
 
 
-def test_a_trace_takes_places_as_data() -> None:
+def test_q_start_may_be_a_traced_tensor() -> None:
     hosts, _ = case(2)
     ours = dict(zip("qkv", hosts, strict=True))
     p = gw.trace(lambda q, k, v, at: attention(q, k, v, causal=True, q_start=at, softcap=2.0), *hosts, np.asarray(0))
     for start in (0, 2, 6):
-        found = p(**ours, at=np.asarray(start)).numpy()
+        found = p(**ours, at=np.asarray(start))["out"].numpy()
         truth = attention(*map(gw.tensor, hosts), causal=True, q_start=start, softcap=2.0)
         np.testing.assert_allclose(found, truth.numpy(), rtol=1e-10)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_operands_are_refused() -> None:
     (q, k, v), _ = case(0)
     ours = [gw.tensor(h) for h in (q, k, v)]
     with pytest.raises(UsageError, match="causal"):
