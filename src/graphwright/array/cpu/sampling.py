@@ -16,15 +16,9 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.code import SCRATCH
 
 
-<<<<<<<< HEAD:src/graphwright/array/cpu/sample_token.py
 @kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
 def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Run the loop on a row of code."""
-========
-@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
-def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """A row of code, as the VM has it."""
->>>>>>>> main:src/graphwright/array/cpu/sampling.py
     (ids, kept), (logits, _, _, seen) = outs, ins
     addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
     row = np.array([0, *logits.shape, *addresses], np.int64)
@@ -48,21 +42,12 @@ def _compiled(source: int) -> Any:
     """Define the loop; `source` is a closure variable because numba's cache key contains closures."""
     from numba import types
 
-<<<<<<<< HEAD:src/graphwright/array/cpu/sample_token.py
     from graphwright.array.vm import sampling as loops
     from graphwright.native import njit
 
     @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
     def run(row: Any, address: Any, scratch: Any) -> Any:  # `row` owns the memory at the address
         loops.sample_token(address, scratch)
-========
-    from graphwright.array.vm import sampling as loops
-    from graphwright.native import njit
-
-    @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
-    def run(row: Any, place: Any, scratch: Any) -> Any:  # `row` is what keeps its place alive
-        loops.sample_token(place, scratch)
->>>>>>>> main:src/graphwright/array/cpu/sampling.py
         return source
 
     return run

@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:src/graphwright/array/vm/sample_token.py
 """Sample the next token from rows of logits: penalties, temperature, filters and the draw, as the op defines them.
-========
-"""The next id for rows of logits: penalties, temperature, filters and the draw, as `ops/sampling.py` says them.
->>>>>>>> main:src/graphwright/array/vm/sampling.py
 
 The filters select by counting instead of sorting: entries are counted in 2048 buckets by the upper bits of their order,
 then the entries of one bucket by the next bits. Noise is computed exactly only for entries that can win.
