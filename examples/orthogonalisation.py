@@ -11,7 +11,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import surgery as sg
-from graphwright.surgery.orthogonal import condition, gain, gram_error
+from graphwright.surgery.orthogonal.methods import condition, gain, gram_error
 
 METHODS = ("polar", "qr", "newton_schulz")
 

@@ -9,7 +9,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "native", "progress", "verbs"},
+    {"errors", "native", "progress", "report", "verbs"},
     {"files"},
     {"safetensors"},
     {"graph"},

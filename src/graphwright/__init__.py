@@ -290,10 +290,10 @@ def __dir__() -> list[str]:
 
 verbs.register("compile_program", "graphwright.plan:compile_program")
 verbs.register("to_onnx", "graphwright.models.onnx:save_onnx")
-verbs.register("orthogonalize", "graphwright.surgery.orthogonal.orthogonalize:orthogonalize_model")
-verbs.register("compress", "graphwright.surgery.factorise.compress:compress_model")
-verbs.register("constraint", "graphwright.surgery.constraints:from_json")
-verbs.register("diagnose", "graphwright.surgery.diagnose:diagnose_model")
+verbs.register("orthogonalize", "graphwright.surgery:orthogonalize")
+verbs.register("compress", "graphwright.surgery:compress")
+verbs.register("constraint", "graphwright.surgery.constraints.constraint:from_json")
+verbs.register("diagnose", "graphwright.surgery:diagnose_model")
 
 verbs.register("prune", "graphwright.surgery:prune")
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the application's choice

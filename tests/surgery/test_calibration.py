@@ -16,7 +16,7 @@ from graphwright.models.errors import PromptError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.pruning.prunable import prunable
 from graphwright.surgery.pruning.restore import Gram
-from graphwright.surgery.pruning.statistics import grams
+from graphwright.surgery.pruning.scores import grams
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_one_layers_moments_are_alive_at_a_time(layers):
         nonlocal most
         most = max(most, sum(type(o) is Gram for o in gc.get_objects()))
 
-    sg.prune(p, cal, sg.Ratio(0.3), recipe="units", timed=False, report=look)
+    sg.prune(p, sg.Ratio(0.3), cal, recipe="units", timed=False, report=look)
     assert most <= 2  # on learned and on held-out windows, of the layer before
 
 

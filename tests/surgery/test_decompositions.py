@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright import surgery as sg
-from graphwright.surgery.factorise import allocate
+from graphwright.surgery.factorise.allocate import allocate
 from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
 from graphwright.surgery.factorise.factors import contraction_order, parameters, reconstruct, split, to_tensor
 from graphwright.surgery.factorise.methods import LowRankFit, RingMethod, Unfolding, ring, train

@@ -9,8 +9,7 @@ import scipy.linalg
 import graphwright as gw
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
-from graphwright.surgery.orthogonal import gram_error, stretch
-from graphwright.surgery.orthogonal.methods import polar
+from graphwright.surgery.orthogonal.methods import gram_error, polar, second_factor
 
 MAPS = ("cayley", "exp", "householder")
 
@@ -36,7 +35,7 @@ def test_the_start_is_the_polar_factor_times_the_scale(map: str, scale: str, sha
     start = p.hash()
     assert sg.parametrize(p, "fc", map, scale) == ["fc.orthogonal"]
     q, k = polar(w), min(shape)
-    s = stretch(w, q)
+    s = second_factor(w, q)
     d = np.diagonal(s)[None, :] if shape[0] >= shape[1] else np.diagonal(s)[:, None]
     wanted = {"none": q, "scalar": q * np.trace(s) / k, "spd": w, "diag": q * d}[scale]
     assert np.abs(matrix(p) - wanted).max() <= 1e-12
@@ -113,13 +112,13 @@ def test_baked_and_dense_are_edits_of_the_same_function() -> None:
     assert p.hash() == start
     assert np.array_equal(p(x=x).numpy(), turned)
     sg.bake(p)
-    assert sg.settle(p) == ["fc.weight"]
+    assert sg.make_dense(p) == ["fc.weight"]
     assert [q.name for q in p.parameters()] == ["fc.weight"]
     assert np.abs(p(x=x).numpy() - turned).max() <= 1e-12
     assert p.structure_hash() == built().structure_hash()
     p.undo(2)
     assert p.hash() == start
-    sg.settle(p)
+    sg.make_dense(p)
     assert p.structure_hash() == built().structure_hash()
     with pytest.raises(EmptySelection):
         sg.unbake(p)
@@ -132,7 +131,7 @@ def test_a_model_trains_on_generators_and_leaves_as_it_came() -> None:
     before = model.logits(ids)
     sg.parametrize(p, "layers.0.attn.{v,o}", "exp", "spd")
     assert np.abs(model.logits(ids) - before).max() <= 1e-3
-    sg.settle(p)
+    sg.make_dense(p)
     assert p.structure_hash() == gw.open("bundled", dtype="float32").program.structure_hash()
     for options, text in (({"map": "log"}, "map"), ({"scale": "full"}, "scale")):
         with pytest.raises(ValueError, match=text):

@@ -370,7 +370,7 @@ class Model:
             options: keywords of `surgery.prune`.
         Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
         """
-        return verb("prune")(self, calibration, target, **options)
+        return verb("prune")(self, target, calibration, **options)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def inspect(self) -> Inspection:

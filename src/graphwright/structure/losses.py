@@ -21,7 +21,7 @@ from graphwright.program.run import check_feeds, tensors
 from graphwright.structure.errors import whole, within
 from graphwright.structure.harden import maker
 from graphwright.structure.pricing import above, check_cost, prices
-from graphwright.structure.probability import probabilities
+from graphwright.structure.relaxation import probabilities
 
 if TYPE_CHECKING:
     from graphwright.program import Value
