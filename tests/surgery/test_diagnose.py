@@ -415,7 +415,7 @@ def test_a_rule_of_ones_own():
         with pytest.raises(gw.GraphwrightError, match="registered"):
             surgery.finding("long_name")(long_name)
     finally:
-        del kinds._kinds["long_name"]
+        del kinds._rules["long_name"]
 
 
 def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
@@ -435,12 +435,12 @@ def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog
 
     points = [Point("broken", lambda: 1 / 0), Point("good", good)]
     monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == "graphwright.findings" else [])
-    monkeypatch.setattr(kinds, "_loaded", False)
+    monkeypatch.setattr(kinds, "_plugins_loaded", False)
     try:
         assert [f.kind for f in diagnose(mlp())] == ["from_a_package"]
         assert "'broken' was skipped" in caplog.text
     finally:
-        kinds._kinds.pop("from_a_package", None)
+        kinds._rules.pop("from_a_package", None)
 
 
 def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):

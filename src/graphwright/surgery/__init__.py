@@ -7,8 +7,8 @@ from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Pa
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
 from graphwright.surgery.compare import Comparison, compare
 from graphwright.surgery.constraints.constraint import Constraint, Custom, constraint
-from graphwright.surgery.constraints.paths import NoPath, Reachable, Residual
-from graphwright.surgery.constraints.sizes import Budget, GradientFlow, HeadBalance, MaxDepth, MultipleOf, Uniform
+from graphwright.surgery.constraints.paths import NoPath, Reachable, ResidualPath
+from graphwright.surgery.constraints.sizes import Budget, EqualSizes, GradientFlow, HeadBalance, MaxDepth, MultipleOf
 from graphwright.surgery.diagnose import diagnose, diagnose_model
 from graphwright.surgery.error_report import ErrorReport
 from graphwright.surgery.errors import CompressionWouldGrow, NotAbsorbable, NotFactorable, NotRotation
@@ -34,7 +34,7 @@ from graphwright.surgery.pruning.prune import PruneOptions, prune
 from graphwright.surgery.pruning.recompute import optimise_report
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
-from graphwright.surgery.solve import Solution, Unsatisfied, solve
+from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
     "Budget",
@@ -48,10 +48,12 @@ __all__ = [
     "CompressionReport",
     "CompressionWouldGrow",
     "Constraint",
+    "ConstraintSolution",
     "Custom",
     "Diagnosis",
     "DtypeUnsupported",
     "Energy",
+    "EqualSizes",
     "Error",
     "ErrorReport",
     "Finding",
@@ -80,12 +82,10 @@ __all__ = [
     "PruneReport",
     "Ratio",
     "Reachable",
-    "Residual",
+    "ResidualPath",
     "Severity",
-    "Solution",
     "TensorRing",
     "TensorTrain",
-    "Uniform",
     "Unsatisfied",
     "activation_memory",
     "asvd",

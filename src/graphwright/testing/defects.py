@@ -20,9 +20,8 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
-from graphwright.surgery.findings.interface import siblings
 from graphwright.surgery.findings.residuals import around
-from graphwright.surgery.findings.wiring import Wiring, least_arity
+from graphwright.surgery.findings.wiring import Wiring, least_arity, siblings
 
 __all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
 
