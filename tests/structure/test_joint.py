@@ -246,7 +246,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
         for step in steps:
             opt.step(problem.batch(seed=100 + step))
 
-    kind = {"kind": "concrete", "schedule": st.Schedule(1.0, 0.2, 20), "penalties": [st.budget(20, steps=20)]}
+    kind = {
+        "kind": "concrete",
+        "schedule": st.TemperatureSchedule(1.0, 0.2, 20),
+        "penalties": [st.budget(20, steps=20)],
+    }
     problem, opt = joint(**kind)
     run(opt, problem, range(10))
     opt.save(tmp_path / "half")
@@ -262,7 +266,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
 
 def test_a_run_is_one_plan_until_an_edit() -> None:
     """Noise, temperatures, logits and multipliers are data: none of them is traced or planned anew."""
-    schedule = st.Schedule(1.0, 0.2, 10)
+    schedule = st.TemperatureSchedule(1.0, 0.2, 10)
     problem, opt = joint(kind="concrete", schedule=schedule, penalties=[st.budget(20, steps=20)])
     given = problem.batch()
     for step in range(12):
@@ -279,7 +283,7 @@ def test_a_run_is_one_plan_until_an_edit() -> None:
 
 
 def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
-    problem, opt = joint(schedule={"default": st.Schedule(5.0, 0.1, 10)})
+    problem, opt = joint(schedule={"default": st.TemperatureSchedule(5.0, 0.1, 10)})
     view, z = opt.view, problem.program.gates().logits()
     decided = view.probabilities()
     for step in (0, 5, 10, 99):

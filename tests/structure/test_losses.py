@@ -15,7 +15,7 @@ from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import above, element_costs
 from graphwright.testing.planted import Edges
 
 KINDS = ("sigmoid", "ste", "hard_concrete", "concrete", "scale")
@@ -261,19 +261,19 @@ def test_the_expected_cost_is_the_mean_over_all_structures() -> None:
         expected += chance * params
     ours = view.penalty(st.cost(of="params", relative=False)).item()
     assert ours == pytest.approx(expected, rel=1e-9)
-    assert prices(p, among).sum() == 42
+    assert element_costs(p, among).sum() == 42
     assert view.penalty(st.cost(of="bytes", relative=False)).item() == pytest.approx(8 * expected, rel=1e-9)
     names = [e.name for e in among]
     assert [names[i] for i in above(p, among)[2]] == ["fcd -> sum"]
     with pytest.raises(UsageError, match="flops"):
-        prices(p, among, "ns")
+        element_costs(p, among, "ns")
 
 
 def test_costs_in_flops_and_in_measured_time_are_those_of_what_hardening_takes_away() -> None:
     p = nested()
     view = st.DifferentiableGraph(p)
     among = view.elements()
-    flops = dict(zip([e.name for e in among], prices(p, among, "flops"), strict=True))
+    flops = dict(zip([e.name for e in among], element_costs(p, among, "flops"), strict=True))
     plain = view.discretize(0.0, to="one", copy=True).after.flops
     units = [n for n in flops if "[" in n]
     assert len(units) == 4
@@ -282,14 +282,14 @@ def test_costs_in_flops_and_in_measured_time_are_those_of_what_hardening_takes_a
         # what a sum takes for one term less comes on top
         assert plain - after == pytest.approx(sum(flops[n] for n in gone), abs=6 * len(gone))
     taken = {"fcu": 40.0, "fcd": 60.0, "act": 20.0, "fci": 7.0, "fco": 5.0, "sum": 1000.0}
-    ns = dict(zip([e.name for e in among], prices(p, among, taken), strict=True))
+    ns = dict(zip([e.name for e in among], element_costs(p, among, taken), strict=True))
     assert [ns[n] for n in ("fcd -> sum", "fco -> sum", "fci -> into", *units)] == [0.0, 5.0, 7.0, *[30.0] * 4]
     q = p_of(view)
     expected = 5 * q[1] + q[0] * (7 * q[2] + 30 * q[3:].sum())
     assert view.penalty(st.cost(of=taken, relative=False)).item() == pytest.approx(expected, rel=1e-9)
     measured = st.latency(p, {"x": np.ones((2, 3))}, runs=1)
     assert measured["fcu"] > 0
-    assert prices(p, among, measured).sum() > 0
+    assert element_costs(p, among, measured).sum() > 0
 
 
 class Only:

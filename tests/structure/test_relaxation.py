@@ -136,7 +136,7 @@ def test_starts_without_a_gradient_are_refused() -> None:
 
 @pytest.mark.parametrize("form", ["exponential", "linear", "cosine"])
 def test_temperatures_fall_from_start_to_end(form: str) -> None:
-    s = st.Schedule(5.0, 0.1, 40, form)
+    s = st.TemperatureSchedule(5.0, 0.1, 40, form)
     values = [s.at(t) for t in range(60)]
     assert values[0] == 5.0
     assert values[40] == pytest.approx(0.1)
@@ -144,10 +144,10 @@ def test_temperatures_fall_from_start_to_end(form: str) -> None:
     assert all(a >= b for a, b in pairwise(values))
     middle = {"exponential": np.sqrt(0.5), "linear": 2.55, "cosine": 2.55}[form]
     assert s.at(20) == pytest.approx(middle)
-    assert [st.Schedule(5.0, 0.1, 0, form).at(t) for t in (0, 100)] == [5.0, 5.0]
+    assert [st.TemperatureSchedule(5.0, 0.1, 0, form).at(t) for t in (0, 100)] == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("wrong", [(0.1, 1.0), (1.0, 0.0), (1.0, 0.5, -1), (1.0, 0.5, 3, "steps")])
 def test_wrong_schedules(wrong: tuple) -> None:
     with pytest.raises(UsageError, match="expected"):
-        st.Schedule(*wrong)
+        st.TemperatureSchedule(*wrong)

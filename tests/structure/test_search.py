@@ -123,7 +123,7 @@ def test_skips_begin_by_how_many_enter_a_block():
     ],
 )
 def test_gates_are_told_apart_where_none_lies(probabilities, least, most):
-    assert least <= methods._between(list(probabilities)) <= most
+    assert least <= methods._threshold(list(probabilities)) <= most
 
 
 def test_a_skip_carries_the_sum_behind_its_block():

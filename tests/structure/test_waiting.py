@@ -9,7 +9,7 @@ import pytest
 from joint_runs import joint
 
 from graphwright import structure as st
-from graphwright.structure.schedule import Wait
+from graphwright.structure.schedule import WarmUp
 from graphwright.testing.planted import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
@@ -47,7 +47,7 @@ def test_warmup_trains_weights_alone() -> None:
         ({"steps": 100, "warmup": 7}, 7),
     ],
 )
-def test_gates_wait_half_a_run_of_known_length_at_most_but_can_always_close(options: dict, expected: int) -> None:
+def test_gates_warmup_half_a_run_of_known_length_at_most_but_can_always_close(options: dict, expected: int) -> None:
     assert joint(**options)[1].warmup == expected
 
 
@@ -58,7 +58,7 @@ def test_gates_wait_half_a_run_of_known_length_at_most_but_can_always_close(opti
     ([-(1.1**i) for i in range(100)], 60),
 ])  # fmt: skip
 def test_gates_begin_where_the_loss_has_levelled_off(losses: list[float], until: int) -> None:
-    wait = Wait(60, True, 100)
+    wait = WarmUp(60, True, 100)
     for step, loss in enumerate(losses):
         wait.saw(step, loss)
     assert wait.until == until
@@ -73,7 +73,7 @@ def test_a_budget_falls_from_where_gates_begin() -> None:
     assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above
 
 
-def test_a_run_is_resumed_while_gates_wait(tmp_path) -> None:
+def test_a_run_is_resumed_while_gates_warmup(tmp_path) -> None:
     first, opt = sources(steps=45)
     batches = [first.batch(8) for _ in range(45)]
     for step, batch in enumerate(batches):

@@ -1,6 +1,6 @@
-"""Kinds of gates in numbers: the probability that one is open, the one it is decided by, and where to begin.
+"""Kinds of gates in numbers: open probability, decision probability, initial logits, and the probabilities as a tensor.
 
-`graphwright.ops.gate` computes values and slopes; here is what losses and policies ask of the same logits.
+`graphwright.ops.gate` computes values and slopes; losses and policies use these functions of the same logits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LN11 = log(11.0)
 """-ln(-γ/ζ) of the hard concrete gate, γ = -0.1, ζ = 1.1 (Louizos et al. 2018, equation 12)."""
 BY_TEMPERATURE = frozenset({"sigmoid", "ste", "bernoulli"})
-"""Kinds whose probability is σ(z/T); that of the others is σ(z)."""
+"""Kinds whose probability is σ(z/T) rather than σ(z)."""
 LEAST, MOST = 0.01, 0.99
 
 
@@ -39,7 +39,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """By which gates are cut: p at T = 1; of a choice its softmax; of a scale min(|z|, 1).
+    """Decision probability, by which gates are cut: p at T = 1; softmax for a choice; min(|z|, 1) for a scale.
 
     Args:
         z: the logits of one gate, float [n].
@@ -54,7 +54,7 @@ def decision(kind: str, z: np.ndarray) -> np.ndarray:
 
 
 def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
-    """That a gate is not 0, as penalties count it; of a scale |z|."""
+    """Probability that a gate is not 0, for penalties; |z| for a scale."""
     z = np.asarray(z, np.float64)
     if kind == "scale":
         return np.abs(z)
@@ -66,19 +66,19 @@ def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) 
 def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     """The logit at which a gate is open with probability p0.
 
-    p0 outside [0.01, 0.99] is moved there with a warning. Raises: DeadGate for 0 and 1, whose gradient is 0;
-    UsageError for another kind, a number outside (0, 1), or a temperature that is not positive.
+    p0 outside [0.01, 0.99] is clipped with a warning. Raises: DeadGate for 0 and 1, where the gradient is 0;
+    UsageError for an unknown kind, p0 outside (0, 1), or a temperature that is not positive.
     """
     if kind not in KINDS or kind == "choice":
-        raise UsageError(f"no start for kind {kind!r}: expected one of {', '.join(k for k in KINDS if k != 'choice')}")
+        raise UsageError("unknown kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
     if p0 in (0, 1):
-        raise DeadGate("a gate that begins at 0 or 1 has no gradient", got=p0, fix="p0 from 0.01 to 0.99")
+        raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="p0 from 0.01 to 0.99")
     if not 0 < p0 < 1:
-        raise UsageError(f"p0 is {p0}: expected a number in (0, 1)")
+        raise UsageError("p0 is out of range", expected="0 < p0 < 1", got=p0)
     if not temperature > 0:
-        raise UsageError(f"the temperature is {temperature}: expected a number above 0")
+        raise UsageError("the temperature is not positive", got=temperature)
     if not LEAST <= p0 <= MOST:
-        warn(f"p0 = {p0} was moved into [{LEAST}, {MOST}]: nearer to 0 or 1 a gate hardly learns", ClippedStart, 2)
+        warn(f"p0 = {p0} was clipped to [{LEAST}, {MOST}]: closer to 0 or 1 a gate hardly learns", ClippedStart, 2)
         p0 = min(max(p0, LEAST), MOST)
     if kind == "scale":
         return p0
@@ -89,15 +89,15 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
 
 
 def softmax(z: Tensor) -> Tensor:
-    """Over a vector."""
+    """Softmax over a vector."""
     e = (z - z.detach().amax(0, keepdims=True)).exp()
     return e / e.sum()
 
 
 def probabilities(p: Program, among: list[Element]) -> Tensor:
-    """P per element, floating [n], differentiable by the logits; of those held open or closed 1 and 0, constant.
+    """P per element [n], differentiable with respect to the logits; constant 1 or 0 for elements held open or closed.
 
-    The formulas are those of `relaxation.open_probability`; what depends on the element alone is a constant.
+    The formulas are those of `open_probability`.
     """
     logits: Tensor = p.weights[LOGITS]
     kind = logits.dtype.numpy
@@ -105,11 +105,11 @@ def probabilities(p: Program, among: list[Element]) -> Tensor:
     def constant(values: list[float]) -> Tensor:
         return Tensor(from_numpy(np.asarray(values, kind)))
 
-    def places(values: list[int]) -> Tensor:
+    def indices(values: list[int]) -> Tensor:
         return Tensor(from_numpy(np.asarray(values, np.int64)))
 
-    z = call("index", logits, places([e.place for e in among]), axis=0)
-    warm = call("index", p.weights[TEMPERATURE], places([int(e.gate.rows[0, 1]) for e in among]), axis=0)
+    z = call("index", logits, indices([e.offset for e in among]), axis=0)
+    warm = call("index", p.weights[TEMPERATURE], indices([int(e.gate.rows[0, 1]) for e in among]), axis=0)
     heated = constant([float(e.gate.kind in BY_TEMPERATURE) for e in among])
     shifted = constant([LN11 if e.gate.kind == "hard_concrete" else 0.0 for e in among])
     found = (z / (heated * warm + (1 - heated)) + shifted * warm).sigmoid()
@@ -133,7 +133,7 @@ def _mask(values: list[bool]) -> Tensor:
 
 
 def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
-    """Each choice's part replaced by a softmax over its options that are not closed."""
+    """Replace each choice's part by a softmax over its options that are not closed."""
     parts, at = [], 0
     for start in starts:
         options = among[start : start + among[start].gate.length]

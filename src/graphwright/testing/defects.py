@@ -209,7 +209,7 @@ def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
 
 def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
     for head in heads:
-        np.moveaxis(values, dim, 0)[part.places(head)] *= by
+        np.moveaxis(values, dim, 0)[part.slice(head)] *= by
     return values
 
 

@@ -79,8 +79,8 @@ class MultipleOf(Constraint):
         for group in _matching(p, self.axis):
             if group.size % self.k:
                 size = -(-group.size // self.k) * self.k
-                found.append(self.broken(p, "the size is no multiple", where=group.name, expected=f"a multiple of {self.k}",
-                                         got=str(group.size), fixes=grown(group, size)))  # fmt: skip
+                found.append(self.broken(p, "the size is no multiple", where=group.name, got=str(group.size),
+                                         expected=f"a multiple of {self.k}", fixes=grown(group, size)))  # fmt: skip
         return found
 
 
